@@ -77,13 +77,14 @@ format: $(READY)  ## format the code and fix lint errors
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-shape:  ## report sizes, long files and duplicate names; never fails
+shape:  ## report syntax nodes, density and long files; never fails
 	@$(PYTHON) tools/shape.py
 
 lint: $(READY)  ## check format, lint and types
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
+	@$(BIN)/python tools/prose.py
 
 check: lint test  ## lint and test
 

@@ -1,14 +1,17 @@
-"""The shape of the tree, as a report: what `make shape` prints. Nothing here fails a build.
+"""Print the size and density of the code: `make shape`. The report never fails a build.
 
-Sizes, long files and functions, crowded and tiny folders, names that stand twice, docstrings that
-are fragments, files that CONTRIBUTING names and that are gone. People read it; no test does.
+Size is counted in syntax nodes, not in lines: a line may hold one thought or three. The report also
+lists long files and functions, crowded and tiny folders, repeated module names, and files that
+CONTRIBUTING names but that do not exist.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import statistics
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -18,10 +21,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "toque"
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_FILES, FEWEST_FILES = 600, 80, 20, 4
 SAYS_NOTHING = {"utils", "common", "helpers", "manager", "misc"}
-FRAGMENT = re.compile(
-    r"(Of|That|Those|By|With|From|For|In|On|At|To|What|Where|How|Which|Whether|When|After|As)\b"
-)
-"""A docstring that opens with one of these usually lacks its noun."""
+GRAMMAR_NAMES = {
+    *("found", "own", "asked", "told", "said", "whole", "kept", "held", "most", "known"),
+    *("given", "made", "taken", "here", "there", "wanted"),
+}
+"""Variables should be named after a thing, not after a piece of grammar."""
+WITHOUT_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    tokenize.ENDMARKER,
+}
 FIVE_FILES = (
     "data/loader/batch_stream.py",
     "training/trainer.py",
@@ -59,17 +67,81 @@ def long_functions(file: Path, tree: ast.Module) -> Iterator[str]:
                 yield f"{named(file)}:{node.lineno}: {node.name} has {lines} lines"
 
 
-def fragments(file: Path, tree: ast.Module) -> Iterator[str]:
-    """Docstrings, and strings below attributes, that begin without their noun."""
+def docstring_nodes(tree: ast.Module) -> set[ast.AST]:
+    """Statements and constants of all docstrings, also of strings below attributes."""
+    nodes = set[ast.AST]()
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for at, part in enumerate(body if isinstance(body, list) else []):
-            if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for statement in node.body:
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str()) as text):
+                    nodes |= {statement, text}
+    return nodes
+
+
+def is_text_product(node: ast.AST) -> bool:
+    """Whether a text or list is multiplied, or anything by a condition: `"s" * (n > 1)`."""
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
+        return False
+    for side in (node.left, node.right):
+        if isinstance(side, ast.Compare | ast.BoolOp | ast.JoinedStr | ast.List):
+            return True
+        if isinstance(side, ast.Constant) and isinstance(side.value, str):
+            return True
+    return False
+
+
+def is_triple_assignment(node: ast.AST) -> bool:
+    """Whether three or more values are assigned in one statement: `a, b, c = 1, 2, 3`."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(), *_], value=ast.Tuple(elts=values)):
+            return len(values) > 2
+    return False
+
+
+def grammar_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Names of a function's parameters and variables that are pieces of grammar."""
+    parameters = {argument.arg for argument in [*function.args.args, *function.args.kwonlyargs]}
+    stored = {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    return (parameters | stored) & GRAMMAR_NAMES
+
+
+def n_code_lines(source: str, docstrings: set[ast.AST]) -> int:
+    """Lines with code, without docstrings, comments and blank lines."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {token.start[0] for token in tokens if token.type not in WITHOUT_CODE}
+    for node in docstrings:
+        if isinstance(node, ast.Expr):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def density() -> Iterator[str]:
+    """Syntax nodes by package, and habits that make code dense."""
+    nodes_of, code_lines, counts = Counter[str](), 0, Counter[str]()
+    for file in python_files("src"):
+        source = file.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        docstrings = docstring_nodes(tree)
+        code_lines += n_code_lines(source, docstrings)
+        for node in ast.walk(tree):
+            if node in docstrings or isinstance(node, ast.expr_context):
                 continue
-            text = part.value.value
-            documents = at == 0 or isinstance(body[at - 1], ast.AnnAssign | ast.Assign)
-            if isinstance(text, str) and documents and FRAGMENT.match(text.strip()):
-                yield f"{named(file)}:{part.lineno}: {text.strip().splitlines()[0][:80]}"
+            nodes_of[file.relative_to(PACKAGE).parts[0]] += 1
+            counts["triple assignments"] += is_triple_assignment(node)
+            counts["text products"] += is_text_product(node)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                counts["grammar names of functions"] += len(grammar_names(node))
+
+    n_nodes = nodes_of.total()
+    yield f"src: {n_nodes:,} syntax nodes, {n_nodes / code_lines:.2f} per line of code"
+    yield ", ".join(f"{n:,} {habit}" for habit, n in counts.items())
+    yield ", ".join(f"{part} {n:,}" for part, n in nodes_of.most_common())
 
 
 def missing_from_contributing() -> Iterator[str]:
@@ -86,19 +158,11 @@ def missing_from_contributing() -> Iterator[str]:
 
 
 def sizes() -> Iterator[str]:
-    """Lines and files of each part, and of the whole."""
-    files = python_files("src")
-    lines = {file: n_lines(file) for file in files}
-    parts = Counter[str]()
-    for file, n in lines.items():
-        parts[file.relative_to(PACKAGE).parts[0]] += n
-    yield f"src: {sum(lines.values()):,} lines in {len(files)} files"
-    tests = python_files("tests")
-    yield f"tests: {sum(map(n_lines, tests)):,} lines in {len(tests)} files"
-    own = sorted(n for file, n in lines.items() if file.name != "__init__.py")
-    ninth = own[len(own) * 9 // 10]
-    yield f"a file of src: median {statistics.median(own):.0f} lines, 90th percentile {ninth}"
-    yield ", ".join(f"{part} {n:,}" for part, n in parts.most_common())
+    """Number and length of files."""
+    lengths = sorted(n_lines(file) for file in python_files("src") if file.name != "__init__.py")
+    median, ninth_decile = statistics.median(lengths), lengths[len(lengths) * 9 // 10]
+    yield f"modules: {len(lengths)}, median {median:.0f} lines, 90 % under {ninth_decile}"
+    yield f"test files: {len(python_files('tests'))}"
     yield ", ".join(f"{file} ({n_lines(PACKAGE / file)} lines)" for file in FIVE_FILES)
 
 
@@ -127,10 +191,8 @@ def findings() -> Iterator[str]:
     for file, tree in trees.items():
         yield from long_functions(file, tree)
     yield from missing_from_contributing()
-    for file, tree in trees.items():
-        yield from fragments(file, tree)
 
 
 if __name__ == "__main__":
-    for line in [*sizes(), "", *findings()]:
+    for line in [*density(), *sizes(), "", *findings()]:
         print(line)

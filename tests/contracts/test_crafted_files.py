@@ -15,8 +15,8 @@ EXIT_CODES = {"checkpoint": (4,), "store": (3,), "model": (4,), "tokenizer": (3,
 NO_FAMILY = "model: code of its own"
 """Another kind of model is no damage: exit 2."""
 WORDS = {
-    "checkpoint: a header of 10 GB": "claims a header of 10,737,418,240 bytes",
-    "checkpoint: a name twice": "names 'w' more than once",
+    "checkpoint: a header of 10 GB": "declares a header of 10,737,418,240 bytes",
+    "checkpoint: a name twice": "has 'w' more than once",
     "checkpoint: a file outside": "names the file '../../secret'",
     "checkpoint: a link out of the folder": "is not a plain file",
     "checkpoint: a pickle in place of the weights": "has no model.safetensors; it holds model.bin",
@@ -29,8 +29,8 @@ WORDS = {
     "store: a folder that is a link": "is a symbolic link to",
     "store: an array of terabytes": "claims the shape (1099511627776,)",
     "store: an array of objects": "is no array of a store",
-    "model: a header of 10 GB": "claims a header of 10,737,418,240 bytes",
-    "model: a name twice": "names 'w' more than once",
+    "model: a header of 10 GB": "declares a header of 10,737,418,240 bytes",
+    "model: a name twice": "has 'w' more than once",
     "model: only a w.pkl": "w.pkl, a pickle, which can run any code",
     "model: an index that points outside": "names the file '../../secret.safetensors'",
     "model: code of its own": "brings code of its own (auto_map), which is never run",

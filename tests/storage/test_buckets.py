@@ -24,7 +24,7 @@ from toque.sources.records import Located, Source
 from toque.storage import bucket as buckets
 from toque.storage import download
 from toque.storage.bucket import MismatchError, RemoteFile, Retry, is_remote
-from toque.storage.download import cache_folder, fetch, listing, place_of
+from toque.storage.download import cache_folder, cached_path, fetch, listing
 from toque.workflows.prepared_store import sources_of
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
@@ -103,7 +103,7 @@ def test_what_is_whole_is_not_fetched_and_what_changed_is(service):
     again, said = fetched(address)
     assert again == first
     assert "0 fetched" in said[-1]
-    assert "3 already whole" in said[-1]
+    assert "3 already complete" in said[-1]
     service.put("dumps/a.json", b"[9]")  # of the same size
     first[1].path.write_bytes(BIG[:-1] + b"?")
     changed, said = fetched(address)
@@ -118,7 +118,7 @@ def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
     address = f"{service.scheme}://pantry/dumps/big.bin"
     bucket, files = listing(address, print)
     said: list[str] = []
-    place = place_of(files[0], cache_folder("sources"))
+    place = cached_path(files[0], cache_folder("sources"))
     place.parent.mkdir(parents=True)
     record = place.with_name(".big.bin.json")
     partial = place.with_name(".big.bin.partial")
@@ -199,7 +199,7 @@ def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(ser
 
     with monkeypatch.context() as patched:
         patched.setattr(type(bucket), "read_range", failing)
-        with pytest.raises(DataError, match=r"big.bin: .*: the line broke.*already is kept"):
+        with pytest.raises(DataError, match=r"big.bin: .*: the line broke.*files are kept"):
             fetch(bucket, files, progress=no_progress, say=print)
     _, said = fetched(address)
     assert "1 fetched (0.1 MB" in said[-1]
@@ -211,7 +211,7 @@ def test_what_has_come_needs_no_space_again(service, monkeypatch, tmp_path):
     bucket, files = listing(f"{service.scheme}://pantry/dumps/big.bin", print)
     usage = shutil.disk_usage(tmp_path)._replace(free=len(BIG) - 100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
-    with pytest.raises(DataError, match=r"Fetching the sources needs .* GB"):
+    with pytest.raises(DataError, match=r"The sources need .* GB"):
         fetch(bucket, files, progress=no_progress, say=print)
     partial = cached(service, "dumps/.big.bin.partial")
     partial.parent.mkdir(parents=True)
@@ -250,36 +250,36 @@ def test_credentials_are_asked_for_by_name(service, monkeypatch, tmp_path):
     if service.scheme == "gs":
         monkeypatch.delenv("STORAGE_EMULATOR_HOST")
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
-        with pytest.raises(DataError, match=r"absent.json, and there is no such file\. Set GOOGLE"):
+        with pytest.raises(DataError, match=r"absent.json, which does not exist\. Set GOOGLE"):
             listing("gs://pantry/dumps/", print)
         (tmp_path / "absent.json").write_text("{}")
-        with pytest.raises(DataError, match="holds no credentials"):
+        with pytest.raises(DataError, match="has no valid credentials"):
             listing("gs://pantry/dumps/", print)
         return
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     bucket, _ = listing("s3://pantry/dumps/", print)  # a public one needs none
-    words = r"no credentials were found\. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    words = r"no credentials are set\. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     with pytest.raises(DataError, match=words):
         bucket.request("read s3://pantry/dumps/", failing(PermissionError("Access Denied")))
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(DataError, match=r"credentials cannot be used: .*nobody.* AWS_PROFILE"):
+    with pytest.raises(DataError, match=r"credentials are invalid: .*nobody.* AWS_PROFILE"):
         listing("s3://pantry/dumps/", print)
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (PermissionError("Access Denied for a-secret-of-tests"), "credentials that were found are"),
+        (PermissionError("Access Denied for a-secret-of-tests"), "credentials are wrong"),
         (OSError("Forbidden: https://host/o\nlong"), "expired, or lack the right"),
-        (OSError("no route to host a-secret-of-tests"), "as it should: no route to host"),
+        (OSError("no route to host a-secret-of-tests"), "correctly: no route to host"),
     ],
 )
 def test_refusals_name_what_to_set_and_no_secret(service, error, words):
     bucket, _ = listing(f"{service.scheme}://pantry/dumps/a.json", print)
     # gs runs without credentials here, on its emulator.
-    expected = words if service.scheme == "s3" or "route" in words else "no credentials were found"
+    expected = words if service.scheme == "s3" or "route" in words else "no credentials are set"
     with pytest.raises(DataError, match=expected) as caught:
         bucket.request("read s3://pantry/x", failing(error), once=True)
     assert "a-secret-of-tests" not in str(caught.value)
@@ -329,7 +329,7 @@ def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service
     bucket, files = listing(address, print)
     service.put("dumps/a.json", b"[1, 1]")
     service.put("dumps/new.json", b"[7]")
-    words = rf"{address}/a.json changed in the bucket after it was listed \(3 bytes then, 6 now\)"
+    words = rf"{address}/a.json changed in the bucket after it was listed \(from 3 to 6 bytes\)"
     with pytest.raises(DataError, match=words) as refused:
         fetch(bucket, files, progress=no_progress, say=print)
     assert refused.value.exit_code == 3
@@ -342,12 +342,12 @@ def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service
 def test_what_is_not_there_is_said(service):
     base = f"{service.scheme}://"
     for address, words in (
-        (f"{base}no-such-bucket-here/a/", "there is no bucket 'no-such-bucket-here'"),
-        (f"{base}pantry/nothing/", "names nothing: the bucket is there"),
-        (f"{base}pantry/none*.json", "names nothing"),
-        (f"{base}pantry/dumps/empty.json", "1 objects, all of them empty or hidden"),
-        (f"{base}", "names no usable bucket"),
-        (f"{base}key:word@pantry/a", "names no usable bucket"),
+        (f"{base}no-such-bucket-here/a/", "the bucket 'no-such-bucket-here' or the object does not exist"),
+        (f"{base}pantry/nothing/", "matches nothing: the bucket exists"),
+        (f"{base}pantry/none*.json", "matches nothing"),
+        (f"{base}pantry/dumps/empty.json", "1 objects, but all are empty or hidden"),
+        (f"{base}", "has no valid bucket name"),
+        (f"{base}key:word@pantry/a", "has no valid bucket name"),
     ):
         with pytest.raises(DataError, match=words) as caught:
             listing(address, print)
@@ -356,13 +356,13 @@ def test_what_is_not_there_is_said(service):
 
 def test_names_that_would_leave_the_cache_or_need_anothers_place_are_refused(tmp_path):
     for key in ("b/../../x", "b/a//x", "b/./x", "b/..", "b/a\\x", "b/a\0x"):
-        with pytest.raises(DataError, match="that no folder here can hold safely"):
-            place_of(RemoteFile("s3", key, 1, "", None), tmp_path)
-    place = place_of(RemoteFile("s3", "b/a/..x", 1, "", None), tmp_path)
+        with pytest.raises(DataError, match="that is not safe as a path"):
+            cached_path(RemoteFile("s3", key, 1, "", None), tmp_path)
+    place = cached_path(RemoteFile("s3", "b/a/..x", 1, "", None), tmp_path)
     assert place == tmp_path / "s3/b/a/..x"
     (tmp_path / "s3" / "b").mkdir(parents=True)
     (tmp_path / "s3" / "b" / "a").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"cannot hold .*"), download._cache_faults(tmp_path):
+    with pytest.raises(DataError, match=r"cannot store .*"), download._cache_faults(tmp_path):
         place.parent.mkdir(parents=True)
 
 
@@ -371,7 +371,7 @@ def test_addresses_are_told_from_paths():
     assert is_remote("s3://a/b")
     assert not is_remote("hf:name")
     assert not is_remote("folder/a.json")
-    with pytest.raises(DataError, match=r"https://\.\.\. is at a kind of address that is not read"):
+    with pytest.raises(DataError, match=r"https:// addresses are not supported"):
         is_remote("https://token@host/a.json")
 
 

@@ -13,7 +13,7 @@ from toque.evaluation.evaluator import Evaluated, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text, one_line
 from toque.runs.run_record import BITS
-from toque.storage.no_follow import place_of
+from toque.storage.no_follow import current_path
 from toque.training.callbacks import Callback, RunEnd, RunStart
 from toque.training.observers.live_progress import Highlight
 from toque.units import Progress
@@ -54,7 +54,7 @@ class SampleWriter(Callback):
         """Keep the texts; log the scores, the cost, and the texts for the user's own prompts."""
         found = self.evaluator.last
         samples = [*found.held_out, *found.own]
-        path = place_of(self.path.parent) / self.path.name  # the run may have been moved
+        path = current_path(self.path.parent) / self.path.name  # the run may have been moved
         refused = append_samples(path, samples, step=at.step) if samples else None
         if refused is not None:
             self.warn(at, refused)

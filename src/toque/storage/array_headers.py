@@ -1,4 +1,4 @@
-"""Headers of `.npy` and safetensors files, which may come from anyone, checked before use."""
+"""Checks of `.npy` and safetensors headers, because the files may be untrusted."""
 
 from __future__ import annotations
 
@@ -15,23 +15,28 @@ from safetensors import SafetensorError, safe_open
 from toque.errors import CheckpointError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The safetensors library's own cap; a crafted header must not make us allocate gigabytes."""
+"""The safetensors library's own limit. A forged header must not make us allocate gigabytes."""
 Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 """Shape of a `.npy` array, whether it is in Fortran order, and its type."""
 
 
 def read_npy_header(file: IO[bytes]) -> Header:
-    """The header of a `.npy` array, at whose first number the file then stands, or ValueError."""
+    """Read the header of a `.npy` array and leave the file at the array's first number.
+
+    Raises:
+        ValueError: The header is invalid.
+    """
     try:
         version = np.lib.format.read_magic(file)
-        if version not in {(1, 0), (2, 0)}:
+        if version == (1, 0):
+            header = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            header = np.lib.format.read_array_header_2_0(file)
+        else:
             raise ValueError(f"version {version} of the format")
-        first = version == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
-        header = read(file)
     except OSError:
         raise
-    except Exception as error:  # numpy evaluates the header as a Python literal: anything may come
+    except Exception as error:  # numpy evaluates the header as a Python literal: any error occurs
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise ValueError(reason) from error
     if min(header[0], default=0) < 0:
@@ -40,39 +45,45 @@ def read_npy_header(file: IO[bytes]) -> Header:
 
 
 def check_safetensors_header(path: Path) -> None:
-    """Refuse a header larger than its file or the cap, no JSON, or with a name twice.
+    """Refuse a header that is larger than its file or the limit, not JSON, or repeats a name.
 
-    Of two equal names readers take either. The library checks sizes, offsets and overlaps itself.
+    Readers disagree about which of two equal names counts. The safetensors library itself checks
+    sizes, offsets and overlaps.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(MAX_HEADER_BYTES, path.stat().st_size - 8):
             raise CheckpointError(
-                f"{path} claims a header of {length:,} bytes, which it cannot hold. It is damaged "
-                "or made to harm; put a whole copy in its place."
+                f"{path} declares a header of {length:,} bytes, which is more than the file or "
+                "the limit allows. The file is damaged or malicious. Replace it with a good copy."
             )
         text = file.read(length)
     try:
-        json.loads(text, object_pairs_hook=_each_once)
+        json.loads(text, object_pairs_hook=_unique_members)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is not a safetensors file: {error}. Put a whole copy in its place."
+            f"{path} is not a safetensors file: {error}. Replace it with a good copy."
         ) from error
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((doubled, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"its header names {doubled!r} more than once")
-    return found
+def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"its header has {repeated!r} more than once")
+    return members
 
 
 @contextmanager
 def opened_weights(file: Path, *, missing: str = ".") -> Iterator[Any]:
-    """A safetensors file that may be anyone's, open to read; CheckpointError if it is damaged.
+    """Open an untrusted safetensors file to read.
 
-    `missing` ends the sentence about a file that is not there.
+    Args:
+        file: The safetensors file.
+        missing: The end of the message if the file does not exist.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
     """
     try:
         check_safetensors_header(file)
@@ -82,16 +93,17 @@ def opened_weights(file: Path, *, missing: str = ".") -> Iterator[Any]:
         raise CheckpointError(f"{file} is missing{missing}") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{file} is damaged or cut short ({error}). Copy or download it again."
+            f"{file} is damaged or truncated ({error}). Copy or download it again."
         ) from error
 
 
 def with_sorted_metadata(data: bytes) -> bytes:
-    """The same safetensors file with its metadata sorted, so that equal tensors are equal files."""
+    """Sort the metadata of a safetensors file, so that equal tensors give equal files."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     if "__metadata__" in header:
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight, as the library has it
+    padding = -len(text) % 8  # the library aligns tensors to eight bytes
+    text += b" " * padding
     return len(text).to_bytes(8, "little") + text + data[8 + length :]

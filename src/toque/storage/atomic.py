@@ -1,9 +1,9 @@
-"""Atomic writes: a file or folder is whole under its name or absent, whatever kills the process.
+"""Atomic writes: after a kill, a file or folder is either complete or absent.
 
-Everything is written under a temporary name beside its place and fsynced, then renamed, then the
-parent folder is fsynced. A crash leaves the old state or the new one, and at worst a leftover that
-`sweep` removes, or the next write of the same folder. Nothing is ever written through a link: a
-temporary file has a name that nobody can foresee, and a temporary folder is made anew.
+Data is written and fsynced under a temporary name in the same folder, then renamed. Then the parent
+folder is fsynced. A crash leaves the old state or the new state. It may also leave a temporary
+file or folder, which `sweep` or the next write of the same folder removes. Nothing is written
+through a link: a temporary file has a random name, and a temporary folder is always new.
 """
 
 from __future__ import annotations
@@ -27,26 +27,35 @@ from toque.errors import DataError, ToqueError
 from toque.storage.no_follow import open_new, refuse_moved, write_new
 
 AfterStage = Callable[[str], None]
-"""Function called after each system call of a folder's write, where tests kill the process."""
-TEMP_PREFIX: Final = "temp-"  # of an unfinished folder; safe to delete when its writer is gone
-ASIDE_PREFIX: Final = "aside-"  # of a folder that is being replaced by one of the same name
-PARTIAL: Final = ".partial"  # ends the name of a file that is being written
+"""Function called after each system call of a folder write. Tests kill the process in it."""
+TEMP_PREFIX: Final = "temp-"
+"""Prefix of an unfinished folder. It is safe to delete once its writer has ended."""
+ASIDE_PREFIX: Final = "aside-"
+"""Prefix of a folder while a new folder of the same name replaces it."""
+PARTIAL: Final = ".partial"
+"""Suffix of a file that is being written."""
 _LEFTOVER: Final = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
 def atomic_path(path: Path, *, new: bool = False) -> Iterator[Path]:
-    """A name at which a file is written; it appears at `path` when the block ends without an error.
+    """Yield a temporary name to write, and rename it to `path` if the block ends without an error.
 
-    The temporary name is hidden from readers of the folder, and drawn, so that nobody can put a
-    link in its way. A link at `path` itself is replaced, and what it leads to is untouched. With
-    `new` whatever is at `path` stays, by a FileExistsError.
+    The temporary name is hidden and random, so no one can place a link there first. A link at
+    `path` is replaced, and its target stays as it is.
+
+    Args:
+        path: The file to write.
+        new: Whether the file must be new.
+
+    Raises:
+        FileExistsError: `new` is set and `path` exists.
     """
     partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
     try:
         yield partial
-        sync_file(partial)  # a full disk may show only here
+        sync_file(partial)  # some file systems report a full disk only at fsync
         if new:
             link_or_rename(partial, path)
         else:
@@ -58,22 +67,23 @@ def atomic_path(path: Path, *, new: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def atomic_file(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
-    """A file to write; it appears at `path` when the block ends without an error."""
+    """Yield a file to write, which appears at `path` if the block ends without an error."""
     with atomic_path(path, new=new) as partial, os.fdopen(open_new(partial), "wb") as file:
         yield file
 
 
 def atomic_write(path: Path, data: bytes, *, new: bool = False) -> None:
-    """Write a file so that a kill leaves the old one, or none, or the new one.
+    """Write a file so that a kill leaves the old content, no file, or the new content.
 
-    With `new` there may be no old one: FileExistsError.
+    Raises:
+        FileExistsError: `new` is set and `path` exists.
     """
     with atomic_file(path, new=new) as file:
         file.write(data)
 
 
 def save_array(path: Path, array: NDArray[np.generic]) -> None:
-    """Write a `.npy` file that did not exist, on the disk when this returns."""
+    """Write a new `.npy` file and fsync it."""
     with os.fdopen(open_new(path), "wb") as file:
         write_array(file, array)
         file.flush()
@@ -82,8 +92,8 @@ def save_array(path: Path, array: NDArray[np.generic]) -> None:
 
 def write_array(file: BinaryIO, array: NDArray[np.generic]) -> None:
     """Write an array in the format of `.npy` files."""
-    # Not np.save, nor its write_array: on a full disk they raise an OSError that does not say so
-    # ("1220862 requested and 1089472 written", no errno).
+    # np.save and np.lib.format.write_array do not report a full disk: their OSError has no errno
+    # ("1220862 requested and 1089472 written").
     array = np.ascontiguousarray(array)
     header = np.lib.format.header_data_from_array_1_0(array)
     np.lib.format.write_array_header_1_0(file, header)
@@ -97,14 +107,14 @@ def sha256_of(path: Path) -> str:
 
 
 def md5_of(path: Path) -> str:
-    """MD5 of a file's bytes, in hexadecimal: what buckets compare by, no proof against forgery."""
+    """MD5 of a file's bytes, in hexadecimal. Buckets compare by it. It does not prevent forgery."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of a folder, as its manifest lists it."""
+    """Entry of a file in its folder's manifest."""
 
     file: str
     bytes: Annotated[int, msgspec.Meta(ge=0)]
@@ -112,12 +122,12 @@ class FileEntry:
 
 
 def no_hook(_stage: str) -> None:
-    """The `after` of every write outside the tests."""
+    """Do nothing: the default for `after`."""
 
 
 @dataclass(frozen=True)
 class FolderWriter:
-    """Writes the files of one unfinished folder; OSError when the file system refuses."""
+    """Writer of the files in an unfinished folder. It raises OSError if the file system refuses."""
 
     folder: Path
     after: AfterStage = no_hook
@@ -136,24 +146,27 @@ class FolderWriter:
 
 @contextmanager
 def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[FolderWriter]:
-    """A folder to fill; it appears at `target` when the block ends without an error.
+    """Yield a folder to fill, which appears at `target` if the block ends without an error.
 
-    A folder already at `target` is replaced; it is never absent and unrecoverable (see `sweep`).
-    After an OSError nothing unfinished is left and `target` is as before.
+    An existing folder at `target` is replaced. It is recoverable at every moment (see `sweep`).
+    After an OSError, `target` is unchanged and no temporary folder is left.
     """
     refuse_moved(target)
-    temp, aside = (target.with_name(start + target.name) for start in (TEMP_PREFIX, ASIDE_PREFIX))
+    temp = target.with_name(TEMP_PREFIX + target.name)
+    aside = target.with_name(ASIDE_PREFIX + target.name)
     shutil.rmtree(temp, ignore_errors=True)
     try:
         temp.mkdir(parents=True)
         after("mkdir")
         yield FolderWriter(temp, after)
+
         for path in sorted(temp.rglob("*")):
             if path.is_file():
                 sync_file(path)
                 after(f"fsync {path.name}")
         sync_folder(temp)
         after("fsync folder")
+
         refuse_moved(target)
         if target.exists():
             shutil.rmtree(aside, ignore_errors=True)
@@ -166,6 +179,7 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
                 aside.rename(target)
             raise
         after("rename")
+
         sync_folder(target.parent)
         after("fsync parent")
         shutil.rmtree(aside, ignore_errors=True)
@@ -175,19 +189,23 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
 
 
 def link_or_rename(source: Path, target: Path) -> None:
-    """Give a file a second name, or on a file system without hard links another; never replace."""
+    """Link a file to a new name, or rename it on a file system without hard links.
+
+    Raises:
+        FileExistsError: `target` exists.
+    """
     try:
         os.link(source, target)
     except FileExistsError:
         raise
     except OSError:
-        if os.path.lexists(target):  # one that comes after this look would be replaced
+        if os.path.lexists(target):  # a file created after this check would be replaced
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         source.rename(target)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file, or a link itself, a second name; a copy on a file system without hard links."""
+    """Link a file or symbolic link to a new name, or copy it on a system without hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -195,7 +213,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def move_into(path: Path, folder: Path, name: str) -> None:
-    """Rename a file or folder to `name` in `folder`, which is made when missing, durably."""
+    """Move a file or folder to `folder / name` and fsync. The folder is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     path.rename(folder / name)
     sync_folder(folder)
@@ -203,32 +221,38 @@ def move_into(path: Path, folder: Path, name: str) -> None:
 
 
 def remove_folder(folder: Path, *, after: AfterStage = no_hook) -> None:
-    """Delete a folder so that a crash half-way leaves no part of it under its name."""
+    """Delete a folder. A crash never leaves a part of it under its name."""
     refuse_moved(folder)
-    doomed = folder.with_name(f"{TEMP_PREFIX}removed-{folder.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
+    temp = folder.with_name(f"{TEMP_PREFIX}removed-{folder.name}")
+    shutil.rmtree(temp, ignore_errors=True)
+    folder.rename(temp)
     after(f"rename {folder.name} away")
-    shutil.rmtree(doomed, ignore_errors=True)
+    shutil.rmtree(temp, ignore_errors=True)
     after(f"remove {folder.name}")
 
 
 def sweep(folder: Path) -> list[str]:
-    """Remove what killed writers left in `folder`, whose lock the caller holds; the names."""
+    """Remove leftovers of killed writers from `folder` and return their names.
+
+    The caller must have locked the folder.
+    """
     removed = sweep_files(folder)
-    aside = sorted(folder.glob(f"{ASIDE_PREFIX}*"))
-    for path in [*sorted(folder.glob(f"{TEMP_PREFIX}*")), *aside]:
+    for path in sorted(folder.glob(f"{TEMP_PREFIX}*")):
+        shutil.rmtree(path, ignore_errors=True)
+        removed.append(path.name)
+
+    for path in sorted(folder.glob(f"{ASIDE_PREFIX}*")):
         original = path.with_name(path.name.removeprefix(ASIDE_PREFIX))
-        if original.exists():  # a temporary folder is its own
+        if original.exists():
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path.name)
         else:
-            path.rename(original)  # killed between the two renames: the old one still counts
+            path.rename(original)  # the writer was killed between its two renames
     return removed
 
 
 def sweep_files(folder: Path) -> list[str]:
-    """Remove the unfinished files of killed writers in `folder`; the names removed."""
+    """Remove unfinished files of killed writers from `folder` and return their names."""
     removed = []
     for path in sorted(folder.glob(f".*{PARTIAL}")):
         if _LEFTOVER.fullmatch(path.name):
@@ -238,13 +262,13 @@ def sweep_files(folder: Path) -> list[str]:
 
 
 def sync_file(path: Path) -> None:
-    """Make the content of a file last through a power cut; a full disk may show only here."""
+    """Fsync a file, so that its content survives a power cut. A full disk may show only here."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` last through a power cut."""
+    """Fsync a folder, so that renames in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -260,18 +284,25 @@ def disk_faults(
     setting: str = "data.store",
     error: type[ToqueError] = DataError,
 ) -> Iterator[None]:
-    """Turn a full disk or missing right under `folder`, that `setting` names, into an `error`."""
+    """Convert a full disk or a missing permission below `folder` into an `error` with advice.
+
+    Args:
+        folder: The folder that is written.
+        what: The activity, for the message: "writing the store".
+        setting: The setting with the folder's path, for the message.
+        error: The class of the error.
+    """
     try:
         yield
     except OSError as fault:
         if fault.errno in _FULL:
             raise error(
-                f"The disk of {folder} is full ({fault.strerror}) while {what}. Make space, or "
-                f"point {setting} elsewhere, and run the same command again; it continues."
+                f"The disk of {folder} is full ({fault.strerror}) while {what}. Free some space or "
+                f"point {setting} to another disk, then run the same command again. It continues."
             ) from fault
         if fault.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}:
             raise error(
-                f"{fault.filename or folder} cannot be written ({fault.strerror}) while {what}. "
-                f"Change the permissions, or point {setting} at a folder of yours."
+                f"Cannot write {fault.filename or folder} ({fault.strerror}) while {what}. Change "
+                f"the permissions, or point {setting} to a folder that you may write."
             ) from fault
         raise

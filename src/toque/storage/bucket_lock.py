@@ -1,9 +1,9 @@
-"""Bucket lock: one writer per run in a bucket, by an object that its holder renews.
+"""Bucket lock: one writer per run in a bucket. The lock is an object that its owner renews.
 
-No clock of another machine is believed: a lock counts as left behind when its content has not
-changed while it was watched, or when its process ran on this machine and is gone. Two machines may
-have one host name (images, containers): a machine is known by its boot and by the space its process
-ids are counted in, a process by its id and the moment it began, counted from that boot.
+Clocks of other machines are not trusted. A lock is abandoned if its content does not change while
+it is watched, or if its process ran on this machine and has ended. Two machines may have the same
+host name (images, containers), so a machine is identified by its boot id and process namespace. A
+process is identified by its id and its start time since the boot.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from toque.storage.bucket import Bucket, BucketError, RunBucketError
 from toque.storage.locks import HEARTBEAT, STALE
 
 LOCK: Final = "lock.json"
-_SETTLE: Final = 1.0  # seconds until a taken lock is read again: stores may ignore preconditions
+_SETTLE: Final = 1.0
+"""Seconds until a new lock is read again, because some services ignore preconditions."""
 
 
 @final
 @dataclass(eq=False)
 class BucketLock:
-    """Hold the run in `bucket` against other machines, from entering to leaving."""
+    """Lock on the run in `bucket`, as a context manager."""
 
     bucket: Bucket
     heartbeat: float = HEARTBEAT
-    stale: float = STALE  # seconds to watch a lock of another machine before taking it over
+    stale: float = STALE
+    """Seconds to watch the lock of another machine before taking it over."""
     settle: float = _SETTLE
     lost: threading.Event = field(default_factory=threading.Event)
-    """Another process has taken the run over; nothing more may be written."""
+    """Set if another process has taken over the run. Nothing more may be written."""
     _closing: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -46,20 +48,25 @@ class BucketLock:
         self._thread = threading.Thread(target=self._renew, name="toque-lock", daemon=True)
 
     def __enter__(self) -> Self:
-        """Take it; where another process trains there, that is a RunBucketError."""
-        taken = self.bucket.read(LOCK) is not None
-        if taken or not self.bucket.put(LOCK, self._me.record(), new=True):
+        """Acquire the lock.
+
+        Raises:
+            RunBucketError: Another process has the lock.
+        """
+        exists = self.bucket.read(LOCK) is not None
+        if exists or not self.bucket.put(LOCK, self._me.record(), new=True):
             self._watch_until_stale()
             self.bucket.put(LOCK, self._me.record())
+
         time.sleep(self.settle)
-        held = self.bucket.read(LOCK)
-        if not self._me.wrote(held):
-            raise self._refusal(owner_in(held))
+        record = self.bucket.read(LOCK)
+        if not self._me.wrote(record):
+            raise self._refusal(owner_in(record))
         self._thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Release it; one that cannot be removed goes stale by itself."""
+        """Release the lock. A lock that cannot be removed expires."""
         self._closing.set()
         self._thread.join(timeout=self.heartbeat)
         if self.lost.is_set():
@@ -81,18 +88,19 @@ class BucketLock:
             if now != first:
                 raise self._refusal(owner_in(now))
 
-    def _refusal(self, holder: dict[str, Any]) -> RunBucketError:
+    def _refusal(self, owner: dict[str, Any]) -> RunBucketError:
         return RunBucketError(
             f"{self.bucket.address} is in use by another training process (id "
-            f"{holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown machine')} since "
-            f"{holder.get('since', 'an unknown time')}), which renews its lock. Two runs in one "
-            "place would overwrite each other: wait for it, stop it, or choose another address."
+            f"{owner.get('pid', 'unknown')} on {owner.get('host', 'an unknown machine')} since "
+            f"{owner.get('since', 'an unknown time')}), which renews its lock. Two runs at one "
+            "address would overwrite each other. Wait for the other run, stop it, or choose "
+            "another address."
         )
 
     def look(self) -> None:
-        """Set `lost` where the lock is another process's now."""
-        held = self.bucket.read(LOCK)
-        if held is not None and not self._me.wrote(held):
+        """Set `lost` if another process has the lock."""
+        record = self.bucket.read(LOCK)
+        if record is not None and not self._me.wrote(record):
             self.lost.set()
 
     def _renew(self) -> None:
@@ -103,12 +111,12 @@ class BucketLock:
                     return
                 self.bucket.put(LOCK, self._me.record())
             except BucketError:
-                continue  # down: whoever comes meanwhile is seen at the next renewal
+                continue  # unreachable: the next renewal detects a takeover
 
 
 @final
 class Owner:
-    """This process as the owner of one lock; the record it writes says so in words, too."""
+    """This process as the owner of a lock, with a record that people can read."""
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
@@ -123,26 +131,26 @@ class Owner:
         self._beats = 0
 
     def record(self) -> bytes:
-        """JSON that is another one at every call, and always of one length."""
+        """Encode the owner as JSON. The content differs at every call, its length does not."""
         self._beats += 1
         return json.dumps({**self._facts, "beat": f"{self._beats:012}"}).encode()
 
     def wrote(self, record: bytes | None) -> bool:
-        """True if a record is of this owner."""
+        """Whether this owner wrote a record."""
         return owner_in(record).get("id") == self.id
 
 
 def owner_in(record: bytes | None) -> dict[str, Any]:
-    """The owner that a record names; empty when it names none."""
+    """Decode the owner in a record. Return {} if it has no valid owner."""
     try:
-        found = json.loads(record or b"{}")
+        owner = json.loads(record or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def this_machine() -> str | None:
-    """A name for this machine since it started, and for the process ids seen here, if known."""
+    """Identify this machine, its boot and its process namespace. None if not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         processes = str(Path("/proc/self/ns/pid").readlink())
@@ -153,7 +161,7 @@ def this_machine() -> str | None:
 
 
 def began(pid: int) -> int | None:
-    """Start of a process in clock ticks since this machine started; None if not known."""
+    """Start of a process in clock ticks since this machine booted. None if not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         return int(text.rpartition(b")")[2].split()[19])  # field 22 of proc(5); names hold spaces
@@ -162,15 +170,18 @@ def began(pid: int) -> int | None:
 
 
 def died_here(owner: Mapping[str, Any]) -> bool:
-    """True if an owner's process ran on this machine and has ended; False when in doubt."""
-    pid, machine = owner.get("pid"), this_machine()
+    """Whether an owner's process ran on this machine and has ended. False when in doubt."""
+    pid = owner.get("pid")
+    machine = this_machine()
     if machine is None or owner.get("machine") != machine or not isinstance(pid, int) or pid < 1:
         return False
+
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        return False  # it lives and is another user's
-    then, now = owner.get("began"), began(pid)
-    return then is not None and now is not None and then != now
+        return False  # a living process of another user
+    recorded_start = owner.get("began")
+    start = began(pid)
+    return recorded_start is not None and start is not None and recorded_start != start

@@ -1,10 +1,10 @@
-"""Download cache: a bucket's files on this machine, fetched side by side, resumed, verified.
+"""Download cache: copies of a bucket's files. Downloads are parallel, resumed and verified.
 
 <cache>/s3/bucket/dumps/a.json.gz          the file, with the bucket's folders
-<cache>/s3/bucket/dumps/.a.json.gz.json    size, tag and SHA-256 of what it should be
-<cache>/s3/bucket/dumps/.a.json.gz.partial what has come so far of one that is not whole
+<cache>/s3/bucket/dumps/.a.json.gz.json    its expected size, tag and SHA-256
+<cache>/s3/bucket/dumps/.a.json.gz.partial the bytes of an unfinished download
 
-fsspec's own caches begin a file again when the line breaks, and do not verify what they hold.
+The caches of fsspec restart a file when the connection breaks, and do not verify their content.
 """
 
 from __future__ import annotations
@@ -41,50 +41,71 @@ from toque.storage.no_follow import open_append
 from toque.user_paths import named_path
 
 CACHE_VARIABLE: Final = "TOQUE_CACHE"
-"""Environment variable: the one root of all that may be made again; ~/.cache/toque without it."""
-CHUNK_BYTES = 8 << 20  # of one range request; a cut connection costs at most this
+"""Environment variable with the root of all caches. The default is ~/.cache/toque."""
+CHUNK_BYTES = 8 << 20
+"""Bytes per range request. A broken connection costs at most these bytes."""
 THREADS = 8
-_TRIES = 3  # to fetch a file whose checksum is not the service's
+_MAX_TRIES = 3
+"""Downloads of a file with a wrong checksum."""
 _WILDCARD = re.compile(r"[*?[]")
 
-Say = Callable[[str], None]  # function called with a sentence that the user should read
+Say = Callable[[str], None]
+"""Function called with a message for the user."""
 
 
 class _Record(msgspec.Struct):
-    """The file beside it, as it is or will be when it is whole."""
+    """Expected state of the cached file of the same name."""
 
     address: str
     bytes: int
     tag: str
-    sha256: str | None = None  # known when the file is whole
+    sha256: str | None = None
+    """None until the download is complete."""
 
 
 def cache_folder(kind: Literal["sources", "measured", "runs", "models", "objects"]) -> Path:
-    """The folder of fetched sources, measurements, runs or checkpoints, or a program's models."""
+    """Return the cache folder of a kind of files."""
     root = os.environ.get(CACHE_VARIABLE)
-    return (named_path(root) if root else Path.home() / ".cache" / "toque") / kind
+    cache = named_path(root) if root else Path.home() / ".cache" / "toque"
+    return cache / kind
 
 
 def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
-    """The bucket of an address and the objects to read; `say` names hidden and empty ones."""
+    """List the objects to read at an address. Hidden and empty objects are reported by `say`.
+
+    Raises:
+        SourceBucketError: All objects are hidden or empty, or the bucket refuses.
+    """
     bucket = open_bucket(address, SOURCES)
-    found, hidden = bucket.objects(), list[RemoteFile]()
-    if [file.key for file in found] != [bucket.path]:
-        n_named = _WILDCARD.split(bucket.path)[0].count("/")
-        hidden = [f for f in found if any(p[:1] == "." for p in f.key.split("/")[n_named:])]
-    empty = [file for file in found if file.bytes == 0 and file not in hidden]
-    for files, why in ((hidden, "hidden (a part of the name begins with a dot)"), (empty, "empty")):
-        if files:
-            shown = ", ".join(file.address for file in files[:3])
-            more = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
-            say(f"Not read, because {why}: {shown}{more}.")
-    left = [file for file in found if file not in hidden and file not in empty]
-    if not left:
+    objects = bucket.objects()
+    hidden = list[RemoteFile]()
+    if [file.key for file in objects] != [bucket.path]:
+        n_fixed_parts = _WILDCARD.split(bucket.path)[0].count("/")
+        hidden = [file for file in objects if _has_hidden_part(file, n_fixed_parts)]
+    empty = [file for file in objects if file.bytes == 0 and file not in hidden]
+    _report_unread(hidden, "hidden (a part of the name begins with a dot)", say)
+    _report_unread(empty, "empty", say)
+
+    readable = [file for file in objects if file not in hidden and file not in empty]
+    if not readable:
         raise SourceBucketError(
-            f"{address} names {len(found):,} objects, all of them empty or hidden. Correct the "
-            "address in data.sources, or write them again."
+            f"{address} matches {len(objects):,} objects, but all are empty or hidden. Correct the "
+            "address in data.sources, or upload the files again."
         )
-    return bucket, left
+    return bucket, readable
+
+
+def _has_hidden_part(file: RemoteFile, n_fixed_parts: int) -> bool:
+    """Whether a part of a name after the fixed parts of the address begins with a dot."""
+    return any(part.startswith(".") for part in file.key.split("/")[n_fixed_parts:])
+
+
+def _report_unread(files: Sequence[RemoteFile], reason: str, say: Say) -> None:
+    if not files:
+        return
+    addresses = ", ".join(file.address for file in files[:3])
+    more = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
+    say(f"Not read, because {reason}: {addresses}{more}.")
 
 
 def fetch(
@@ -95,74 +116,87 @@ def fetch(
     say: Say,
     cache: Path | None = None,
 ) -> list[tuple[Path, str]]:
-    """The places of the files in the cache, whole, and their SHA-256, in the order given.
+    """Download files into the cache. Return their paths and SHA-256, in the order of `files`.
 
-    A file whose size, tag and SHA-256 are right is not fetched again.
+    A cached file with the right size, tag and SHA-256 is not downloaded again.
+
+    Raises:
+        SourceBucketError: The disk is too small, the bucket refuses, or a file is damaged.
     """
     cache = cache or cache_folder("sources")
-    places, total = [place_of(file, cache) for file in files], sum(file.bytes for file in files)
+    paths = [cached_path(file, cache) for file in files]
+    total_bytes = sum(file.bytes for file in files)
     started = time.monotonic()
-    needed = sum(
-        file.bytes - _bytes_of(_part_of(place))  # a part is continued, or makes its space free
-        for file, place in zip(files, places, strict=True)
-        if not place.is_file()
-    )
-    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        raise SourceBucketError(
-            f"Fetching the sources needs {needed / 1e9:,.1f} GB more in {cache}, and its disk has "
-            f"{free / 1e9:,.1f} GB left. Make space, or set {CACHE_VARIABLE} to a folder with more."
-        )
+    _check_free_space(files, paths, cache)
     bucket = replace(bucket, retry=Retry(bucket.retry.deadline))
     session = _Session(bucket, cache)
     lock = cache / bucket.scheme / f".{bucket.name}.lock"
 
-    def wait_for(holder: str) -> None:
-        place = f"{bucket.scheme}://{bucket.name}"
-        say(f"Another process (id {holder}) is fetching from {place}: waiting.")
+    def wait_for(owner: str) -> None:
+        address = f"{bucket.scheme}://{bucket.name}"
+        say(f"Another process (id {owner}) is downloading from {address}: waiting.")
 
     with ExitStack() as stack:
         with _cache_faults(cache):
             stack.enter_context(file_lock(lock, wait_for))
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         fetch_one = _cache_faults(cache)(session.fetch)
-        jobs = [pool.submit(fetch_one, *pair) for pair in zip(files, places, strict=True)]
+        jobs = [pool.submit(fetch_one, *pair) for pair in zip(files, paths, strict=True)]
         try:
-            left = set(jobs)
-            while left:
-                done, left = wait(left, timeout=0.2, return_when=FIRST_EXCEPTION)
+            waiting = set(jobs)
+            while waiting:
+                done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
                 for job in done:
-                    job.result()  # raises the error of a file that did not arrive
-                come = sum(session.there.copy().values())
-                progress(come, total, f"fetching {len(files):,} files")
+                    job.result()  # raises the error of a failed download
+                n_bytes = sum(session.cached_bytes.copy().values())
+                progress(n_bytes, total_bytes, f"fetching {len(files):,} files")
         finally:
-            # Also on an error and on Ctrl-C: what has come stays, the rest is not begun.
+            # Also on an error and on Ctrl-C: keep the downloaded bytes, start no other file.
             bucket.retry.stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
     say(session.summary(time.monotonic() - started))
-    return [(place, job.result()) for place, job in zip(places, jobs, strict=True)]
+    return [(path, job.result()) for path, job in zip(paths, jobs, strict=True)]
 
 
-def place_of(file: RemoteFile, cache: Path) -> Path:
-    """The path of a file in the cache; a name that would put it outside is a SourceBucketError."""
+def _check_free_space(files: Sequence[RemoteFile], paths: Sequence[Path], cache: Path) -> None:
+    needed_bytes = sum(
+        file.bytes - _size_of(_partial_path(path))  # a partial file is continued or replaced
+        for file, path in zip(files, paths, strict=True)
+        if not path.is_file()
+    )
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    if needed_bytes > free_bytes:
+        raise SourceBucketError(
+            f"The sources need {needed_bytes / 1e9:,.1f} GB more in {cache}, but its disk has "
+            f"{free_bytes / 1e9:,.1f} GB free. Free some space, or set {CACHE_VARIABLE} to a "
+            "folder on another disk."
+        )
+
+
+def cached_path(file: RemoteFile, cache: Path) -> Path:
+    """Return the path of a file in the cache.
+
+    Raises:
+        SourceBucketError: The name would lead out of the cache.
+    """
     parts = file.key.split("/")
     if any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts):
         raise SourceBucketError(
-            f"The object {file.address!r} has a name that no folder here can hold safely: a part "
-            "of it is empty, . or .., or has a backslash. Name the others by a pattern, or copy "
-            "the object to another name."
+            f"The object {file.address!r} has a name that is not safe as a path: a part of it is "
+            "empty, . or .., or has a backslash. Use a pattern that leaves it out, or copy the "
+            "object to another name."
         )
     return cache.joinpath(file.scheme, *parts)
 
 
-def _part_of(place: Path) -> Path:
-    """The path of what has come of a file that is not whole."""
-    return place.with_name(f".{place.name}{PARTIAL}")
+def _partial_path(path: Path) -> Path:
+    """Return the path of an unfinished download."""
+    return path.with_name(f".{path.name}{PARTIAL}")
 
 
-def _bytes_of(path: Path) -> int:
-    """Size of a file in bytes; 0 if there is none, also because it was made whole meanwhile."""
+def _size_of(path: Path) -> int:
+    """Size of a file in bytes. 0 if it does not exist (another thread may have renamed it)."""
     try:
         return path.stat().st_size
     except OSError:
@@ -175,90 +209,109 @@ class _Session:
 
     bucket: Bucket
     cache: Path
-    there: dict[str, int] = field(default_factory=dict)  # address -> bytes in the cache
-    fetched: list[int] = field(default_factory=list)  # bytes that came, by file
+    cached_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes in the cache by address."""
+    downloaded_bytes: list[int] = field(default_factory=list)
+    """Bytes that were downloaded, by file."""
     events: list[str] = field(default_factory=list)
 
     def summary(self, seconds: float) -> str:
-        """The sentence at the end."""
+        """Report the session in one sentence."""
         counts = Counter(self.events + ["retry"] * len(self.bucket.retry.waits))
-        come = f"{sum(self.fetched) / 1e6:,.1f} MB in {seconds:.1f} s"
-        parts = [f"{counts['fetched']:,} fetched ({come})"]
-        parts += [f"{counts['whole']:,} already whole in {self.cache}"]
-        for what, words in (
+        speed = f"{sum(self.downloaded_bytes) / 1e6:,.1f} MB in {seconds:.1f} s"
+        parts = [
+            f"{counts['fetched']:,} fetched ({speed})",
+            f"{counts['complete']:,} already complete in {self.cache}",
+        ]
+        for event, text in (
             ("resumed", "resumed where an earlier start stopped"),
             ("changed", "fetched again because they changed in the bucket"),
             ("damaged", "fetched again because the cached file was damaged"),
             ("retry", "requests repeated"),
         ):
-            if counts[what]:
-                parts.append(f"{counts[what]:,} {words}")
+            if counts[event]:
+                parts.append(f"{counts[event]:,} {text}")
         return f"{self.bucket.scheme}://{self.bucket.name}: {', '.join(parts)}."
 
-    def fetch(self, file: RemoteFile, place: Path) -> str:
-        """Make one file whole; its SHA-256."""
-        record_path = place.with_name(f".{place.name}.json")
-        part = _part_of(place)
+    def fetch(self, file: RemoteFile, path: Path) -> str:
+        """Download a file unless the cache has it, and return its SHA-256."""
+        record_path = path.with_name(f".{path.name}.json")
+        partial_path = _partial_path(path)
         record = read_json(record_path, _Record)
-        known = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
-        if record is not None and record.sha256 is not None and place.is_file():
-            if known and place.stat().st_size == file.bytes and sha256_of(place) == record.sha256:
-                self.events.append("whole")
-                self.there[file.address] = file.bytes
+        is_current = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
+        if record is not None and record.sha256 is not None and path.is_file():
+            has_size = is_current and path.stat().st_size == file.bytes
+            if has_size and sha256_of(path) == record.sha256:
+                self.events.append("complete")
+                self.cached_bytes[file.address] = file.bytes
                 return record.sha256
-            self.events.append("damaged" if known else "changed")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not known:
-            part.unlink(missing_ok=True)
-        elif part.is_file() and 0 < part.stat().st_size <= file.bytes:
+            self.events.append("damaged" if is_current else "changed")
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not is_current:
+            partial_path.unlink(missing_ok=True)
+        elif 0 < _size_of(partial_path) <= file.bytes:
             self.events.append("resumed")
-        seen: set[str] = set()
-        for _ in range(_TRIES):
+
+        earlier_md5s: set[str] = set()
+        for _ in range(_MAX_TRIES):
             record = _Record(file.address, file.bytes, file.tag)
             atomic_write(record_path, msgspec.json.encode(record))
-            self._append(file, part)
-            record.sha256, md5 = sha256_of(part), md5_of(part)
-            now = self.bucket.request(f"read {file.address}", partial(self.bucket.info, file.key))
-            if (now.tag, now.bytes) != (file.tag, file.bytes):
-                part.unlink(missing_ok=True)
-                raise SourceBucketError(
-                    f"{file.address} changed in the bucket after it was listed ({file.bytes:,} "
-                    f"bytes then, {now.bytes:,} now): a store is made of one listing. What has "
-                    "come is kept; run the same command again when nobody writes there."
-                )
-            # Not every S3 tag is an MD5 (encryption changes it): believed when it comes twice.
-            if file.md5 in (None, md5) or md5 in seen:
+            self._append_missing(file, partial_path)
+            record.sha256 = sha256_of(partial_path)
+            md5 = md5_of(partial_path)
+            self._refuse_changed(file, partial_path)
+            # Not every S3 tag is an MD5 (encryption changes it). Accept the same content twice.
+            if file.md5 in (None, md5) or md5 in earlier_md5s:
                 atomic_write(record_path, msgspec.json.encode(record))
-                part.replace(place)
+                partial_path.replace(path)
                 self.events.append("fetched")
                 return record.sha256
-            seen.add(md5)
-            part.unlink(missing_ok=True)
+            earlier_md5s.add(md5)
+            partial_path.unlink(missing_ok=True)
         raise SourceBucketError(
-            f"{file.address} came {_TRIES} times with content that its checksum does not fit, each "
-            "time another. The line or the service damages it; run the same command again later."
+            f"{file.address} was downloaded {_MAX_TRIES} times, each time with different content "
+            "that does not match its checksum. The network or the service damages the file. Run "
+            "the same command again later."
         )
 
-    def _append(self, file: RemoteFile, part: Path) -> None:
-        """Append the bytes that `part` lacks."""
-        if part.exists() and part.stat().st_size > file.bytes:
-            part.unlink()
-        with os.fdopen(open_append(part), "ab") as out:
-            start = at = self.there[file.address] = part.stat().st_size
-            while at < file.bytes:
+    def _refuse_changed(self, file: RemoteFile, partial_path: Path) -> None:
+        """Refuse a file that changed in the bucket since the listing."""
+        request = partial(self.bucket.info, file.key)
+        current = self.bucket.request(f"read {file.address}", request)
+        if (current.tag, current.bytes) == (file.tag, file.bytes):
+            return
+        partial_path.unlink(missing_ok=True)
+        raise SourceBucketError(
+            f"{file.address} changed in the bucket after it was listed (from {file.bytes:,} to "
+            f"{current.bytes:,} bytes), and a store is made from one listing. The downloaded files "
+            "are kept. Run the same command again when no one writes to the bucket."
+        )
+
+    def _append_missing(self, file: RemoteFile, partial_path: Path) -> None:
+        """Download the bytes that a partial file lacks."""
+        if _size_of(partial_path) > file.bytes:
+            partial_path.unlink()
+        with os.fdopen(open_append(partial_path), "ab") as out:
+            start = position = partial_path.stat().st_size
+            self.cached_bytes[file.address] = start
+            while position < file.bytes:
                 if self.bucket.retry.stop.is_set():
-                    raise SourceBucketError("Fetching was stopped; what has come is kept.")
-                ask = partial(self._range, file, at, min(at + CHUNK_BYTES, file.bytes))
-                at += out.write(self.bucket.request(f"read {file.address}", ask))
-                self.there[file.address] = at
+                    raise SourceBucketError(
+                        "The download was stopped. The downloaded files are kept."
+                    )
+                end = min(position + CHUNK_BYTES, file.bytes)
+                request = partial(self._read_range, file, position, end)
+                position += out.write(self.bucket.request(f"read {file.address}", request))
+                self.cached_bytes[file.address] = position
             out.flush()
             os.fsync(out.fileno())
-        self.fetched.append(at - start)
+        self.downloaded_bytes.append(position - start)
 
-    def _range(self, file: RemoteFile, start: int, end: int) -> bytes:
+    def _read_range(self, file: RemoteFile, start: int, end: int) -> bytes:
         chunk = self.bucket.read_range(file, start, end)
         if len(chunk) != end - start:
-            raise MismatchError(f"{len(chunk):,} bytes came of {end - start:,} asked for")
+            raise MismatchError(f"received {len(chunk):,} of {end - start:,} bytes")
         return chunk
 
 
@@ -267,8 +320,8 @@ def _cache_faults(cache: Path) -> Iterator[None]:
     try:
         with disk_faults(cache, "fetching the sources", setting=CACHE_VARIABLE):
             yield
-    except OSError as error:  # a name too long, or a file where another object needs a folder
+    except OSError as error:  # the name is too long, or a file exists instead of a folder
         raise SourceBucketError(
-            f"The cache {cache} cannot hold {error.filename or 'a file'} ({error.strerror}). Name "
-            "the objects by a pattern that leaves this one out, or empty the cache."
+            f"The cache {cache} cannot store {error.filename or 'a file'} ({error.strerror}). Use "
+            "a pattern that leaves this object out, or empty the cache."
         ) from error

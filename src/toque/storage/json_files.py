@@ -1,7 +1,7 @@
-"""JSON files: decoding that fails in one way, a checksum of itself, lines appended whole.
+"""JSON files: decoding with one error type, checksums inside the file, appended lines.
 
-The last member of a sealed JSON object is `"self_sha256": "<64 hex digits>"`: SHA-256 of the file's
-bytes with these digits left out. It finds damage; whoever forges a file can compute it.
+The last member of a sealed JSON object is `"self_sha256": "<64 hex digits>"`, the SHA-256 of the
+file without these digits. The seal detects damage. It does not prevent forgery.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ Kind = TypeVar("Kind")
 
 
 def decode_json(text: bytes | str, kind: type[Kind]) -> Kind:
-    """The value in `text`, of the form `kind`; whatever cannot be decoded is a DecodeError."""
-    # msgspec passes over the bytes of members that `kind` does not have, so they are decoded first.
+    """Decode a value of type `kind`.
+
+    Raises:
+        msgspec.DecodeError: The text is not UTF-8, not JSON, or has another form.
+    """
+    # msgspec does not check the bytes of members that `kind` lacks, so decode the text first.
     try:
         return msgspec.json.decode(text if isinstance(text, str) else text.decode(), type=kind)
     except UnicodeDecodeError as error:
@@ -39,7 +43,7 @@ def decode_json(text: bytes | str, kind: type[Kind]) -> Kind:
 
 
 def read_json(path: Path, kind: type[Kind]) -> Kind | None:
-    """The value in a file; None where it is absent, damaged or of another form."""
+    """Read a value from a file. Return None if the file is missing, damaged or has another form."""
     try:
         return decode_json(path.read_bytes(), kind)
     except (OSError, msgspec.DecodeError):
@@ -47,24 +51,30 @@ def read_json(path: Path, kind: type[Kind]) -> Kind | None:
 
 
 def json_object(path: Path, *, error: type[ToqueError], todo: str) -> dict[str, Any]:
-    """The object in a file, {} without a file; `error` with what is `todo` where it is damaged."""
+    """Read a JSON object from a file. Return {} if the file does not exist.
+
+    Args:
+        path: The JSON file.
+        error: The class of the error for a damaged file.
+        todo: The advice at the end of its message.
+    """
     try:
         value = json.loads(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as failure:
         raise error(f"{path} cannot be read as JSON: {failure}. {todo}") from failure
     if not isinstance(value, dict):
-        raise error(f"{path} holds no JSON object. {todo}")
+        raise error(f"{path} is not a JSON object. {todo}")
     return value
 
 
 def sealed(blank: bytes) -> bytes:
-    """JSON text of an object whose last member is `"self_sha256": ""`, with its hash filled in."""
+    """Fill in the hash of a JSON object that ends in the member `"self_sha256": ""`."""
     before, key, after = blank.rpartition(f'"{KEY}": "'.encode())
     return before + key + hashlib.sha256(blank).hexdigest().encode() + after
 
 
 def seal_of(text: bytes) -> SealState:
-    """State of a text's seal: the hash in it is right, is another, or is not in its place.
+    """Check the seal of a JSON text: right, wrong ("damaged") or absent.
 
     >>> seal_of(sealed(b'{"a": 1, "self_sha256": ""}'))
     'whole'
@@ -73,16 +83,17 @@ def seal_of(text: bytes) -> SealState:
     >>> seal_of(b'{"a": 1}')
     'absent'
     """
-    found = _SEAL.search(text)
-    if found is None:
+    seal = _SEAL.search(text)
+    if seal is None:
         return "absent"
-    blank = text[: found.start(1)] + text[found.end(1) :]
-    return "whole" if hashlib.sha256(blank).hexdigest().encode() == found.group(1) else "damaged"
+    blank = text[: seal.start(1)] + text[seal.end(1) :]
+    is_right = hashlib.sha256(blank).hexdigest().encode() == seal.group(1)
+    return "whole" if is_right else "damaged"
 
 
 @final
 class JsonLines:
-    """A file of JSON lines to append to, though never to half a line that a killed writer left."""
+    """File of JSON lines to append to. A line that a killed writer left unfinished is ended."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,19 +102,22 @@ class JsonLines:
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def append(self, lines: Sequence[bytes]) -> OSError | None:
-        """Hand the lines, all or none, to the system; the error of one that refused."""
+        """Write all lines or none. Return the error if the file system refuses."""
         text = b"".join(line + b"\n" for line in lines)
         if self._torn:
             text = b"\n" + text
-        before, written = os.fstat(self._descriptor).st_size, 0
+
+        size_before = os.fstat(self._descriptor).st_size
+        written = 0
         try:
             while written < len(text):
                 written += os.write(self._descriptor, text[written:])
         except OSError as error:
-            if written:  # no line is better than half a line
-                was_torn, self._torn = self._torn, True
+            if written:  # remove the unfinished line
+                was_torn = self._torn
+                self._torn = True
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._descriptor, before)
+                    os.ftruncate(self._descriptor, size_before)
                     self._torn = was_torn
             return error
         self._torn = False
@@ -115,7 +129,7 @@ class JsonLines:
 
 
 def append_json_lines(path: Path, lines: Sequence[bytes]) -> OSError | None:
-    """Append to `path`, all lines or none; the error of a file system that refused, if it did."""
+    """Append all lines or none to `path`. Return the error if the file system refuses."""
     try:
         with contextlib.closing(JsonLines(path)) as file:
             return file.append(lines)

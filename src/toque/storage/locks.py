@@ -1,7 +1,7 @@
-"""File locks: one process at a time, by flock or, where a file system has none, by a lease.
+"""File locks of the filelock library: flock, or a lease on file systems without flock.
 
-Both are filelock's. The system releases a flock however its process ends; a lease is a file that
-its holder renews, for network file systems without flock.
+The operating system releases a flock when its process ends for any reason. A lease is a file that
+its owner renews. Some network file systems need it.
 """
 
 from __future__ import annotations
@@ -22,47 +22,53 @@ from filelock import FileLock, SoftFileLease, Timeout
 from toque.storage.no_follow import open_no_follow
 
 HEARTBEAT: Final = 10.0  # seconds between renewals of a lease
-STALE: Final = 45.0  # seconds without a renewal after which a lease counts as left behind
+STALE: Final = 45.0  # seconds without a renewal after which a lease counts as abandoned
 _UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Answers of network file systems that have no locks."""
+"""Error numbers of network file systems without locks."""
 
 OnBusy = Callable[[str], None]
-"""Function called with the holder, as "4711 on node-1 since 2026-11-25 02:30:17 UTC"; raises its
-own error to refuse, or returns to wait until the lock is free."""
+"""Function called if another process has the lock.
+
+Its argument describes the process: "4711 on node-1 since 2026-11-25 02:30:17 UTC". The function
+raises an error to give up, or returns to wait for the lock.
+"""
 
 
 @dataclass(frozen=True)
-class Held:
-    """A lock that this process holds."""
+class AcquiredLock:
+    """A lock of this process."""
 
     lease: SoftFileLease | None = None
-    note: str | None = None  # a sentence for the user where a lease holds it
+    note: str | None = None
+    """Message for the user if the lock is a lease."""
 
     def is_mine(self) -> bool:
-        """True if nobody has taken it over, which can happen to a lease alone."""
+        """Whether this process still has the lock. Another process can take over only a lease."""
         lease = self.lease
-        # Reads the file: the heartbeat of a process that was stopped has not noticed yet.
+        # Read the file: after SIGSTOP the heartbeat thread has not seen the takeover yet.
         return lease is None or (lease.compromise is None and lease.is_lock_held_by_us)
 
 
-_HELD: Final[dict[Path, Held]] = {}  # by the file's absolute path
+_ACQUIRED: Final[dict[Path, AcquiredLock]] = {}
+"""Locks of this process by the absolute path of the lock file."""
 
 
-def held(path: Path) -> Held | None:
-    """The lock on `path` that this process holds; None when it holds none."""
-    return _HELD.get(path.absolute())
+def acquired_lock(path: Path) -> AcquiredLock | None:
+    """Look up the lock on `path` if this process has it."""
+    return _ACQUIRED.get(path.absolute())
 
 
 @contextmanager
-def file_lock(path: Path, on_busy: OnBusy) -> Iterator[Held]:
-    """Hold the lock file `path`, made with its folder when missing; its holder is written into it.
+def file_lock(path: Path, on_busy: OnBusy) -> Iterator[AcquiredLock]:
+    """Lock the file `path` and write the owner into it. The file and its folder are created.
 
-    A file that cannot be opened, or is a symbolic link, is an OSError.
+    Raises:
+        OSError: The file cannot be opened or is a symbolic link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(open_no_follow(path, os.O_RDWR | os.O_CREAT))  # its error names a link as a link
+    os.close(open_no_follow(path, os.O_RDWR | os.O_CREAT))  # the error message names a link
     lock: FileLock | SoftFileLease = FileLock(path, thread_local=False, fallback_to_soft=False)
-    taken = Held()
+    acquired = AcquiredLock()
     try:
         _acquire(lock, path, on_busy, blocking=False)
     except OSError as refused:
@@ -72,22 +78,23 @@ def file_lock(path: Path, on_busy: OnBusy) -> Iterator[Held]:
             path.with_name(f"{path.name}.lease"),
             lease_duration=STALE,
             heartbeat_interval=HEARTBEAT,
-            thread_local=False,  # the thread that saves looks whether it is still held
+            thread_local=False,  # the thread that saves checks the lease
         )
-        taken = Held(
-            lease,
+        note = (
             f"the file system of {path.parent} has no file locks ({refused.strerror}), so the "
-            f"folder is held by {path.name}.lease, which is renewed every {HEARTBEAT:.0f} seconds",
+            f"folder is locked by {path.name}.lease, which is renewed every {HEARTBEAT:.0f} seconds"
         )
-        # Until it is free, or left behind, or seen to be renewed.
-        renewed = _renewal_of(Path(lease.lock_file))
-        _acquire(lease, path, on_busy, timeout=2 * STALE, cancel_check=renewed)
+        acquired = AcquiredLock(lease, note)
+        # Wait until the lease is free, abandoned, or renewed by a living owner.
+        is_renewed = _renewal_check(Path(lease.lock_file))
+        _acquire(lease, path, on_busy, timeout=2 * STALE, cancel_check=is_renewed)
+
     try:
-        _sign(path)
-        _HELD[path.absolute()] = taken
-        yield taken
+        _write_owner(path)
+        _ACQUIRED[path.absolute()] = acquired
+        yield acquired
     finally:
-        _HELD.pop(path.absolute(), None)
+        _ACQUIRED.pop(path.absolute(), None)
         lock.release()
 
 
@@ -95,31 +102,33 @@ def _acquire(lock: FileLock | SoftFileLease, path: Path, on_busy: OnBusy, **pati
     try:
         lock.acquire(**patience)
     except Timeout:
-        on_busy(_holder_of(path))
+        on_busy(_owner_of(path))
         lock.acquire()
 
 
-def _renewal_of(path: Path) -> Callable[[], bool]:
-    def renewed_at() -> int | None:
+def _renewal_check(path: Path) -> Callable[[], bool]:
+    """Return a function that detects a renewal of a lease: a later modification time."""
+
+    def renewal_time() -> int | None:
         with suppress(FileNotFoundError):
             return path.stat(follow_symlinks=False).st_mtime_ns
         return None
 
-    first = renewed_at()  # another time means that its holder is alive
-    return lambda: first is not None and renewed_at() not in (None, first)
+    first = renewal_time()
+    return lambda: first is not None and renewal_time() not in (None, first)
 
 
-def _sign(path: Path) -> None:
-    """Write into a lock file who holds it: a courtesy, which a full disk may refuse."""
+def _write_owner(path: Path) -> None:
+    """Write this process into a lock file, for messages. A full disk may prevent it."""
     text = f"{os.getpid()} on {socket.gethostname()[:64]} since {datetime.now(UTC):%F %T} UTC"
     with suppress(OSError), os.fdopen(open_no_follow(path, os.O_RDWR), "r+b", 0) as file:
-        if os.fstat(file.fileno()).st_nlink == 1:  # with another name it is not ours alone
+        if os.fstat(file.fileno()).st_nlink == 1:  # a hard link could be a file of the user
             file.truncate()
             file.write(text.encode())
 
 
-def _holder_of(path: Path) -> str:
-    """The text in a lock file, which names its holder."""
+def _owner_of(path: Path) -> str:
+    """Read the owner from a lock file."""
     with suppress(OSError), os.fdopen(open_no_follow(path, os.O_RDONLY), "rb", 0) as file:
         return file.read(200).decode("utf-8", "replace").strip() or "unknown"
     return "unknown"
@@ -127,23 +136,24 @@ def _holder_of(path: Path) -> str:
 
 @contextmanager
 def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
-    """Hold the lock file `path` together with others, against whoever wants it alone.
+    """Lock the file `path` for reading: readers share it, and exclude an exclusive lock.
 
-    Where it can neither be made nor opened, or the file system knows no locks, nothing is held.
-    (filelock shares locks through a database in the file, which a reader may not write.)
+    Nothing is locked if the file can be neither created nor opened, or if the file system has no
+    locks. (The filelock library shares locks through a database, which readers may not write.)
     """
-    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # a store may belong to somebody else
+    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # the store may belong to another user
         with suppress(OSError):
             descriptor = open_no_follow(path, flags)
             break
     else:
         yield
         return
+
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            on_busy(_holder_of(path))
+            on_busy(_owner_of(path))
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
@@ -154,9 +164,9 @@ def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
 
 
 def is_shared(path: Path) -> bool:
-    """True if a lock that is held can be shared: it is held by readers."""
+    """Whether a locked file is locked by readers only."""
 
-    def refuse(_holder: str) -> None:
+    def refuse(_owner: str) -> None:
         raise BlockingIOError
 
     try:

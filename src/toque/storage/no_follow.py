@@ -1,10 +1,10 @@
-"""No-follow opening: files of run and store folders, never written or sent through a link.
+"""File opening that never follows links, for files of run and store folders.
 
-Such a folder may come from a stranger. A symbolic link in it that is named as a file Toque writes
-(metrics.jsonl, .lock, report.html) would otherwise make any file of the user its target.
+Such a folder may be untrusted. If a file that Toque writes (metrics.jsonl, .lock, report.html) were
+a symbolic link, Toque would overwrite its target, which may be any file of the user.
 
-Nor is anything written into another folder that was put where a held one was: before whatever is
-written or removed, the path is compared with a descriptor, which stays with the folder.
+A locked folder may also be replaced by another folder. Toque therefore compares the path with an
+open descriptor of the folder before it writes or removes a file.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from typing import BinaryIO, Final
 
 from toque.errors import CheckpointError
 
-LINK: Final = "it is a symbolic link, and none is followed here"
+LINK: Final = "it is a symbolic link, and links are not followed here"
 _NOT_PLAIN: Final = "it is not a plain file"
-_LEFT_ALONE: Final = "wandb"  # links inside itself, and Toque writes nothing there
-_TEXTS: Final = (".json", ".jinja", ".md", ".txt", ".model")  # suffixes in a model's folder
-_MOST_TEXT: Final = 1 << 28  # bytes; the largest vocabularies have a tenth
-_HELD: Final[dict[Path, int]] = {}
-"""Descriptors of the folders that this process holds, by their absolute paths."""
+_UNCHECKED_FOLDER: Final = "wandb"  # has links of its own, and Toque writes nothing there
+_TEXT_SUFFIXES: Final = (".json", ".jinja", ".md", ".txt", ".model")
+_MAX_TEXT_BYTES: Final = 1 << 28  # the largest vocabularies have a tenth of this
+_PINNED: Final[dict[Path, int]] = {}
+"""Open descriptors of the folders that this process uses, by their absolute paths."""
 
 
 def open_no_follow(path: Path, flags: int) -> int:
-    """A descriptor by `os.open`, closed on exec; a symbolic link is an OSError that says so."""
+    """Open a file with `os.open` and return its descriptor, which is closed on exec.
+
+    Raises:
+        OSError: The path is a symbolic link, among other reasons.
+    """
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -39,14 +43,22 @@ def open_no_follow(path: Path, flags: int) -> int:
 
 
 def open_new(path: Path) -> int:
-    """A descriptor to write a file that did not exist; FileExistsError for a file or any link."""
+    """Create a file and return a descriptor to write it.
+
+    Raises:
+        FileExistsError: A file or a link exists at the path.
+    """
     refuse_moved(path)
     return open_no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A plain file to read; a link, or whatever else is no plain file, is an OSError."""
-    # Not blocked by a pipe that somebody put there meanwhile.
+    """Open a plain file to read.
+
+    Raises:
+        OSError: The path is a link or not a plain file.
+    """
+    # O_NONBLOCK: opening a pipe would wait for a writer.
     descriptor = open_no_follow(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
@@ -55,22 +67,26 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def open_append(path: Path) -> int:
-    """A descriptor to append to `path` and to read it; the file is made when missing.
+    """Return a descriptor to append to `path` and to read it. The file is created if missing.
 
-    One that has a second name elsewhere (a hard link) is copied first, so that the other stays as
-    it is. A link, or whatever else is no plain file, is an OSError.
+    A file with a second hard link is copied first, so that the file of the other name stays as it
+    is.
+
+    Raises:
+        OSError: The path is a symbolic link or not a plain file.
     """
     refuse_moved(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     descriptor = open_no_follow(path, flags)
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
         return descriptor
+
     try:
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, _NOT_PLAIN, str(path))
         copy = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
-        write_new(copy, os.pread(descriptor, found.st_size, 0))
+        write_new(copy, os.pread(descriptor, status.st_size, 0))
         copy.replace(path)
     finally:
         os.close(descriptor)
@@ -78,105 +94,128 @@ def open_append(path: Path) -> int:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that did not exist, in a folder that is not in use yet."""
+    """Write a new file."""
     with os.fdopen(open_new(path), "wb") as file:
         file.write(data)
 
 
 def refuse_endless_files(folder: Path) -> None:
-    """Raise a CheckpointError where a pipe, a device or a text of gigabytes is in a model's folder.
+    """Refuse pipes, devices and huge texts in a model's folder. Other libraries read them entirely.
 
-    For what other libraries read whole there; weights are mapped.
+    Raises:
+        CheckpointError: The folder has such a file.
     """
     for path in folder.iterdir() if folder.is_dir() else ():
-        what = ""
+        problem = ""
+        is_text = path.suffix in _TEXT_SUFFIXES and path.is_file()
         if path.exists() and not (path.is_file() or path.is_dir()):
-            what = "is a pipe or a device, and no file"
-        elif path.suffix in _TEXTS and path.is_file() and path.stat().st_size > _MOST_TEXT:
-            what = f"is longer than {_MOST_TEXT:,} bytes, which no such file of a model is"
-        if what:
+            problem = "is a pipe or a device, not a file"
+        elif is_text and path.stat().st_size > _MAX_TEXT_BYTES:
+            problem = f"is longer than {_MAX_TEXT_BYTES:,} bytes, too long for its kind"
+        if problem:
             raise CheckpointError(
-                f"{path} {what}. The folder is damaged or made to harm: copy it from its source "
-                "again."
+                f"{path} {problem}. The folder is damaged or malicious. Copy it again from its "
+                "source."
             )
 
 
 def refuse_links_elsewhere(folder: Path) -> None:
-    """Raise a CheckpointError where a text in a model's folder is a link out of it.
+    """Refuse texts of a model's folder that are links to files outside the folder.
 
-    A copy of the folder would hold, and perhaps publish, the file of the user's that it leads to.
-    Those of a snapshot in the hub's cache lead to the blobs beside it.
+    A copy of the folder would contain, and perhaps publish, the user's file. Links of a snapshot in
+    the hub's cache to the cache's blobs are allowed.
+
+    Raises:
+        CheckpointError: The folder has such a link.
     """
-    real = folder.resolve()
-    within = (real, real.parent.parent / "blobs")
+    real_folder = folder.resolve()
+    allowed_folders = (real_folder, real_folder.parent.parent / "blobs")
     for path in folder.iterdir():
+        if path.suffix not in _TEXT_SUFFIXES:
+            continue
         target = path.resolve()
-        if path.suffix in _TEXTS and not any(target.is_relative_to(place) for place in within):
+        if not any(target.is_relative_to(allowed) for allowed in allowed_folders):
             raise CheckpointError(
-                f"{path} is a symbolic link to {path.readlink()}, outside its folder, and would be "
-                "copied with the model. Put the file itself in its place, or remove the link."
+                f"{path} is a symbolic link to {path.readlink()}, outside its folder. The target "
+                "would be copied with the model. Replace the link by the file, or remove it."
             )
 
 
 def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:
-    """Refuse links and devices inside the folder of a run or store, which may itself be a link."""
-    waiting = [folder]
-    while waiting:
+    """Refuse links and devices inside a run or store folder. The folder itself may be a link.
+
+    Args:
+        folder: The folder, checked with its subfolders.
+        refuse: Function that turns a message into the error to raise.
+    """
+    folders = [folder]
+    while folders:
         try:
-            entries = sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
         except OSError:
-            continue  # absent, or not ours to read: whoever opens it says so
+            continue  # missing or unreadable: opening it reports the error
         for entry in entries:
-            place = Path(entry.path)
+            path = Path(entry.path)
             if entry.is_dir(follow_symlinks=False):
-                waiting += [place] if entry.name != _LEFT_ALONE else []
+                if entry.name != _UNCHECKED_FOLDER:
+                    folders.append(path)
             elif not entry.is_file(follow_symlinks=False):
-                link = f"a symbolic link to {place.readlink()}" if place.is_symlink() else ""
+                kind = "not a plain file"
+                if path.is_symlink():
+                    kind = f"a symbolic link to {path.readlink()}"
                 raise refuse(
-                    f"{place} is {link or 'no plain file'}, and writing through one inside a run "
-                    "or a store, which may come from anyone, would overwrite what it leads to. "
-                    "Remove it, or put what it leads to in its place."
+                    f"{path} is {kind}. Run and store folders may be untrusted, and writing "
+                    "through a link would overwrite its target. Remove it, or replace it by the "
+                    "file."
                 )
 
 
 @contextmanager
-def held_folder(folder: Path) -> Iterator[None]:
-    """Hold an existing folder until the context ends."""
+def pinned_folder(folder: Path) -> Iterator[None]:
+    """Detect until the context ends if an existing folder is moved or replaced."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    _HELD[folder.absolute()] = descriptor
+    _PINNED[folder.absolute()] = descriptor
     try:
         yield
     finally:
-        _HELD.pop(folder.absolute(), None)
+        _PINNED.pop(folder.absolute(), None)
         os.close(descriptor)
 
 
-def place_of(folder: Path) -> Path:
-    """The place of a held folder: `folder` unless it was moved, one beside it if removed."""
-    descriptor = _HELD.get(folder.absolute())
-    if descriptor is None or _is(folder, descriptor):
+def current_path(folder: Path) -> Path:
+    """Find a pinned folder: its new path if it was moved, a new name next to it if removed."""
+    descriptor = _PINNED.get(folder.absolute())
+    if descriptor is None or _is_same_folder(folder, descriptor):
         return folder
     with suppress(OSError):  # a system without /proc
-        if _is(moved := Path(f"/proc/self/fd/{descriptor}").readlink(), descriptor):
+        moved = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if _is_same_folder(moved, descriptor):
             return moved
     return folder.with_name(f"{folder.name}.aside-{os.getpid()}")
 
 
 def refuse_moved(path: Path) -> None:
-    """Refuse a path in a held folder that is not where it was: a CheckpointError says where."""
-    for folder in list(_HELD):
-        if path.absolute().is_relative_to(folder) and (now := place_of(folder)) != folder:
+    """Refuse a path in a pinned folder that was moved or removed.
+
+    Raises:
+        CheckpointError: The folder was moved. The message has its new path.
+    """
+    for folder in list(_PINNED):
+        if not path.absolute().is_relative_to(folder):
+            continue
+        current = current_path(folder)
+        if current != folder:
             raise CheckpointError(
-                f"{folder} is not the folder that this run began in: that one was moved or removed "
-                f"meanwhile. What the run has saved is in {now}. To continue, move it back or set "
-                f"run_dir={now}, and start the same command."
+                f"{folder} is not the folder that this run started in. The original folder was "
+                f"moved or removed. The run has saved its files in {current}. To continue, move "
+                f"it back or set run_dir={current}, and run the same command again."
             )
 
 
-def _is(folder: Path, descriptor: int) -> bool:
+def _is_same_folder(folder: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(folder.stat(), os.fstat(descriptor))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # a file system that does not answer has not said so
+    except OSError:  # a file system that does not answer: assume the same folder
         return True

@@ -34,7 +34,7 @@ from toque.runs.history import METRICS
 from toque.runs.run_record import END, EVALUATION
 from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into, sha256_of
 from toque.storage.bucket import Bucket
-from toque.storage.no_follow import open_append, place_of
+from toque.storage.no_follow import current_path, open_append
 from toque.training.checkpoint.fetch import OUTBOX, complete_steps, fetch_run, fetch_step
 from toque.training.checkpoint.resume import load_model_tensors, model_tensors
 from toque.training.checkpoint.saved import (
@@ -157,7 +157,7 @@ def claimed_folder(run: Path) -> Iterator[None]:
         try:
             yield
         except ToqueError:
-            if is_first and place_of(run) == run:
+            if is_first and current_path(run) == run:
                 _remove_unused(run, new)
             raise
 

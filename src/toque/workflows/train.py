@@ -23,7 +23,7 @@ from toque.runs.run_files import refuse_users_address, refuse_users_folder
 from toque.storage.bucket import RUNS, Bucket, BucketError, is_remote, open_bucket
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.download import cache_folder
-from toque.storage.no_follow import place_of, refuse_links
+from toque.storage.no_follow import current_path, refuse_links
 from toque.training.callbacks import RunEnd
 from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
 from toque.training.checkpoint.upload import Uploads
@@ -310,7 +310,7 @@ def _tracked(watchers: Watchers, reporter: Reporter) -> Iterator[None]:
         yield
         failed = False
     finally:
-        page, run = None, place_of(watchers.run)
+        page, run = None, current_path(watchers.run)
         if watchers.opened:
             try:
                 page = report(run).file

@@ -119,7 +119,7 @@ def test_a_small_file_that_is_not_small_is_not_fetched(name, remote, tmp_path):
     parts.upload(tmp_path / "there", remote)
     remote.put(name, LARGE)
     with (
-        pytest.raises(CheckpointError, match=rf"{name} has 16,777,217 bytes, and no more than"),
+        pytest.raises(CheckpointError, match=rf"{name} has 16,777,217 bytes, but at most"),
         BucketLock(remote) if name == "lock.json" else nullcontext(),
     ):
         fetch_run(remote, tmp_path / "here", say=print)

@@ -66,7 +66,7 @@ def test_another_run_put_in_the_place_of_one_that_trains_stays_as_it_is(
     child.send_signal(signal.SIGCONT)
     _, said = child.communicate(timeout=120)
     assert child.returncode == CheckpointError.exit_code, said
-    assert "is not the folder that this run began in" in said
+    assert "is not the folder that this run started in" in said
     if before:
         assert everything(run) == before
     else:
@@ -134,7 +134,7 @@ def test_a_run_moved_during_an_evaluation_keeps_its_best_model_and_texts_out_of_
     began = make_run(folder=run, steps=9, evaluate_every="3 steps", evaluator=moving, keep_last=1)
     with (
         run_lock(run / "checkpoints"),  # as `toque train` holds it
-        pytest.raises(CheckpointError, match="is not the folder that this run began in"),
+        pytest.raises(CheckpointError, match="is not the folder that this run started in"),
     ):
         began.trainer.fit()
     assert everything(run) == before
@@ -164,7 +164,7 @@ def test_a_run_moved_during_a_save_is_saved_where_it_lies(
     began = make_run(folder=run, steps=100, store=store, background_saves=background)
     with (
         run_lock(run / "checkpoints"),
-        pytest.raises(CheckpointError, match="is not the folder that this run began in"),
+        pytest.raises(CheckpointError, match="is not the folder that this run started in"),
     ):
         began.trainer.fit()
     assert everything(run) == before
@@ -188,7 +188,7 @@ def test_a_run_moved_while_its_checkpoints_are_listed_is_saved_where_it_lies(
     began = make_run(folder=run, steps=100, store=store, background_saves=False)
     with run_lock(run / "checkpoints"), monkeypatch.context() as patch:
         patch.setattr(os, "listdir", moving)
-        with pytest.raises(CheckpointError, match="is not the folder that this run began in"):
+        with pytest.raises(CheckpointError, match="is not the folder that this run started in"):
             began.trainer.fit()
     found = CheckpointStore(away / "checkpoints").newest_valid()
     assert found is not None

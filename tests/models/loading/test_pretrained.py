@@ -99,11 +99,11 @@ LOST = "transformer.h.1.ln_1.weight"
 @pytest.mark.parametrize(
     ("breaking", "error", "words"),
     [
-        (lambda f: cut(f / "model.safetensors"), CheckpointError, "damaged or cut short"),
+        (lambda f: cut(f / "model.safetensors"), CheckpointError, "damaged or truncated"),
         (
             lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64),
             CheckpointError,
-            "claims a header of .* bytes",
+            "declares a header of .* bytes",
         ),
         (lambda f: without(f, LOST), CheckpointError, r"lacks 1 weights.*h\.1\.ln_1\.weight"),
         (lambda f: configured(f, n_embd=64), CheckpointError, "files beside it hold 29,472"),

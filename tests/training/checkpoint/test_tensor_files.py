@@ -206,10 +206,10 @@ def test_views_and_transposes_are_written_as_they_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "claims a header"),
-        ((10**10).to_bytes(8, "little") + b"{}", "claims a header of 10,000,000,000 bytes"),
-        ((2).to_bytes(8, "little") + b"[]", "damaged or cut short"),
-        (b"\x80\x04\x95 a pickle, say, of some length", "claims a header"),
+        (b"", "declares a header"),
+        ((10**10).to_bytes(8, "little") + b"{}", "declares a header of 10,000,000,000 bytes"),
+        ((2).to_bytes(8, "little") + b"[]", "damaged or truncated"),
+        (b"\x80\x04\x95 a pickle, say, of some length", "declares a header"),
         (None, "x.safetensors is missing."),
     ],
 )

@@ -30,7 +30,7 @@ from toque.data.store.store_manifest import StoreFile, StoreManifest, read_manif
 from toque.data.store.token_column import Pieces, TokenColumn, mapped_array
 from toque.errors import DataError
 from toque.storage.atomic import sha256_of
-from toque.storage.locks import Held, file_lock, is_shared, shared_lock
+from toque.storage.locks import AcquiredLock, file_lock, is_shared, shared_lock
 from toque.storage.no_follow import refuse_links
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def held_store(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def store_to_write(store: Path) -> Iterator[Held]:
+def store_to_write(store: Path) -> Iterator[AcquiredLock]:
     """Hold the store's lock, so that two commands do not write one store."""
     lock = store / LOCK
 

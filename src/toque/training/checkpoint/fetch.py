@@ -106,7 +106,7 @@ def fetch_model(bucket: Bucket, at: str, run: Path) -> None:
     for name in (CONFIG, *filter(names.__contains__, beside)):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(run / name) as temporary:
-            bucket.get_file(name, temporary, most=shutil.disk_usage(run).free)
+            bucket.get_file(name, temporary, max_bytes=shutil.disk_usage(run).free)
 
 
 def _there_and_here(bucket: Bucket, run: Path) -> tuple[list[str], list[str], Manifest | None]:
@@ -168,7 +168,7 @@ def _fetched(bucket: Bucket, place: str, run: Path) -> Iterator[Manifest]:
     target = run / place
     with atomic_folder(target) as writer:
         temp = writer.folder
-        bucket.get_file(f"{place}/{MANIFEST}", temp / MANIFEST, most=MOST_BYTES)
+        bucket.get_file(f"{place}/{MANIFEST}", temp / MANIFEST, max_bytes=MOST_BYTES)
         manifest = read_manifest(temp)
         if target.name != step_name(manifest.step):
             raise CheckpointError(f"it holds step {manifest.step}: it was renamed or copied.")
@@ -179,7 +179,7 @@ def _fetched(bucket: Bucket, place: str, run: Path) -> Iterator[Manifest]:
                 f"{free:,} left. Make room, or choose another run_dir."
             )
         for entry in manifest.files:  # only what the manifest lists, and plain names only
-            bucket.get_file(f"{place}/{entry.file}", temp / entry.file, most=entry.bytes)
+            bucket.get_file(f"{place}/{entry.file}", temp / entry.file, max_bytes=entry.bytes)
         verify_files(temp, manifest)
         yield manifest
 
@@ -204,4 +204,4 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
         for name in filter(is_own, names):
             temporary = stack.enter_context(atomic_path(run / name))
             most = shutil.disk_usage(run).free if grows(name) else MOST_BYTES
-            bucket.get_file(name, temporary, most=most)
+            bucket.get_file(name, temporary, max_bytes=most)

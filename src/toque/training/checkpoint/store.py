@@ -34,8 +34,8 @@ from toque.storage.atomic import (
     sweep,
     sweep_files,
 )
-from toque.storage.locks import Held, file_lock, held
-from toque.storage.no_follow import held_folder, place_of, refuse_moved
+from toque.storage.locks import AcquiredLock, acquired_lock, file_lock
+from toque.storage.no_follow import current_path, pinned_folder, refuse_moved
 from toque.training.callbacks import LOSS, Goal, Requests, Saved
 from toque.training.checkpoint.saved import (
     MANIFEST,
@@ -79,7 +79,7 @@ class RunIdentity:
 
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[Held]:
+def run_lock(folder: Path) -> Iterator[AcquiredLock]:
     """Hold `folder`, made when missing, for this process; else a CheckpointError says who does."""
 
     def refuse(holder: str) -> None:
@@ -91,7 +91,7 @@ def run_lock(folder: Path) -> Iterator[Held]:
     with ExitStack() as stack:
         try:
             lock = stack.enter_context(file_lock(folder / LOCK, refuse))
-            stack.enter_context(held_folder(folder.parent))
+            stack.enter_context(pinned_folder(folder.parent))
         except OSError as error:
             raise CheckpointError(
                 f"{folder} cannot be written: {error.strerror}. Checkpoints are kept there; choose "
@@ -119,7 +119,7 @@ class CheckpointStore:
     @property
     def here(self) -> Path:
         """`folder`, wherever it was moved to since this process holds it."""
-        return place_of(self.folder.parent) / self.folder.name
+        return current_path(self.folder.parent) / self.folder.name
 
     def asks(self) -> Requests:
         """A request to stop and save, if the run's folder is not at its place any more."""
@@ -129,7 +129,7 @@ class CheckpointStore:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about how the run is held against other processes, if unusually."""
-        lock = held(self.folder / LOCK)
+        lock = acquired_lock(self.folder / LOCK)
         return (lock.note,) if lock is not None and lock.note is not None else ()
 
     @contextmanager
@@ -225,7 +225,7 @@ class CheckpointStore:
     @contextmanager
     def writing(self, parent: Path, step: int, needed: int) -> Iterator[FolderWriter]:
         """A checkpoint's folder to fill; it appears in `parent` when the block ends well."""
-        lock = held(self.folder / LOCK)
+        lock = acquired_lock(self.folder / LOCK)
         if lock is not None and not lock.is_mine():
             raise CheckpointError(  # no failed save, which a run survives
                 f"Another process has taken {self.folder} over, because this one did not renew its "
