@@ -310,7 +310,10 @@ def test_a_bucket_that_is_not_there_is_refused_before_training(kitchen, service,
     at = f"{service.scheme}://no-such-bucket/a"
     words = [f"run_dir={kitchen / 'nobucket'}", f"checkpoint.upload={at}"]
     assert main(["train", str(kitchen / "run.yaml"), *words]) == 4
-    assert "the bucket 'no-such-bucket' or the object does not exist" in capfd.readouterr().err.replace("\n", " ")
+    assert (
+        "the bucket 'no-such-bucket' or the object does not exist"
+        in capfd.readouterr().err.replace("\n", " ")
+    )
 
 
 def test_addresses_that_cannot_be_a_run_are_refused(kitchen, capfd):

@@ -342,7 +342,10 @@ def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service
 def test_what_is_not_there_is_said(service):
     base = f"{service.scheme}://"
     for address, words in (
-        (f"{base}no-such-bucket-here/a/", "the bucket 'no-such-bucket-here' or the object does not exist"),
+        (
+            f"{base}no-such-bucket-here/a/",
+            "the bucket 'no-such-bucket-here' or the object does not exist",
+        ),
         (f"{base}pantry/nothing/", "matches nothing: the bucket exists"),
         (f"{base}pantry/none*.json", "matches nothing"),
         (f"{base}pantry/dumps/empty.json", "1 objects, but all are empty or hidden"),

@@ -16,7 +16,7 @@ WAIT_VARIABLES: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 PASSIVE: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Environment in which threads sleep while they wait."""
 BOUNDED: Final = {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "1"}
-"""Rounds that a thread of GNU's OpenMP spins (its default), and milliseconds that a thread of LLVM's
+"""Rounds that a thread of GNU's OpenMP spins (its default) and milliseconds that a thread of LLVM's
 or Intel's OpenMP spins. PyTorch's Linux wheels bundle GNU's."""
 
 
