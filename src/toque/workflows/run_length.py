@@ -67,7 +67,7 @@ class AfterTraining:
 
     def within(self, seconds: float) -> AfterTraining:
         """The same with fewer texts, if they would take longer than this."""
-        share = min(1.0, seconds / max(self.texts + self.final_texts, 1e-9))
+        share = min(1.0, max(0.0, seconds) / max(self.texts + self.final_texts, 1e-9))
         return replace(self, texts=share * self.texts, final_texts=share * self.final_texts)
 
 
@@ -131,9 +131,11 @@ def length_of(
     if left.amount <= 0 and not over:
         limits = {"train.stop_after": asked, "train.time_limit": config.train.time_limit}
         named = [name for name, limit in limits.items() if limit and limit.seconds == whole]
+        advice = "Give more time"
+        if spent < whole:
+            advice += ", or evaluate less (evaluation.max_examples, evaluation.generate)"
         raise ConfigError(
-            f'{named[-1]} is "{limits[named[-1]]}": {told}. Nothing is left for training; give '
-            "more, or evaluate less (evaluation.max_examples, evaluation.generate)."
+            f'{named[-1]} is "{limits[named[-1]]}": {told}. Nothing is left for training. {advice}.'
         )
     limit.stop_after = left
     at_most = "" if asked.total else f", or {clock_text(whole)} of the whole command"

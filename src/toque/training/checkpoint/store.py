@@ -246,8 +246,9 @@ class CheckpointStore:
             raise SaveError(str(error)) from error
         except OSError as error:
             raise SaveError(
-                f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "
-                "saved before is intact. Make room or repair the disk; the next save tries again."
+                f"Step {step} could not be saved in {parent}: {error.strerror or error}. Earlier "
+                "checkpoints are intact. Free some space or repair the disk. The next save tries "
+                "again. If the run ends first, run the same command again: it continues."
             ) from error
 
     def seal(

@@ -382,16 +382,22 @@ class Choice(NamedTuple):
 
 
 def time_of(text: str) -> Duration:
-    """The time of the whole run; a ConfigError where it is none."""
-    whole = Duration.parse(TONIGHT if text == "tonight" else text)
-    if whole.seconds is None:
-        hour = argument('for_="1 hour"')
+    """Read the time of the entire run.
+
+    Raises:
+        ConfigError: The text is not a time by the clock, or the time is 0.
+    """
+    try:
+        duration = Duration.parse(TONIGHT if text == "tonight" else text)
+    except ConfigError:
+        duration = None
+    if duration is None or not duration.seconds:
         raise ConfigError(
-            f'{argument("for_")} is "{text}", which is no time. Write hours or minutes, e.g. '
-            f"{hour}, or tonight, which is {TONIGHT}. For a number of epochs change "
-            "train.stop_after in the file that is written."
+            f'{argument("for_")} must be a time such as "20 minutes" or "1 hour", or tonight '
+            f'({TONIGHT}), not "{text}". To train for a number of epochs, change '
+            "train.stop_after in the file that init writes."
         )
-    return replace(whole, total=True)
+    return replace(duration, total=True)
 
 
 class Tuning(NamedTuple):
