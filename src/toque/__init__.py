@@ -1,9 +1,9 @@
 """Toque trains language models that write recipes, and any other text.
 
-The functions do what the commands of the same names do (docs/guides/python.md). They print nothing;
-a `reporter` hears what a command would print, and `ConsoleReporter()` prints it. Importing this
-package loads next to nothing; its names come when they are first used, and torch with the first
-function that needs it.
+Each function is the command of the same name (docs/guides/python.md). Functions print nothing. A
+`reporter` receives the output of the command, and `ConsoleReporter()` prints it. Importing this
+package is fast: names are imported at their first use, and torch by the first function that needs
+it.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ _HOME = {
     "score": "toque.workflows.evaluate",
     "train": "toque.api",
     **dict.fromkeys(("serve", "watch"), "toque.workflows.inference.serve"),
-}  # modules of the names that stand in no module of their own name in the workflows' folder
+}  # modules of public names; other names are in the workflow module of the same name
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported when they are first asked for."""
+    """Import a public name at its first use."""
     if name not in __all__:
         raise AttributeError(f"module 'toque' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME.get(name, f"toque.workflows.{name}")), name)

@@ -1,4 +1,4 @@
-"""Training from Python, with what the command gives its workflow; other names are workflows."""
+"""The function `toque.train`: training from Python. Other public functions are workflows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toque.workflows.prepared_store import refuse_unprepared
 from toque.workflows.results import Model, TrainedRun
 
 _ONE_AT_A_TIME: Final = threading.RLock()
-"""Held while this process trains: torch's random numbers and settings are the whole process's."""
+"""Lock of training, because torch's random numbers and settings belong to the process."""
 
 
 def train(
@@ -34,38 +34,36 @@ def train(
     trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
-    """Train, or continue a run; prepare its data first where that was not done.
+    """Train a model, or continue a run. Prepare its data first, if necessary.
 
-    One thread of a process trains at a time; another waits. Torch's settings and random numbers are
-    afterwards as they were.
+    Only one thread of a process trains at a time. Torch's settings and random numbers are restored
+    at the end.
 
     Args:
-        config: what `configure` takes.
-        data: rows to train on, as of `prepare`; the same rows find their store again.
-        validation: rows to hold out, in place of data.validation.
-        columns: fields that hold a part of each row, as of `prepare`.
-        start: a run or checkpoint whose weights a new run begins with.
-        resume: continue exactly from this older checkpoint of the run, e.g. "step-00000200"; newer
-            ones are set aside, and nothing is deleted.
-        callbacks: objects that watch the run, besides those of observe.callbacks.
-        upload: fetch from checkpoint.upload and copy to it, if there is one.
-        prepare: prepare the store where it is absent; otherwise that is an error.
-        trust_code: where `config` is a run's own config.yaml, import the metrics and callbacks it
-            names.
-        reporter: hears of progress.
+        config: A configuration, as for `configure`.
+        data: Rows to train on, as for `prepare`. The same rows find their store again.
+        validation: Rows to hold out, instead of data.validation.
+        columns: Fields of each row, as for `prepare`.
+        start: A run or checkpoint with the first weights of a new run.
+        resume: An older checkpoint of the run to continue from, e.g. "step-00000200". Newer
+            checkpoints are set aside. Nothing is deleted.
+        callbacks: Callbacks in addition to observe.callbacks.
+        upload: Download from checkpoint.upload and copy to it, if it is set.
+        prepare: Prepare the store if it is missing. Otherwise a missing store is an error.
+        trust_code: Import the metrics and callbacks of a run's own config.yaml.
+        reporter: Receiver of messages and progress.
 
     Raises:
-        ConfigError: the configuration cannot be used.
-        DataError: the data cannot, or the store was prepared from other data or settings.
-        CheckpointError: the run folder belongs to another run, or is in use.
-        NonFiniteError: the loss is not a number.
+        ConfigError: The configuration is invalid.
+        DataError: The data is invalid, or the store was prepared from other data or settings.
+        CheckpointError: The run folder belongs to another run, or is in use.
+        NonFiniteError: The loss is not a number.
     """
     with _ONE_AT_A_TIME:
         began = time.monotonic()
         if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
             raise ConfigError(
-                f"callbacks is a {type(callbacks).__name__}, no list. Give one, such "
-                "as [MyCallback()]."
+                f"callbacks must be a list, not a {type(callbacks).__name__}, e.g. [MyCallback()]."
             )
         settings = configure(config)
         refuse_lone_process(settings.train.strategy)
@@ -82,8 +80,8 @@ def train(
             )
         elif any(given is not None for given in (data, validation, columns)):
             raise ConfigError(
-                f"{argument('prepare=False')} leaves rows as they are, and they are trained on "
-                "from a store. Leave it out."
+                f"{argument('prepare=False')} does not store rows, but training reads rows from a "
+                "store. Leave it out."
             )
         else:
             refuse_unprepared(settings)
@@ -102,4 +100,4 @@ def train(
                 clock=CommandClock(began=began),
                 reporter=reporter,
             )
-        return replace(run, folder=run.folder.absolute())  # the program may go to another folder
+        return replace(run, folder=run.folder.absolute())  # the program may change its folder

@@ -1,9 +1,10 @@
-"""Exceptions a user can meet, each with its exit code.
+"""Exceptions for users, each with its exit code.
 
-A message is one paragraph: what was found, where, what is allowed, what to do. Arguments in it are
-marked by `argument`, so that Python reads "n is 0" and the command line puts the flag instead. What
-it quotes may come from anyone's file: control characters, which a terminal would obey, are written
-out, and so is a line break between two letters, as in a path; other line breaks are spaces.
+A message is one paragraph: the problem, its location, the allowed values, and the next step. A
+message marks arguments with `argument`: Python prints "n is 0", and the command line prints the
+flag. Quoted text may be untrusted. Control characters are escaped, because a terminal would obey
+them. A line break between two letters, as in a path, is also escaped. Other line breaks become
+spaces.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ _LINE_BREAKS = re.compile(
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_LONGEST = 4000  # characters of a message; a library may quote a whole file in its own
+_MAX_CHARS = 4000  # of a message; a library may quote an entire file
 
 
 def argument(name: str) -> str:
-    """An argument for a message, as Python writes it: `n`, or `steps=8` to give it a value."""
+    """Mark an argument in a message. Write it as in Python: `n`, or `steps=8` with a value."""
     return f"\0{name}\0"
 
 
 def in_shell(word: object) -> str:
-    r"""A word of a command that is pasted into a shell, on one line.
+    r"""Quote a word for a command that users paste into a shell, on one line.
 
     >>> in_shell("runs/mine"), in_shell("my run"), in_shell("a\nb")
     ('runs/mine', "'my run'", "$'a\\nb'")
     """
     text = str(word)
-    # The mark before it has repr take single quotes, as such a word needs them.
+    # The double quote makes repr use single quotes, as $'...' needs.
     return shlex.quote(text) if text.isprintable() else "$'" + repr(f'"{text}')[2:]
 
 
 def nearest_hint(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """The part of a message that names the likeliest of `known`; "" where none is like `given`.
+    """Suggest the most similar of `known` for a message. Return "" if none is similar to `given`.
 
     >>> nearest_hint("rougel", ["rougeL", "bleu"]), nearest_hint("soup", ["bleu"])
     (' Nearest: rougeL.', '')
@@ -51,46 +52,48 @@ def nearest_hint(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> st
 
 
 class ToqueError(Exception):
-    """Base of everything a user may meet; never raised itself."""
+    """Base class of all exceptions for users. It is never raised itself."""
 
     exit_code: int = 1
-    said_by_another: bool = False  # true where another rank of the same run reports it to the user
+    said_by_another: bool = False
+    """Whether another rank of the same run reports the error to the user."""
 
     def __str__(self) -> str:
-        """The message, with arguments as Python names them."""
+        """Return the message with arguments as in Python."""
         return self.message(str)
 
     def message(self, name: Callable[[str], str]) -> str:
-        """The message, with every argument as `name` puts it.
+        """Return the message with each argument formatted by `name`.
 
         >>> ConfigError(f"{argument('n')} is 0.").message(lambda name: f"The flag of {name}")
         'The flag of n is 0.'
         """
-        return _in_a_paragraph(_MARKED.sub(lambda found: name(found[1]), super().__str__()))
+        text = _MARKED.sub(lambda mark: name(mark[1]), super().__str__())
+        return _as_paragraph(text)
 
 
-def _in_a_paragraph(text: str) -> str:
-    r"""Text for a terminal: one line, nothing in it that a terminal would obey, not endless.
+def _as_paragraph(text: str) -> str:
+    r"""Make a text safe for a terminal: one line, no control characters, limited length.
 
-    >>> _in_a_paragraph("a file named \x1b[2J is\n  damaged")
+    >>> _as_paragraph("a file named \x1b[2J is\n  damaged")
     'a file named \\x1b[2J is damaged'
-    >>> _in_a_paragraph("no\nsuch is no folder.\nName another.")
-    'no\\nsuch is no folder. Name another.'
+    >>> _as_paragraph("no\nsuch is not a folder.\nChoose another.")
+    'no\\nsuch is not a folder. Choose another.'
     """
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST - 500]} … {text[-480:]}"
+    if len(text) > _MAX_CHARS:
+        text = f"{text[: _MAX_CHARS - 500]} … {text[-480:]}"
     text = _LINE_BREAKS.sub(" ", text)
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda char: char[0].encode("unicode_escape").decode(), text)
 
 
 class CheckFailed(ToqueError):
-    """Two computations that must agree do not: `check`, or a fault of `drill`."""
+    """Two computations of `check` or `drill` differ but must agree."""
 
     exit_code = 1
 
 
 class ConfigError(ToqueError):
-    """The command line or the configuration cannot be used as written."""
+    """The command line or the configuration is invalid."""
 
     exit_code = 2
 
@@ -99,7 +102,14 @@ class ConfigError(ToqueError):
 def needing(
     extra: str, what: str, *, otherwise: str = "", raised: type[ToqueError] = ConfigError
 ) -> Iterator[None]:
-    """A context of imports: an error names the extra with the package that is missing."""
+    """Convert an ImportError in the context into an error with the extra to install.
+
+    Args:
+        extra: The extra of Toque with the package.
+        what: The subject of the message: the feature that needs the package.
+        otherwise: An alternative to the installation, for the message.
+        raised: The class of the error.
+    """
     try:
         yield
     except ImportError as error:
@@ -110,7 +120,7 @@ def needing(
 
 
 class DataError(ToqueError):
-    """A source, a tokenizer or a store is missing, damaged or does not fit."""
+    """A source, a tokenizer or a store is missing, damaged or incompatible."""
 
     exit_code = 3
 
@@ -128,15 +138,15 @@ class NonFiniteError(ToqueError):
 
 
 class RankLost(ToqueError):
-    """Another of the processes that share the run is gone or does not answer.
+    """Another process of the run has ended or does not answer.
 
-    Where that one ended by an error, this one leaves with the same exit code.
+    If that process ended with an error, this process ends with the same exit code.
     """
 
     exit_code = 1
 
 
 class Interrupted(ToqueError):
-    """A signal asked the run to stop; it saved and can continue."""
+    """A signal stopped the run after a save. The run can continue."""
 
     exit_code = 75

@@ -1,6 +1,6 @@
 """Keyed random numbers and permutations: data order and seeds without stored state.
 
-The order is the same for every number of ranks and workers, and every position costs the same.
+The order does not depend on the number of ranks and workers. All positions cost the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mix(value: int) -> int:
 
 
 def key_of(*parts: int) -> int:
-    """One 64-bit key from several integers; the order of the parts matters.
+    """Combine several integers into a 64-bit key. The order of the parts matters.
 
     >>> key_of(17, 0) != key_of(0, 17)
     True
@@ -40,7 +40,7 @@ def key_of(*parts: int) -> int:
 
 
 def keys_of(key: int, *parts: NDArray[np.integer] | int) -> U64:
-    """Keys that `key_of` gives when more parts follow those of `key`, for arrays of parts at once.
+    """Extend a key of `key_of` by further parts, which may be arrays.
 
     >>> keys_of(key_of(17), np.array([0, 1]), 5).tolist() == [key_of(17, 0, 5), key_of(17, 1, 5)]
     True
@@ -53,7 +53,7 @@ def keys_of(key: int, *parts: NDArray[np.integer] | int) -> U64:
 
 
 def mixed(values: U64) -> U64:
-    """SplitMix64's finaliser, in a new array: every output bit depends on every input bit."""
+    """Apply SplitMix64's finaliser: every output bit depends on every input bit."""
     shifted = values >> np.uint64(30)
     values = values ^ shifted
     values *= np.uint64(0xBF58476D1CE4E5B9)
@@ -70,18 +70,18 @@ def _mix_array(values: U64) -> U64:
 
 
 def shuffle(n: int, *, key: int) -> NDArray[np.int64]:
-    """All of 0..n-1 in a pseudo-random order: sorted by a hash of (key, number).
+    """Return 0..n-1 in a pseudo-random order: sorted by a hash of (key, number).
 
-    For sets small enough to sort; `permute` gives one image without the others.
+    Use it for sets that are small enough to sort. `permute` computes single positions.
     """
     (order,) = shuffles(np.array([n]), np.array([key], np.uint64))
     return np.asarray(order)
 
 
 def shuffles(sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
-    """[sets, max(sizes)] what `shuffle` gives for each size and its key.
+    """Shuffle several sets, each like `shuffle`. Shape [sets, max(sizes)].
 
-    Where a set is smaller than the largest, the numbers past its size follow in their order.
+    Rows of smaller sets end in the numbers from the set's size upwards, in order.
     """
     numbers = np.arange(int(sizes.max(initial=0)), dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -91,10 +91,10 @@ def shuffles(sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
 
 
 def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int64]:
-    """Images of `positions` under a pseudo-random permutation of 0..n-1, another for every key.
+    """Map `positions` by a pseudo-random permutation of 0..n-1 that depends on the key.
 
-    A balanced Feistel network over the smallest even number of bits that holds n, walked until the
-    image falls below n (cycle walking: Black & Rogaway 2002).
+    The permutation is a balanced Feistel network over the smallest even number of bits that can
+    represent n. It is repeated until the image is below n (cycle walking: Black & Rogaway 2002).
 
     >>> sorted(permute(np.arange(5), n=5, key=1).tolist())
     [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""Reporter: how a workflow tells whoever watches what it does; silent unless one is given."""
+"""Reporters: receivers of the messages and the progress of a workflow. The default is silent."""
 
 from __future__ import annotations
 
@@ -9,53 +9,57 @@ from pathlib import Path
 from typing import Final, Protocol
 
 COLUMNS: Final = 120
-"""Letters of a line where no terminal says how many it has: a path fits."""
+"""Characters per line without a terminal. A path fits."""
 ProgressSink = Callable[[int, int, str], None]
-"""Function called with (bytes done, bytes in total, what is being done)."""
+"""Function called with (bytes done, total bytes, name of the activity)."""
 
 
 def no_progress(_done: int, _total: int, _message: str) -> None:
-    """The default sink: reports nothing."""
+    """Report nothing: the default progress sink."""
 
 
 class Reporter:
-    """Takes what a workflow has to say, and drops it; those that show it override the methods.
+    """Receiver of messages and progress, which discards them. Subclasses display them.
 
-    Nothing of it changes what the workflow does.
+    A reporter does not change the behaviour of a workflow.
     """
 
     @property
     def heard(self) -> bool:
-        """True if a person sees the reports; False for a log file alone."""
+        """Whether a person sees the messages. False for a log file."""
         return self is not SILENT
 
     @property
     def lost(self) -> str | None:
-        """Reason why something could not be shown; None while everything was."""
+        """Reason why a message could not be displayed. None if there was no such message."""
         return None
 
     @property
     def columns(self) -> int:
-        """Letters of a line, to which a long text may be cut."""
+        """Characters per line, for shortening long texts."""
         return COLUMNS
 
     def line(self, text: str) -> None:
-        """Take a line of the result, which a command prints on standard output."""
+        """Receive a line of the result. A command prints it on standard output."""
 
     def notice(self, text: str) -> None:
-        """Take a sentence for whoever watches, which a command prints on standard error."""
+        """Receive a message for the user. A command prints it on standard error."""
 
     def detail(self, text: str) -> None:
-        """Take lines for a log; a command does not print them."""
+        """Receive lines for a log. A command does not print them."""
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
-        """Take where the work is, in place of what was there before; "" when it is over.
+        """Receive the current state of the work, which replaces the previous state.
 
-        Without a `total` there is no bar; what is to `keep` has a line of its own in a log.
+        Args:
+            text: The state. Empty at the end of the work.
+            done: Finished units.
+            total: Units in all. 0 displays no bar.
+            keep: Write the state to the log as a line.
         """
 
     def working(self, text: str) -> AbstractContextManager[object]:
-        """Take what is being done for as long as the context lasts."""
+        """Receive the name of an activity that lasts as long as the context."""
         return nullcontext()
 
 
@@ -64,7 +68,7 @@ SILENT: Final = Reporter()
 
 @contextmanager
 def counting(reporter: Reporter, doing: str, things: str) -> Iterator[Count]:
-    """Tell of a part of the work by its count, until the context ends.
+    """Report the progress of an activity by a count, until the context ends.
 
     >>> with counting(SILENT, "evaluating", "held-out examples") as count:
     ...     count(34, 293)
@@ -84,31 +88,31 @@ def counting(reporter: Reporter, doing: str, things: str) -> Iterator[Count]:
 
 
 class Count(Protocol):
-    """Called as things get done."""
+    """Function called when some items are done."""
 
     def __call__(self, done: int, total: int, share: float | None = None, /) -> None:
-        """Take how many of how many are done, and of all the work the share, where it differs."""
+        """Receive the done items, all items, and the share of work if it is not done / total."""
 
 
 def uncounted(done: int, total: int, share: float | None = None, /) -> None:
-    """A count that nobody hears."""
+    """Ignore a count."""
 
 
 def clock_text(seconds: float) -> str:
-    """Hours, minutes and seconds for people.
+    """Format seconds as hours, minutes and seconds.
 
     >>> clock_text(75), clock_text(4000)
     ('1:15', '1:06:40')
     """
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
     if hours:
-        return f"{hours}:{minutes:02}:{whole % 60:02}"
-    return f"{minutes}:{whole % 60:02}"
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"
 
 
 def one_line(text: str, columns: int) -> str:
-    r"""A text in one line of at most so many letters, its line breaks as spaces.
+    r"""Shorten a text to one line of at most `columns` characters. Line breaks become spaces.
 
     >>> one_line("Ingredients:\n- 2 eggs\n- flour", 25)
     'Ingredients: - 2 eggs ...'
@@ -120,7 +124,7 @@ def one_line(text: str, columns: int) -> str:
 
 
 def millions(n: float) -> str:
-    """A number of parameters, as every command prints it.
+    """Format a number of parameters in millions.
 
     >>> millions(421_952), millions(1_208_000_000)
     ('0.4 M', '1,208.0 M')
@@ -129,7 +133,7 @@ def millions(n: float) -> str:
 
 
 def size_text(n_bytes: float) -> str:
-    """Bytes for people, in powers of 1,000.
+    """Format bytes in powers of 1,000.
 
     >>> size_text(12), size_text(1_234_000)
     ('12 bytes', '1.2 MB')
@@ -142,13 +146,13 @@ def size_text(n_bytes: float) -> str:
 
 
 class LogReporter(Reporter):
-    """Appends lines, notices and the progress worth keeping to a text file."""
+    """Reporter that appends lines, notices and kept progress to a text file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def line(self, text: str) -> None:
-        """Append it to the file itself, never to what a link leads to."""
+        """Append a line to the file. Symbolic links are not followed."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with os.fdopen(os.open(self.path, flags, 0o666), "a", encoding="utf-8") as file:
             file.write(f"{text}\n")
@@ -157,6 +161,6 @@ class LogReporter(Reporter):
     detail = line
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
-        """Append it if it is to be kept."""
+        """Append the state if `keep` is set."""
         if keep:
             self.line(text)

@@ -1,7 +1,7 @@
 """Units: durations, progress, and the cursor into the data.
 
-`epoch` is a fraction of passes; `tokens` are those of both sides that are not padding, and
-`target_tokens` those with loss.
+`epoch` counts passes over the data and may be a fraction. `tokens` are all tokens of prompts and
+targets, without padding. `target_tokens` are the tokens with loss.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Cursor:
-    """The next row to train on: row `row` of window `window` of epoch `epoch`.
+    """Position of the next row to train on: row `row` of window `window` of epoch `epoch`.
 
-    A window is a run of consecutive examples of the epoch's order that are packed together.
+    A window is a group of consecutive examples, in the epoch's order, that are packed together.
     """
 
     epoch: int = 0
     window: int = 0
     row: int = 0
-    stage: int = 0  # stage of a curriculum; its epochs count from 0 anew
+    stage: int = 0
+    """Stage of a curriculum. Epochs count from 0 in each stage."""
     updates: int = 0
-    """Updates made in this stage, where a curriculum's stages are measured in steps."""
+    """Updates of this stage, if a curriculum's stages are measured in steps."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run. All counts are over the whole run and all ranks."""
+    """Progress of a run, counted over all sessions and ranks."""
 
     step: int = 0
     epoch: float = 0.0
@@ -65,11 +66,15 @@ class Duration:
     amount: float
     unit: Unit
     total: bool = False
-    """True for a time of the clock that counts all that a command does, not its training alone."""
+    """Whether the time is for the entire command, not only for its training."""
 
     @classmethod
     def parse(cls, text: str | Duration) -> Duration:
-        """Read "N unit", or "N minutes total", or raise a ConfigError; the singular is allowed."""
+        """Parse "N unit" or "N minutes total". The singular is allowed.
+
+        Raises:
+            ConfigError: The text is not a duration.
+        """
         if isinstance(text, Duration):
             return text
         match = _PATTERN.fullmatch(str(text))
@@ -93,7 +98,7 @@ class Duration:
         return f"{number} {self.unit}{' total' if self.total else ''}"
 
     def in_words(self) -> str:
-        """This duration as a sentence says it.
+        """Format the duration for a sentence.
 
         >>> Duration.parse("1 hours total").in_words(), Duration.parse("2 epochs").in_words()
         ('1 hour total', '2 epochs')
@@ -103,11 +108,11 @@ class Duration:
 
     @property
     def seconds(self) -> float | None:
-        """Its length by the clock; None where it is not measured by the clock."""
+        """Length in seconds. None if the unit is not a unit of time."""
         return self.amount * SECONDS[self.unit] if self.unit in SECONDS else None
 
     def in_minutes(self) -> Duration:
-        """This duration in minutes where it is of the clock, so that two of them compare.
+        """Convert a duration in a unit of time to minutes, so that two durations can be compared.
 
         >>> str(Duration.parse("90 seconds").in_minutes())
         '1.5 minutes'
@@ -117,7 +122,11 @@ class Duration:
         return Duration(self.seconds / SECONDS["minutes"], "minutes", self.total)
 
     def measure(self, progress: Progress, whole: Duration | None = None) -> float:
-        """`progress` in this duration's unit; for "%", per cent of `whole`, which must be known."""
+        """Convert `progress` to this duration's unit. For "%", to per cent of `whole`.
+
+        Raises:
+            ConfigError: The unit is "%", and `whole` is missing or also in "%".
+        """
         if self.unit == "%":
             if whole is None or whole.unit == "%":
                 raise ConfigError(
@@ -136,17 +145,17 @@ class Duration:
         return float(value)
 
     def reached(self, progress: Progress) -> bool:
-        """True if `progress` is at or past this duration."""
+        """Whether `progress` is at or past this duration."""
         return self.measure(progress) >= self.amount
 
     def crossed(self, before: Progress, after: Progress, whole: Duration | None = None) -> bool:
-        """True if a multiple of this duration lies in (before, after]."""
+        """Whether a multiple of this duration is in (before, after]."""
         if self.amount <= 0:
             return False
-        return math.floor(self.measure(after, whole) / self.amount) > math.floor(
-            self.measure(before, whole) / self.amount
-        )
+        multiples_before = math.floor(self.measure(before, whole) / self.amount)
+        multiples_after = math.floor(self.measure(after, whole) / self.amount)
+        return multiples_after > multiples_before
 
     def fraction(self, progress: Progress) -> float:
-        """Share of this duration that is done, in [0, 1]."""
+        """Done share of this duration, in [0, 1]."""
         return min(1.0, self.measure(progress) / self.amount) if self.amount > 0 else 1.0

@@ -82,6 +82,6 @@ def test_memory_is_what_torch_sees() -> None:
 
 
 def test_an_unknown_card_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'rtx-4091' is not a card.*Nearest: rtx-4090"):
+    with pytest.raises(ConfigError, match=r"'rtx-4091' is not a known card.*Nearest: rtx-4090"):
         card_named("rtx-4091")
     assert card_named("NVIDIA RTX 4090").name == "rtx-4090"

@@ -1,4 +1,4 @@
-"""Cards: accelerators by name, with their memory and the rates that their makers state."""
+"""Cards: GPUs by name, with their memory and the speeds that their makers state."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ _MAKERS: Final = frozenset({"NVIDIA", "Tesla", "GeForce"})
 
 @dataclass(frozen=True)
 class Card:
-    """One card, as its maker's document, the source, states it."""
+    """Specification of a GPU, from its maker's document."""
 
     name: str
-    devices: tuple[str, ...]  # the names that torch has for the card, without its maker's words
-    memory_bytes: int  # that torch sees
+    devices: tuple[str, ...]
+    """Names of the GPU in torch, without the maker."""
+    memory_bytes: int
+    """Memory that torch reports."""
     flops_per_second: Mapping[str, float]
-    """Rate of dense products with float32 sums, by number format that has a unit."""
-    link: tuple[str, float] | None  # between cards of a machine: its kind, bytes/s one way
+    """Speed of dense matrix products with float32 sums, by supported number format."""
+    link: tuple[str, float] | None
+    """Connection between GPUs of a machine: its kind, and bytes per second in one direction."""
     source: str
+    """Document of the maker."""
 
 
 @cache
 def cards() -> dict[str, Card]:
-    """Every card by its name."""
+    """Read all cards, by name."""
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader((line for line in lines if not line.startswith("#")), delimiter="\t")
-    found = {}
+    by_name = {}
     for row in rows:
         rates = {kind: row[kind] for kind in ("bf16", "fp16", "tf32", "fp32")}
         kind, _, rate = row["link"].partition(" ")
-        found[row["name"]] = Card(
+        by_name[row["name"]] = Card(
             name=row["name"],
             devices=tuple(row["device"].split("|")),
             memory_bytes=int(row["memory"]) << 20,
@@ -45,31 +49,33 @@ def cards() -> dict[str, Card]:
             link=(kind, float(rate) * 1e9) if rate else None,
             source=row["source"],
         )
-    return found
+    return by_name
 
 
 def card_named(name: str) -> Card:
-    """The card called `name`, in capitals or not, with spaces or hyphens.
+    """Find a card by name, ignoring case. Spaces and hyphens are equal.
 
     Raises:
-        ConfigError: there is none; the nearest is named.
+        ConfigError: The name is unknown. The message suggests the most similar name.
 
     >>> card_named("RTX 4090").memory_bytes // 2**20
     24081
     """
-    known, wanted = cards(), "-".join(name.lower().removeprefix("nvidia ").split())
-    if wanted in known:
-        return known[wanted]
+    by_name = cards()
+    key = "-".join(name.lower().removeprefix("nvidia ").split())
+    if key in by_name:
+        return by_name[key]
     raise ConfigError(
-        f"{name!r} is not a card that is known here.{nearest_hint(wanted, known, cutoff=0.0)} "
-        f"Known: {', '.join(known)}. For the machine you are on, leave {argument('hardware')} out."
+        f"{name!r} is not a known card.{nearest_hint(key, by_name, cutoff=0.0)} Known: "
+        f"{', '.join(by_name)}. For this machine, leave {argument('hardware')} out."
     )
 
 
 def card_of_device(device: str) -> Card | None:
-    """The card that torch calls `device`, e.g. "NVIDIA H100 PCIe"; None where it is not known.
+    """Find the card with a name of torch, e.g. "NVIDIA H100 PCIe". None if it is not known.
 
-    A word more may be another card: "RTX 4090 Laptop GPU", or a part of one, by MIG.
+    The entire name must match. "RTX 4090 Laptop GPU" is a different card, and a longer name may
+    also be a part of a card (MIG).
     """
     name = " ".join(word for word in device.split() if word not in _MAKERS)
     return next((card for card in cards().values() if name in card.devices), None)

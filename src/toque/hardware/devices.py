@@ -1,4 +1,4 @@
-"""Devices: the one that is asked for, ready to compute, or in words why it is not."""
+"""Devices: selection of a device that can compute, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ import torch
 
 from toque.errors import ConfigError
 
-# Torch reads the first of these that is there.
+# Torch reads the first of these variables that is set.
 _ALLOCATORS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _HIDING: Final = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
-# Torch's words where there is no GPU; others are about one that does not work.
+# Messages of torch on a machine without a GPU. Other messages are about a GPU that fails.
 _NO_GPU: Final = (
     "Found no NVIDIA driver", "GPUs are available", "might not have a CUDA gpu",
-    "Cannot re-initialize CUDA",  # in a child of a process that looked, and found none
+    "Cannot re-initialize CUDA",  # in a child of a process that has found no GPU
 )  # fmt: skip
 _UNTRIED: Final = {"mps": "Apple's GPU", "xpu": "Intel's GPU", "meta": "a device without numbers"}
 _WITHOUT: Final = "CUDA_VISIBLE_DEVICES= before the command continues on the processor"
 
 
 def settle_cuda() -> None:
-    """Set what CUDA reads once, where the user has not; to be called before its first use."""
-    # Torch looks at a process' first product; without it every deterministic update is an error.
+    """Set the variables that CUDA reads once, unless the user did. Call it before CUDA is used."""
+    # Torch reads it at the first product. Deterministic updates raise an error without it.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Segments that grow leave fewer holes. Windows' drivers before R615 fail (pytorch 192330).
-    windows = "microsoft" in platform.release().lower()
-    if not windows and not any(name in os.environ for name in _ALLOCATORS):
+    # Expandable segments fragment less. Windows drivers before R615 fail (pytorch 192330).
+    is_windows = "microsoft" in platform.release().lower()
+    if not is_windows and not any(name in os.environ for name in _ALLOCATORS):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
-    """The device that settings name, auto the GPU (of a rank its own) where there is one.
+    """Return the device of a setting. auto is the GPU (of each rank) if there is one, else the CPU.
 
-    A ConfigError where it is absent, of a kind that nothing here was tried on, or of no use.
+    Raises:
+        ConfigError: The device does not exist, cannot compute, or was never tested with Toque.
     """
     settle_cuda()
     there = torch.cuda.is_available()
@@ -72,7 +73,7 @@ def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
 
 
 def no_gpu() -> tuple[str, bool]:
-    """Why torch sees no GPU, and whether one is there whose driver fails, mostly by its age."""
+    """Find the reason why torch sees no GPU, and whether there is a GPU with a failing driver."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return f"torch {torch.__version__} is a build without CUDA", False
     if (hidden := os.environ.get("CUDA_VISIBLE_DEVICES")) in _HIDING:
@@ -86,27 +87,29 @@ def no_gpu() -> tuple[str, bool]:
 
 
 def unusable(device: torch.device) -> str:
-    """Why nothing can be computed on a CUDA device, and what to do; "" where it can."""
+    """Find the reason why a CUDA device cannot compute, with advice. Return "" if it can."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own words about such cards, a dozen lines
-        name, own = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        warnings.simplefilter("ignore")  # torch prints a dozen lines about such devices
+        name = torch.cuda.get_device_name(device)
+        capability = torch.cuda.get_device_capability(device)
     codes = [code for code in torch.cuda.get_arch_list() if code.startswith(("sm_", "compute_"))]
-    if codes and not any(_runs_on(own, code) for code in codes):
+    if codes and not any(_runs_on(capability, code) for code in codes):
+        major, minor = capability
         return (
-            f"{name} needs kernels for sm_{own[0]}{own[1]}, and torch {torch.__version__} has them "
+            f"{name} needs kernels for sm_{major}{minor}, and torch {torch.__version__} has them "
             f"for {', '.join(codes)}. Install a build of torch that has them (those for CUDA 12.6 "
             "go back to sm_50), or choose another GPU by CUDA_VISIBLE_DEVICES"
         )
     try:
         torch.cuda.mem_get_info(device)
-    except RuntimeError as error:  # held by one program alone, or without a byte left
+    except RuntimeError as error:  # in exclusive use, or out of memory
         first = str(error).partition("\n")[0]
         return f"{name} cannot be opened: {first}. `nvidia-smi` lists the programs that use it"
     return ""
 
 
 def _runs_on(card: tuple[int, int], code: str) -> bool:
-    """True if a card runs code of an architecture, or compiles it (CUDA's guide, 3.1.2 to 3.1.4).
+    """Whether a GPU runs or compiles code of an architecture (CUDA's guide, 3.1.2 to 3.1.4).
 
     >>> _runs_on((8, 9), "sm_86"), _runs_on((8, 6), "sm_89"), _runs_on((12, 0), "compute_90")
     (True, False, True)

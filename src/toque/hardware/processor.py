@@ -1,4 +1,4 @@
-"""Processor: the cores that this process may use, and how busy other programs keep them."""
+"""Processor: the cores of this process, and their use by other programs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from typing import Final
 import psutil
 
 WORTH_WHILE: Final = 0.25
-"""Cores wanted beyond those there are from which a machine counts as busy. A guess above what an
-idle desktop takes."""
+"""A machine is busy if programs want this many cores more than it has. An idle desktop wants less.
+"""
 _IDLE: Final = ("idle", "iowait", "guest", "guest_nice")
-"""Times without work; the time of guests is in `user`, too."""
+"""Counters without work. `user` already includes the time of guests."""
 _LOOK_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True)
 class ProcessorUse:
-    """Seconds of processor time until now, over the cores this process may use."""
+    """Processor time until now, in seconds, over the cores of this process."""
 
     at: float
-    busy: float  # of all programs, and of other machines on the same hardware
+    """Time of the reading."""
+    busy: float
+    """Seconds of all programs, and of other virtual machines on the same hardware."""
     own: float
+    """Seconds of this process."""
 
     @classmethod
     def now(cls) -> ProcessorUse:
@@ -38,7 +41,7 @@ class ProcessorUse:
         return cls(time.monotonic(), busy, own.user + own.system)
 
     def others_since(self, before: ProcessorUse) -> float:
-        """Cores that others kept busy between two readings.
+        """Number of cores that other programs used between two readings.
 
         >>> ProcessorUse(10.0, 120.0, 9.0).others_since(ProcessorUse(0.0, 100.0, 0.0))
         1.1
@@ -50,14 +53,14 @@ class ProcessorUse:
 
 @cache
 def usable_cores() -> tuple[int, ...]:
-    """Numbers of the cores that this process may run on, asked once."""
+    """Numbers of the cores that this process may run on. They are read once."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def contended(*, threads: int, others: float, cores: int) -> bool:
-    """True if threads that spin would hold up each other.
+    """Whether spinning threads would delay each other.
 
     >>> contended(threads=2, others=1.0, cores=2), contended(threads=2, others=0.1, cores=2)
     (True, False)
@@ -66,8 +69,8 @@ def contended(*, threads: int, others: float, cores: int) -> bool:
 
 
 def others_now() -> float:
-    """Cores that others keep busy, over a tenth of a second."""
+    """Measure the number of cores that other programs use, in a tenth of a second."""
     before = ProcessorUse.now()
     time.sleep(_LOOK_SECONDS)
-    # A reading counts hundredths of a second, and ten of them may come out as eleven.
+    # Readings have a resolution of 0.01 seconds, so ten hundredths may be read as eleven.
     return min(ProcessorUse.now().others_since(before), float(len(usable_cores())))

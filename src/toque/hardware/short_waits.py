@@ -1,8 +1,8 @@
-"""Short waits: torch's threads sleep almost immediately while other programs use their cores.
+"""Short waits: torch's threads hardly spin while other programs use their cores.
 
-GNU's OpenMP reads once how long threads spin. But its threads spin only a hundred rounds while the
-process has more of them than cores. An idle team brings this about at any time, and its end undoes
-it. No number changes: the teams that compute stay as they are.
+GNU's OpenMP reads its spin time only once. But if a process has more threads than cores, they spin
+only 100 rounds. An idle team of threads has this effect at any time, and ending it restores the
+spin time. Results do not change, because the computing teams stay the same.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from toque.hardware.processor import ProcessorUse, contended, usable_cores
 from toque.hardware.thread_waits import chosen_by_user, waits_in
 
 _LOOK_SECONDS: Final = 1.0
-_IN_PARALLEL: Final = 1 << 20  # elements of a sum that torch divides among its threads
+_PARALLEL_ELEMENTS: Final = 1 << 20  # torch divides a sum of this size among its threads
 
 
 def teams_needed(threads: int, cores: int) -> int:
-    """Number of idle teams of `threads` that make more threads than `cores`, beside one team.
+    """Number of idle teams of `threads` that, with a computing team, exceed the number of cores.
 
     >>> teams_needed(2, 2), teams_needed(8, 8), teams_needed(4, 16)
     (1, 1, 5)
@@ -30,7 +30,7 @@ def teams_needed(threads: int, cores: int) -> int:
 
 
 class ShortWaits:
-    """Idle teams that are there while other programs compute; `look` decides by two readings."""
+    """Idle teams that exist while other programs compute. `look` compares two readings."""
 
     def __init__(self, threads: int, read: Callable[[], ProcessorUse] = ProcessorUse.now) -> None:
         self._threads, self._read = threads, read
@@ -40,13 +40,14 @@ class ShortWaits:
 
     @property
     def are_short(self) -> bool:
-        """True while the idle teams are there."""
+        """Whether the idle teams exist."""
         return self._end is not None
 
     def look(self) -> None:
-        """Shorten the waits, or let threads spin again, by what others did since the last look."""
+        """Start or end the idle teams, depending on other programs since the last call."""
         use = self._read()
-        others, self._before = use.others_since(self._before), use
+        others = use.others_since(self._before)
+        self._before = use
         is_busy = contended(threads=self._threads, others=others, cores=self._cores)
         if is_busy and self._end is None:
             self._end = threading.Event()
@@ -60,7 +61,7 @@ class ShortWaits:
 
 
 def _idle_team(end: threading.Event) -> None:
-    torch.ones(_IN_PARALLEL).sum()  # makes this thread's team, which then sleeps
+    torch.ones(_PARALLEL_ELEMENTS).sum()  # creates the team of this thread, which then sleeps
     end.wait()
 
 
@@ -74,7 +75,7 @@ _started: Final = threading.Event()
 
 
 def shorten_waits_when_busy() -> None:
-    """Watch the cores from now on, once per process, unless the user chose how threads wait."""
+    """Start to watch the cores, once per process, unless the user set how threads wait."""
     threads = torch.get_num_threads()
     if _started.is_set() or threads < 2 or chosen_by_user(waits_in()):
         return
