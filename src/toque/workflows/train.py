@@ -43,6 +43,7 @@ from toque.training.stopping import (
     CommandClock,
     leaving_on_signal,
 )
+from toque.units import Progress
 from toque.workflows.build import Run, build_run
 from toque.workflows.final_model import finish
 from toque.workflows.prepare import prepare_if_absent
@@ -143,7 +144,7 @@ def train(
 def _announce(run: Run, reporter: Reporter, *, was_over: bool) -> None:
     """Print the banner, or that the run is finished, and settings of Accelerate without effect."""
     if was_over:
-        reporter.notice(_over_in_words(run.config, run.trainer.progress.step))
+        reporter.notice(_finished_message(run.config, run.trainer.progress))
     else:
         reporter.detail(run.banner.full)
         reporter.notice(run.banner.short)
@@ -151,17 +152,18 @@ def _announce(run: Run, reporter: Reporter, *, was_over: bool) -> None:
         reporter.notice(f"note: {note}")
 
 
-def _over_in_words(config: RunConfig, step: int) -> str:
-    """A message about a run that is finished, and the ways to continue."""
-    longer = f'raise train.stop_after, which is "{config.train.stop_after}"'
-    if config.train.time_limit is not None:
-        longer += ", or train.time_limit"
+def _finished_message(config: RunConfig, progress: Progress) -> str:
+    """Report that a run is finished, with the settings that would continue it."""
+    length = config.train.stop_after
+    longer = f'raise train.stop_after, which is "{length}"'
+    if config.train.time_limit is not None and not length.reached(progress):
+        longer = "raise train.time_limit"
     if config.train.early_stopping is not None:
         longer += ", or train.early_stopping.patience"
     return (
-        f"{config.run_dir} is finished: it was trained to step {step:,}, and nothing is left to "
-        f"train. To train it longer, {longer}. To begin another run, choose another folder: "
-        "run_dir=runs/another."
+        f"{config.run_dir} is finished: it was trained to step {progress.step:,}, and nothing is "
+        f"left to train. To train it longer, {longer}. To start another run, choose another "
+        "folder: run_dir=runs/another."
     )
 
 

@@ -190,7 +190,7 @@ def opened(
     if template is None and system is not None:
         raise ConfigError(f"A system text cannot be given: {SINGLE}.")
     if template is None:
-        reporter.notice(f"note: {SINGLE}")
+        reporter.notice(f"note: {run_or_model}: {SINGLE}")
     talk = Talk(str(run_or_model), model, template)
     if system is not None:
         talk.turns.append({"role": "system", "content": system})
