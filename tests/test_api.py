@@ -320,7 +320,7 @@ def test_what_python_writes_otherwise_is_understood_or_refused_in_words(run):
     assert len(toque.generate(run, "x", n=np.int64(1), max_new_tokens=np.int32(2))) == 1
     with pytest.raises(CheckpointError, match=r"no checkpoint '.*step-9'.* there are: step-"):
         toque.train(configuration(), resume=Path("run/checkpoints/step-9"))
-    with pytest.raises(ConfigError, match=r"^callbacks is a Watcher, no list"):
+    with pytest.raises(ConfigError, match=r"^callbacks must be a list, not a Watcher"):
         toque.train(configuration(), callbacks=Watcher())
     with pytest.raises(ConfigError, match=r"compare\(run, other\) in Python"):
         toque.compare([run, run])

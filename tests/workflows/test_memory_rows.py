@@ -227,7 +227,7 @@ def test_one_way_is_named(config, tmp_path):
     elsewhere = toque.configure(config, data={"store": str(tmp_path / "mine")})
     for settings, more, words in (
         (listed, {}, r"data\.sources lists a\.jsonl, too"),
-        (config, {"prepare": False}, "prepare=False leaves rows"),
+        (config, {"prepare": False}, "prepare=False does not store rows"),
         (config, {"data": None, "columns": {"text": "a"}}, "columns names fields of rows, and"),
         (elsewhere, {}, "holds no token store"),
     ):
