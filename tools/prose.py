@@ -196,8 +196,8 @@ def hits_in(file: Path, rules: list[Rule]) -> Iterator[Hit]:
         for rule in rules:
             if prose.where not in rule.where:
                 continue
-            for found in rule.pattern.finditer(prose.text):
-                start, end = max(0, found.start() - 30), found.end() + 30
+            for match in rule.pattern.finditer(prose.text):
+                start, end = max(0, match.start() - 30), match.end() + 30
                 excerpt = " ".join(prose.text[start:end].split())
                 yield Hit(name, prose.line, rule.name, excerpt, rule.instead)
         if prose.where in "dmp" and not prose.text.lstrip().startswith("|"):

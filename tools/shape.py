@@ -81,7 +81,7 @@ def docstring_nodes(tree: ast.Module) -> set[ast.AST]:
 
 
 def is_text_product(node: ast.AST) -> bool:
-    """Whether a text or list is multiplied, or anything by a condition: `"s" * (n > 1)`."""
+    """Check for a product of a text, a list or a condition: `"s" * (n > 1)`."""
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
         return False
     for side in (node.left, node.right):
@@ -93,7 +93,7 @@ def is_text_product(node: ast.AST) -> bool:
 
 
 def is_triple_assignment(node: ast.AST) -> bool:
-    """Whether three or more values are assigned in one statement: `a, b, c = 1, 2, 3`."""
+    """Check for three or more values in one assignment: `a, b, c = 1, 2, 3`."""
     match node:
         case ast.Assign(targets=[ast.Tuple(), *_], value=ast.Tuple(elts=values)):
             return len(values) > 2

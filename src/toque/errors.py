@@ -56,7 +56,7 @@ class ToqueError(Exception):
 
     exit_code: int = 1
     said_by_another: bool = False
-    """Whether another rank of the same run reports the error to the user."""
+    """True if another rank of the same run reports the error to the user."""
 
     def __str__(self) -> str:
         """Return the message with arguments as in Python."""

@@ -26,7 +26,7 @@ class Reporter:
 
     @property
     def heard(self) -> bool:
-        """Whether a person sees the messages. False for a log file."""
+        """True if a person sees the messages. False for a log file."""
         return self is not SILENT
 
     @property

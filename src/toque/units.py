@@ -66,7 +66,7 @@ class Duration:
     amount: float
     unit: Unit
     total: bool = False
-    """Whether the time is for the entire command, not only for its training."""
+    """True if the time is for the entire command, not only for its training."""
 
     @classmethod
     def parse(cls, text: str | Duration) -> Duration:
@@ -145,11 +145,11 @@ class Duration:
         return float(value)
 
     def reached(self, progress: Progress) -> bool:
-        """Whether `progress` is at or past this duration."""
+        """Check whether `progress` is at or past this duration."""
         return self.measure(progress) >= self.amount
 
     def crossed(self, before: Progress, after: Progress, whole: Duration | None = None) -> bool:
-        """Whether a multiple of this duration is in (before, after]."""
+        """Check whether a multiple of this duration is in (before, after]."""
         if self.amount <= 0:
             return False
         multiples_before = math.floor(self.measure(before, whole) / self.amount)

@@ -109,7 +109,9 @@ def unusable(device: torch.device) -> str:
 
 
 def _runs_on(card: tuple[int, int], code: str) -> bool:
-    """Whether a GPU runs or compiles code of an architecture (CUDA's guide, 3.1.2 to 3.1.4).
+    """Check whether a GPU runs or compiles code of an architecture.
+
+    The rules are in CUDA's guide, 3.1.2 to 3.1.4.
 
     >>> _runs_on((8, 9), "sm_86"), _runs_on((8, 6), "sm_89"), _runs_on((12, 0), "compute_90")
     (True, False, True)

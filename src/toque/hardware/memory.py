@@ -29,7 +29,7 @@ because ranks cannot start again after it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is an out-of-memory error of a device or of the CPU allocator."""
+    """Check for an out-of-memory error of a device or of the CPU allocator."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _RAN_OUT.search(str(error)) is not None

@@ -60,7 +60,7 @@ def usable_cores() -> tuple[int, ...]:
 
 
 def contended(*, threads: int, others: float, cores: int) -> bool:
-    """Whether spinning threads would delay each other.
+    """Check whether spinning threads would delay each other.
 
     >>> contended(threads=2, others=1.0, cores=2), contended(threads=2, others=0.1, cores=2)
     (True, False)

@@ -40,7 +40,7 @@ class ShortWaits:
 
     @property
     def are_short(self) -> bool:
-        """Whether the idle teams exist."""
+        """True if the idle teams exist."""
         return self._end is not None
 
     def look(self) -> None:

@@ -101,7 +101,7 @@ _WORD = re.compile(r"\w+")
 
 
 def _mentions(error: Exception, *signs: str) -> bool:
-    """Whether an error has one of the words or status codes in its text, code or cause."""
+    """Check whether an error has one of the words or status codes in its text, code or cause."""
     # Compare entire words: an MD5 may contain "403".
     words = _WORD.findall(f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}")
     return any(sign in words for sign in signs)
@@ -166,7 +166,7 @@ class RemoteFile:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is an address such as s3://bucket/a.json.
+    """Check whether a path is an address such as s3://bucket/a.json.
 
     Raises:
         SourceBucketError: It is an address with another scheme.

@@ -136,7 +136,7 @@ class Owner:
         return json.dumps({**self._facts, "beat": f"{self._beats:012}"}).encode()
 
     def wrote(self, record: bytes | None) -> bool:
-        """Whether this owner wrote a record."""
+        """Check whether this owner wrote a record."""
         return owner_in(record).get("id") == self.id
 
 
@@ -170,7 +170,10 @@ def began(pid: int) -> int | None:
 
 
 def died_here(owner: Mapping[str, Any]) -> bool:
-    """Whether an owner's process ran on this machine and has ended. False when in doubt."""
+    """Check whether an owner's process ran on this machine and has ended.
+
+    Return False when in doubt.
+    """
     pid = owner.get("pid")
     machine = this_machine()
     if machine is None or owner.get("machine") != machine or not isinstance(pid, int) or pid < 1:

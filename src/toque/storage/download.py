@@ -96,7 +96,7 @@ def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
 
 
 def _has_hidden_part(file: RemoteFile, n_fixed_parts: int) -> bool:
-    """Whether a part of a name after the fixed parts of the address begins with a dot."""
+    """Check for a part that begins with a dot, after the fixed parts of the address."""
     return any(part.startswith(".") for part in file.key.split("/")[n_fixed_parts:])
 
 

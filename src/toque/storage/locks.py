@@ -43,7 +43,7 @@ class AcquiredLock:
     """Message for the user if the lock is a lease."""
 
     def is_mine(self) -> bool:
-        """Whether this process still has the lock. Another process can take over only a lease."""
+        """Check whether this process still has the lock. Only a lease can be taken over."""
         lease = self.lease
         # Read the file: after SIGSTOP the heartbeat thread has not seen the takeover yet.
         return lease is None or (lease.compromise is None and lease.is_lock_held_by_us)
@@ -164,7 +164,7 @@ def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
 
 
 def is_shared(path: Path) -> bool:
-    """Whether a locked file is locked by readers only."""
+    """Check whether a locked file is locked by readers only."""
 
     def refuse(_owner: str) -> None:
         raise BlockingIOError

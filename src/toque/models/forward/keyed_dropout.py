@@ -279,14 +279,20 @@ def use_keyed_dropout(core: PreTrainedModel) -> int:
     return exchanged
 
 
+def drop_rates(layer: nn.Module) -> dict[str, float]:
+    """Probabilities with which a layer drops something, by the name of the setting."""
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if "drop" in name or (name == "p" and isinstance(layer, nn.Dropout))
+        if isinstance(value, float) and value > 0.0
+    }
+
+
 def dropout_settings(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
     """Layers that drop something, each with the name and value of its probability."""
     return [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if "drop" in name or (name == "p" and isinstance(module, nn.Dropout))
-        if isinstance(value, float) and value > 0.0
+        (layer, name, rate) for layer in model.modules() for name, rate in drop_rates(layer).items()
     ]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from toque.errors import ConfigError
 from toque.models.families import unwrapped
 from toque.models.forward.blocks import is_compiled
-from toque.models.forward.keyed_dropout import masks_of
+from toque.models.forward.keyed_dropout import drop_rates, masks_of
 
 
 @contextmanager
@@ -80,12 +80,8 @@ class _Watch:
         if self.place or _equal(self.states(), before):
             return
         self.place = f"{path or 'The model'} ({type(module).__name__})"
-        shares = [
-            f"{name}={value:g}"
-            for name, value in vars(module).items()
-            if "drop" in name and isinstance(value, float) and value > 0.0
-        ]
-        self.settings = f" (it has {', '.join(shares)})" if shares else ""
+        rates = [f"{name}={rate:g}" for name, rate in drop_rates(module).items() if name != "p"]
+        self.settings = f" (it has {', '.join(rates)})" if rates else ""
 
 
 def _equal(left: list[Tensor], right: list[Tensor]) -> bool:
