@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from toque.config.field_types import TaskName
-from toque.cooking.examples import examples_of
+from toque.cooking.examples import UNCLEAN_NAMES, examples_of
 from toque.cooking.labels.origins import CUISINES, cuisine_of
 from toque.cooking.prompts import CLASSES, REQUESTS, TASKS, asks_for_a_recipe
 from toque.cooking.recipe import Recipe, to_text
@@ -158,3 +158,14 @@ def test_records_without_the_label_are_counted_and_no_bad_records(tmp_path: Path
 def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names bake; a recipe can be turned into write"):
         stored(tmp_path, written(tmp_path / "a.jsonl", cuisine=False), "bake")
+
+
+def test_a_prompt_leaves_out_names_that_are_not_only_a_food() -> None:
+    line = "Other common seasonings may include cayenne pepper"
+    recipe = replace(SOUP, ingredients=(*SOUP.ingredients, line))
+    notes: Counter[str] = Counter()
+    found = examples_of(recipe, notes)
+    assert not isinstance(found, str)
+    assert found[0].prompt == (asked("write") or ("", ""))[0]
+    assert line in found[0].target
+    assert notes[UNCLEAN_NAMES] == 1

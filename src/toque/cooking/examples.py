@@ -42,6 +42,7 @@ from toque.keyed_random import key_of
 from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
 UNKNOWN: Final = 255  # column value of an unknown label
+UNCLEAN_NAMES: Final = "ingredient names left out of prompts: not only the name of a food"
 BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2  # our rule, the source's figures, its label
 
 
@@ -51,6 +52,9 @@ def examples_of(
     """The examples of a recipe, one per task in ascending order; or the reason why it has none."""
     reading = read(recipe)
     columns = labels_of(reading, notes)
+    if n_unclean := sum(not facts.has_clean_name for facts in reading.lines):
+        notes[UNCLEAN_NAMES] += n_unclean
+
     body = normalised("\n".join((*recipe.ingredients, *recipe.steps)))
     title = normalised(recipe.title)
     hashed = (body, title, b"%b\n%b" % (title, body))
@@ -151,7 +155,7 @@ class _Fields:
         return _FIELDS[name](self)
 
     def names(self) -> list[str]:
-        return different(facts.name for facts in self.reading.lines)
+        return different(facts.name for facts in self.reading.lines if facts.has_clean_name)
 
     def using(self) -> str:
         names = self.names()

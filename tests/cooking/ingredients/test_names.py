@@ -1,6 +1,13 @@
 import pytest
 
-from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingredient_name, stem
+from toque.cooking.ingredients.names import (
+    forms,
+    has_quantity,
+    head_noun,
+    ingredient_name,
+    is_clean_name,
+    stem,
+)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +129,34 @@ def test_forms_are_all_words_of_a_stem():
         ("butter with 1/2 tsp vanilla", "butter"), ("1 cup rice with 2% milk", "rice with 2% milk"),
         ("1 cup broth I like low-salt", "broth"), ("Plum tomato 5 nos", "Plum tomato"),
         ("3 cans green beans drained or 2 pounds fresh", "green beans"),
-        ("1 cup mixed nuts", "mixed nuts"),
+        ("1 cup mixed nuts", "mixed nuts"), ("2count Huevos", "Huevos"),
+        ("dsh Hot pepper sauce", "Hot pepper sauce"), ("tray ice cubes", "ice cubes"),
+        ("1 boks hermetiske tomater", "hermetiske tomater"),
     ],
 )  # fmt: skip
 def test_names_without_measures_and_remarks(line, name):
     assert ingredient_name(line) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2-4% sea salt by cabbage weight", "salt (fine", "cups flour", "bottle",
+        "Other common seasonings may include cayenne pepper", "sliced and almonds",
+        "one two three four five six seven peas", "½ lemon",
+    ],
+)  # fmt: skip
+def test_names_that_are_not_only_a_food(name):
+    assert not is_clean_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "olive oil", "rib eye steak", "cube steak", "cloves", "leaf lettuce", "pound cake",
+        "salt and pepper", "tomater i vann", "sliced almonds", "all-purpose flour", "can-can peas",
+        "Podco Light Crème Fraîche", "part skim mozzarella",
+    ],
+)  # fmt: skip
+def test_names_that_are_only_a_food(name):
+    assert is_clean_name(name)

@@ -42,7 +42,7 @@ NO_STEPS = {
         "This recipe was contributed by Ida Berg of Oslo.", "From the kitchen of Ida Berg",
         "© 2009 Peas Weekly. All rights reserved.", "Source: Peas Weekly, May 2009",
         "Note: adapted from Peas Weekly", "The Pea Year, by Ida Berg (Green House, 2003).",
-        "Receta de Pod Magazine, número 12",
+        "Receta de Pod Magazine, número 12", "This is a fork of Ida's pea soup.",
     ),
     "notices of the page": (
         "Healthy Dish of the Day", "Watch the video", "Print this recipe",
@@ -75,6 +75,7 @@ NO_STEPS = {
         "Storage tip: the soup keeps for " + "three days " * 30,
         "Serving suggestions: dill, bread", "*Marrow peas are dried on the plant.",
         "**We had our peas from a shop in Oslo.",
+        "Grandma Ida has been making this her entire life.",
     ),
 }  # fmt: skip
 
@@ -337,3 +338,22 @@ def test_notes_and_offers_are_not_steps(line):
 )  # fmt: skip
 def test_steps_that_only_look_like_notes_stay(line):
     assert read(directions=[*STEPS, line])[0].steps == (*STEPS, line)
+
+
+def test_the_rest_of_a_note_goes_with_it():
+    note = ["Note: To toast the pecans, heat a skillet.", "Add the pecans and toast 6-8 min."]
+    recipe, _ = read(directions=[*STEPS, *note])
+    assert recipe.steps == tuple(STEPS)
+    recipe, _ = read(directions=[STEPS[0], f"{STEPS[1]} {' '.join(note)}"])
+    assert recipe.steps == tuple(STEPS)
+    recipe, _ = read(directions=[STEPS[0], *note, STEPS[1]])
+    assert recipe.steps == tuple(STEPS)
+    recipe, notes = read(directions=[*STEPS, "Serve it hot.", *note])
+    assert recipe.steps == (*STEPS, "Serve it hot.")
+    assert notes["notes and tips among the steps removed"] == 2
+
+
+def test_a_note_glued_to_a_yield_goes():
+    recipe, notes = read(directions=[*STEPS, "Makes 16Note: when cold, the soup is thick."])
+    assert recipe.steps == tuple(STEPS)
+    assert notes["notes and tips among the steps removed"] == 1

@@ -176,3 +176,18 @@ def test_where_labels_come_from_is_counted():
 def test_a_recipe_with_a_lost_fraction_is_dropped(line):
     record = {**SOUP, "ingredients": [*SOUP["ingredients"], line]}
     assert recipe_of(record, Counter()) == "lost fraction"
+
+
+@pytest.mark.parametrize("step", ["Drain the peas and let them all sit in a", "Mix peas and"])
+def test_a_recipe_with_a_step_cut_off_is_dropped(step):
+    record = {**SOUP, "directions": [*SOUP["directions"], step]}
+    assert recipe_of(record, Counter()) == "text cut off"
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["Braten Sie das Fleisch an", "Keep the lid on", "Serve with rice.", "Prenez ce qu'il y a"],
+)
+def test_a_step_without_a_full_stop_is_not_cut_off(step):
+    record = {**SOUP, "directions": [*SOUP["directions"], step]}
+    assert not isinstance(recipe_of(record, Counter()), str)

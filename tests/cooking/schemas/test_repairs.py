@@ -189,6 +189,7 @@ def test_references_to_other_texts_and_lost_spaces(line, right):
     [
         "Stir until you see the bottom of the pan.", "See that the rice is soft.",
         "Wait to see if it sets, then see to the sauce.", "short- or long-grain rice",
+        "low- nebo plnotučné mléko", "polo- nebo", "half- und ganz",
         "Follow the recipe on the box.", "50g butter",
         "Wait ... then eat...", "2 clove(s) garlic", "een (hand)mixer", "2,5 dl melk", "5 * 3 cm",
         "saute the crepes", "snake_case and 2*3*4", "12 cups rice", "12 ounces peas",

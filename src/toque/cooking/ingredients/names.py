@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
 from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.segments import is_quality
+from toque.cooking.ingredients.vocabulary import PREPARED, SPELLINGS
 
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")
@@ -21,6 +23,18 @@ _CHOICE = re.compile(
 _NO_FOODS = frozenset({"homemade", "prepared", "purchased", "store-bought"})
 _SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")  # the end of a name before a remark
 _SIGNS = " .;:/<>*_#"
+_NOT_IN_NAMES: Final = re.compile(r"[\d%()\[\]{}½¼¾⅓⅔⅛⅜⅝⅞]")
+MAX_NAME_WORDS: Final = 7  # most words of a food's name in a prompt
+_UNIT_OR_FOOD: Final = frozenset(
+    "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
+)  # units that also begin the name of a food: "rib eye", "cube steak", "leaf lettuce"
+_FOOD_OPENINGS: Final = frozenset({"bottle gourd", "part skim", "pound cake"})
+_SENTENCE_WORDS: Final = frozenset(
+    """
+    are be could has have include includes is may might need needs should use used want was were
+    will would you you'll your
+    """.split()  # noqa: SIM905
+)  # words of a sentence about an ingredient, which no food has in its name
 
 
 @lru_cache(maxsize=1 << 16)
@@ -36,6 +50,23 @@ def ingredient_name(line: str) -> str:
     if ". " in name or "! " in name or "? " in name:
         return _SENTENCE.split(name, maxsplit=1)[0].strip(_SIGNS) or name
     return name.strip(_SIGNS) or name
+
+
+def is_clean_name(name: str) -> bool:
+    """True if a name is only the name of a food, without an amount, a unit or a sentence.
+
+    >>> is_clean_name("olive oil"), is_clean_name("Other seasonings may include pepper")
+    (True, False)
+    """
+    words = name.casefold().split()
+    if not words or len(words) > MAX_NAME_WORDS or _NOT_IN_NAMES.search(name):
+        return False
+    is_unit = words[0] in SPELLINGS and words[0] not in _UNIT_OR_FOOD
+    if is_unit and " ".join(words[:2]) not in _FOOD_OPENINGS:
+        return False
+    if words[0] in PREPARED and words[1:2] in (["and"], ["or"]):
+        return False  # "sliced and almonds"
+    return _SENTENCE_WORDS.isdisjoint(words[1:])
 
 
 def _with_noun_of_choice(name: str, line: str) -> str:

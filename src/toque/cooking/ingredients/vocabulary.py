@@ -47,7 +47,7 @@ centimetre|length|1|cm cms centimeter
 millimetre|length|0.1|mm millimeter
 clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen tenen fedd båt \
 ząbek ząbki gerezd fed klyfta strúčik strúčikov stroužek stroužky
-can|count|0|tin lata blik blikje dose dosen dåse burk
+can|count|0|tin lata blik blikje boks bokser dose dosen dåse burk
 pouch|count|0|pouches
 package|count|0|pk pkg pkgs pack packet packages pkt pck päckchen paket bal förpackning
 sachet|count|0|envelope zakje bustina sachê sáček sobre
@@ -55,7 +55,7 @@ box|count|0|boxes case
 container|count|0|tub pot tube
 pinch|count|0|pinches pizca pincée prise prisen snufje snuifje snuf msp krm nip \
 csipet nypa pitada pizzico szczypta szczypty špetka štipka щепотка
-dash|count|0|dashes
+dash|count|0|dashes dsh
 splash|count|0|splashes scheut scheutje spritzer schuss
 glug|count|0|lug
 knob|count|0|nub klont klontje
@@ -77,12 +77,13 @@ glass|count|0|glasses wineglass wineglasses
 # pieces without other spellings
 _PIECES = """
 jar bottle bag carton punnet basket bar drop drizzle squeeze stick head bulb strip ball wedge ear
-square scoop rack part recipe serving
+square scoop rack part recipe serving tray
 """
 
 STARTERS: Final = frozenset(  # units that need no number: "pinch of salt", "cup butter"
     {"pinch", "dash", "drop", "splash", "drizzle", "squeeze", "glug", "knob", "handful", "slice",
-     "bunch", "sprig", "strip", "sheet", "piece", "wedge", "scoop", "cup", "teaspoon", "tablespoon"}
+     "bunch", "sprig", "strip", "sheet", "piece", "wedge", "scoop", "cup", "teaspoon", "tablespoon",
+     "tray"}
 )  # fmt: skip
 
 CONTAINERS: Final = frozenset(

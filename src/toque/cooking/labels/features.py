@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from toque.cooking.ingredients.amounts import IngredientLine
-from toque.cooking.ingredients.names import ingredient_name, stem
+from toque.cooking.ingredients.names import ingredient_name, is_clean_name, stem
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.foods import NUTRIENTS, Food, find_food, grams_of, is_food
 from toque.cooking.recipe import Recipe
@@ -37,6 +37,7 @@ class LineFacts(NamedTuple):
 
     line: IngredientLine
     name: str  # its name in a prompt; see `ingredients.ingredient_name`
+    has_clean_name: bool  # False if a prompt leaves the name out
     food: Food | None  # None if it is not in the table, or the line names a skewer or foil
     is_food: bool
     is_named: bool  # True if the name is in the table, skewers included
@@ -66,9 +67,11 @@ def line_facts(text: str) -> LineFacts:
     stems = {stem(word) for word in words_of(line.name)}
     if named is not None:  # "spaghetti" is used by "cook the pasta"
         stems.add(stem(named.name.rpartition(" ")[2]))
+    name = ingredient_name(text)
     return LineFacts(
         line=line,
-        name=ingredient_name(text),
+        name=name,
+        has_clean_name=is_clean_name(name),
         food=food,
         is_food=is_food(line.name),
         is_named=named is not None,

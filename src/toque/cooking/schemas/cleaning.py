@@ -16,6 +16,7 @@ from typing import Final
 
 from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED
 from toque.cooking.schemas.repairs import (
+    CONJUNCTIONS,
     LOST_SPACES,
     SPACED_MARK,
     TRADEMARKS,
@@ -78,7 +79,7 @@ _STEP_NUMBER = re.compile(
 )
 _WORD = re.compile(r"[^\W\d_]")
 _STRAY_HYPHEN: Final = re.compile(
-    r"(?<=[a-z]{2})-(?:\Z| (?=(?!(?:and|und|oder|och)\b)[a-z]{3}|to taste)|(?=[\d½¼¾⅓⅔]))"
+    rf"(?<=[a-z]{{2}})-(?:\Z| (?=(?!(?:{CONJUNCTIONS})\b)[a-z]{{3}}|to taste)|(?=[\d½¼¾⅓⅔]))"
 )
 _LOST_NUMBER: Final = re.compile(
     r"(?:(?:cups?|tsps?|tbsps?|teaspoons?|tablespoons?|pounds?|ounces?|pints?|quarts?)\.?"
@@ -100,13 +101,19 @@ _DANGLING: Final = re.compile(r"\b(?:about|such as|see|or|and|with|plus)\Z")
 _LOOSE: Final = " \t\n,;"
 _HEADING_CHARS: Final = 24
 BRACKETS: Final = "brackets closed or removed"
+_ROUND_BRACKET: Final = re.compile(r"[()]")
+_NESTED: Final = re.compile(r"(\([^()]*?),? ?\([^()]*\)")
+_MOST_NESTED: Final = 8  # most brackets removed from one remark
+_REPEATED_REMARK: Final = re.compile(r"\b((?:to|for) [a-z]+),? \([^()]*\b\1\)")
 _BARE_HEADING: Final = re.compile(
     r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)(?:\s*\d{1,2})?"
-    r"|method|methods|directions?|instructions?|preparation|steps)\W*",
+    r"|method|methods|directions?|instructions?|preparation|steps"
+    r"|(?:what |things )?you(?:['’]ll| will)? need)\W*",
     re.IGNORECASE,
-)  # lines that only announce a step
+)  # lines that only announce a step, or the ingredients among the steps
+_GLUED_NOTE: Final = re.compile(r"(?<=[a-z0-9)])(?=(?:Notes?|NOTES?|Tips?|TIPS?) ?:)")
 _GLUED: Final = re.compile(
-    r"[.!?:](?:(?:(?<=[a-z][a-z].)|(?<=[FC)][.!?]))"
+    r"[.!?:](?:(?:(?<=[a-z][a-z].)|(?<=[FC)][.!?])|(?<=[A-Z]{3}[.!?]))"
     r"(?=(?!Com\b)[A-ZÀ-Þ][\w'’-]*(?:[,:!.?]?(?:\s|\Z)|/[a-z]))"
     r"|(?<=[a-z]{4}[.!])(?=[a-z]{3,} )(?!(?:com|org|net|edu|gov|html?|gif|jpg)\b))"
 )
@@ -227,9 +234,10 @@ def _ingredient_item(line: str) -> tuple[str, str]:
         if line[-1] == ".":
             return "", "steps among the ingredients removed"
         line, note = f"{number[1]} {line[number.end() :]}", LOST_SPACES
-    if line.count("(") != line.count(")"):
-        whole = _with_brackets(line)
-        line, note = whole, BRACKETS if whole != line else note
+    if "(" in line or ")" in line:
+        repaired = _with_flat_brackets(line)
+        note = BRACKETS if repaired != line else note
+        line = repaired
     if unit := _LOST_NUMBER.match(line):
         line, note = line[unit.end() :], "units that lost their number removed"
     if not _WORD.search(line):
@@ -241,6 +249,37 @@ def _ingredient_item(line: str) -> tuple[str, str]:
     if _STEP_IN_LIST.match(line):
         return "", "steps among the ingredients removed"
     return ("", "ingredient sub-headings") if is_subheading(line) else (line, note)
+
+
+def _with_flat_brackets(line: str) -> str:
+    """An ingredient line with one level of brackets, without the remarks that are nested or cut.
+
+    >>> _with_flat_brackets("butter, (softened (close to")
+    'butter'
+    >>> _with_flat_brackets("parsley to garnish, (optional to garnish)")
+    'parsley to garnish'
+    """
+    n_open = line.count("(") - line.count(")")
+    if n_open:
+        line = _without_remark_cut_off(line) if n_open > 1 else _with_brackets(line)
+    for _ in range(_MOST_NESTED):
+        flat = _NESTED.sub(r"\1", line)
+        if flat == line:
+            break
+        line = flat.replace("( ", "(")
+    return _REPEATED_REMARK.sub(r"\1", line)
+
+
+def _without_remark_cut_off(line: str) -> str:
+    """A line up to the first bracket that is never closed, if a food comes before it."""
+    open_brackets: list[int] = []
+    for bracket in _ROUND_BRACKET.finditer(line):
+        if bracket[0] == "(":
+            open_brackets.append(bracket.start())
+        elif open_brackets:
+            open_brackets.pop()
+    food = line[: open_brackets[0]].rstrip(_LOOSE) if open_brackets else line
+    return line if only_measures(food) or not _WORD.search(food) else food
 
 
 def _with_brackets(text: str) -> str:
@@ -334,6 +373,9 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
         if _GLUED.search(line):
             notes["sentences glued together parted"] += 1
             line = _GLUED.sub(r"\g<0> ", line)  # noqa: PLW2901
+        if ":" in line and _GLUED_NOTE.search(line):
+            notes["sentences glued together parted"] += 1
+            line = _GLUED_NOTE.sub(". ", line)  # noqa: PLW2901
         if ("2. " in line or "2) " in line) and len(found := _numbered(line)) > 1:
             notes["numbered steps on one line parted"] += 1
             yield from found

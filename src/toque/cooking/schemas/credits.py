@@ -1,6 +1,6 @@
 """Credits and notices among scraped steps: removed, each counted with its reason.
 
-They are what a page prints beside its steps: "Photograph by ...", a title and an author on lines of
+A page prints them next to its steps: "Photograph by ...", a title and an author on lines of
 their own, "Serves 6.", "Wine: ...", "Watch Now", nutrition facts. Every pattern is anchored at the
 beginning of a line or a sentence, and every repetition in it is bounded.
 """
@@ -38,6 +38,7 @@ _CREDIT: Final = re.compile(
     r"(?:adapted (?:slightly |loosely |with permission )?from|adapted by|reprinted (?:from|with|by)"
     r"|excerpted (?:from|with)|reproduced (?:from|with|by)|inspired by"
     r"|originally (?:published|printed|appeared))\b"
+    r"|(?:this|it)(?: recipe)? is an? (?:\w{1,20} ){0,2}(?:fork|adaptation|remix|modification) of\b"
     r"|(?:this |the )recipe (?:\w{1,20} ){0,6}(?:courtesy|permission|adapted|reprinted|contributed"
     r"|submitted|provided|appeared|comes from|comes to us"
     r"|was (?:created|developed|given|written))\b"
@@ -55,6 +56,10 @@ _WITHIN: Final = re.compile(
     r"|Recipes? (?:courtesy|by|adapted|reprinted) |Adapted from |Reprinted (?:from|with) "
     r"|Excerpted from |Courtesy of |Copyright |©|From the (?:kitchen|book|cookbook) of ))"
 )  # the end of a sentence before a credit that continues to the end of the step
+_NOTE_WITHIN: Final = re.compile(r"[.!?)] (?=(?:Notes?|NOTES?|Tips?|TIPS?) ?:)")
+_TASK_OF_NOTE: Final = re.compile(
+    r"\W*(?:notes?|tips?) ?: to [a-z]+ (?:the |your )?([a-z]{3,})", re.IGNORECASE
+)  # a note that tells how to do something, with its object: "Note: To toast the pecans, heat ..."
 _AUTHOR: Final = re.compile(
     rf"{_OPEN}by (?:[A-Z][\w.'’-]{{1,20}},? ?){{2,4}}(?:(?:and|with|&) .{{2,60}})?"
     r"(?:\W{0,3}\Z|\()"
@@ -144,6 +149,12 @@ _OPINION: Final = re.compile(
     r"(?:[^.!?]|[.!?](?=\d)){0,200}[.!]{0,3}[)\"]?",
     re.IGNORECASE,
 )  # a sentence that praises the dish or tells of the writer, and no step
+_ANECDOTE: Final = re.compile(
+    rf"{_OPEN}(?:(?:[\w'’-]{{1,20}},? ){{1,8}}?(?:has|have)|(?:i|we|he|she|they)[’'](?:ve|s)) been"
+    r" (?:making|baking|cooking|serving|eating)(?: (?:this|these|it|them|my|our))\b"
+    r"(?:[^.!?]|[.!?](?=\d)){0,200}[.!]{0,3}\Z",
+    re.IGNORECASE,
+)  # a sentence such as "She has been making this her entire life."
 _NOTE: Final = re.compile(
     r"(?:cook|chef)s?['’]?s?['’]? notes? (?-i:[A-Z])"
     rf"|\*{{1,3}}(?=[^\W\d_])|{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}"
@@ -223,6 +234,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     """Clean steps without credits and notices; `notes` counts what went."""
     if not steps:
         return steps
+    steps = (*steps[:-1], _without_note_within(steps[-1], notes))
     steps = tuple(step if _why_removed(step) else _without_end(step, notes) for step in steps)
     reasons = _reasons(steps)
     notes.update(why for why in reasons if why)
@@ -232,6 +244,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
 def _reasons(steps: tuple[str, ...]) -> list[str]:
     """Why each step goes, or ""; credits and wines at the end include lines such as book titles."""
     found = [_why_removed(step) for step in steps]
+    _mark_rest_of_notes(steps, found)
     start = len(steps)
     if start > 1 and all(step[-1:] in _STOPS for step in steps[:-1]) and _is_name(steps[-1]):
         found[-1] = found[-1] or CREDITS
@@ -242,6 +255,25 @@ def _reasons(steps: tuple[str, ...]) -> list[str]:
         if not found[i] and (author or (i and found[i - 1] in {CREDITS, WINES})):
             found[i] = CREDITS if author else found[i - 1]
     return found
+
+
+def _mark_rest_of_notes(steps: tuple[str, ...], reasons: list[str]) -> None:
+    """Mark the sentences that continue a note, in a text that was split into sentences.
+
+    The rest of the note is every next sentence that names the same food.
+    """
+    food = ""
+    for i, step in enumerate(steps):
+        if reasons[i] == NOTES and (task := _TASK_OF_NOTE.match(step)):
+            # A note of several sentences is whole.
+            food = "" if any(end in step for end in _ENDS) else task[1].casefold()
+            continue
+        if not food:
+            continue
+        if food in step.casefold():
+            reasons[i] = reasons[i] or NOTES
+        else:
+            food = ""
 
 
 def _is_name(step: str) -> bool:
@@ -270,7 +302,7 @@ def _why_removed(step: str) -> str:
         return CREDITS
     if _NOTICE.fullmatch(step) or _ADVERT.fullmatch(step):
         return NOTICES
-    if _OPINION.fullmatch(step):
+    if _OPINION.fullmatch(step) or (" been " in step and _ANECDOTE.match(step)):
         return NOTES
     if _NUTRITION.match(step) and _FIGURE.search(step):
         return NUTRITION
@@ -279,6 +311,15 @@ def _why_removed(step: str) -> str:
     if _is_on_wine(step):
         return WINES
     return SHOPPING if is_shopping_note(step, within=True) else note
+
+
+def _without_note_within(step: str, notes: Counter[str]) -> str:
+    """The last step without a note at its end, which may have several sentences."""
+    note = _NOTE_WITHIN.search(step) if ":" in step else None
+    if note is None or len(step) - note.end() > MOST_CHARS:
+        return step
+    notes[NOTES] += 1
+    return step[: note.start() + 1]
 
 
 def _without_end(step: str, notes: Counter[str]) -> str:

@@ -27,11 +27,13 @@ from toque.cooking.schemas.cleaning import (
 )
 from toque.cooking.schemas.credits import without_credits
 from toque.cooking.schemas.headings import with_headings_joined
-from toque.cooking.schemas.repairs import without_misprints, without_repeat
+from toque.cooking.schemas.repairs import is_cut_off, without_misprints, without_repeat
 from toque.cooking.schemas.sections import without_sections
 from toque.cooking.text_keys import has_action_verb
 
-Reason = Literal["no title", "no ingredients", "no steps", "too short", "lost fraction"]
+Reason = Literal[
+    "no title", "no ingredients", "no steps", "too short", "lost fraction", "text cut off"
+]  # fmt: skip
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 MIN_STEP_CHARS = 20  # fewest in all steps that do not tell how; less teaches nothing ("Mix.")
@@ -60,6 +62,8 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     )
     if not directions:
         return "no steps"
+    if any(map(is_cut_off, directions)):
+        return "text cut off"
     source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
     tags = tags.split(",") if isinstance(tags, str) else _texts(tags)
     minutes, prep, cook = map(_duration, map(record.get, ("minutes", "prep_time", "cook_time")))

@@ -18,6 +18,11 @@ BOILERPLATE = frozenset((  # buttons and notices that scrapers took for an ingre
     "Print Recipe", "Save Recipe",
 ))  # fmt: skip
 
+CONJUNCTIONS = (
+    "and|or|und|oder|bzw|sowie|bis|och|eller|og|nebo|anebo|alebo|lub|albo|oraz|vagy|ili|sau|tai|ja"
+    "|en|of|et|ou"
+)  # after the hyphen of an unfinished word: "polo- nebo plnotučné mléko", "short- or long-grain"
+
 MIN_DOUBLED_CHARS = 40  # a shorter text may repeat on purpose ("Stir. Stir.")
 _MIN_COPY_CHARS = 120  # fewest letters and digits of lines that repeat lines far before them
 
@@ -35,6 +40,9 @@ _HANGS = re.compile(
     re.IGNORECASE,
 )  # endings of a line that end no sentence ("bone-in" ends one); a number may precede its unit
 _SURELY_HANGS = re.compile(r"\b(?:a|an|and|(?<!courtesy )of|than|the|with|your)\s*+\Z")
+_CUT_OFF = re.compile(
+    r"(?<=[a-z] )(?:(?<! y )(?<! en )a|and|than|the|your|(?:in|into|on|with) an)\Z"
+)  # "an" alone ends a German sentence ("Braten Sie es an"), "a" a French one ("il y en a")
 _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
     re.IGNORECASE,
@@ -162,7 +170,7 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
          r"\b(in|to|with)(?=(?:the|half)\b)", r"\1 ", LOST_SPACES),
         (("- ",),
          (r"\b([Aa]ll|[Ll]ow|[Hh]igh|[Nn]on|[Mm]edium|[Ee]xtra|[Ss]elf|[Hh]alf|\d)- "
-          r"(?=(?!or\b|and\b|to\b|by\b)[a-z])"), r"\1-", _SPACES),
+          rf"(?=(?!(?:to|by|{CONJUNCTIONS})\b)[a-z])"), r"\1-", _SPACES),
         (("auce- ", "able- ", "ea- "),
          r"\b([Ss]auce|[Tt]able|[Tt]ea)- (?=(?:pan|spoon)s?\b)", r"\1", _SPACES),
         ((":F", ":C"), r"(?<=\b[1-5]\d[05]):(?=[FC]\b)", "°", "recipes with signs for degrees"),
@@ -351,6 +359,11 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
             notes["sentences split in the middle rejoined"] += 1
         before, length = step[-_END_CHARS:], len(step)
     return list(map("".join, found))
+
+
+def is_cut_off(step: str) -> bool:
+    """True if a step ends in the middle of a sentence: "let them all sit in a"."""
+    return step[-1:].isalpha() and _CUT_OFF.search(step, max(0, len(step) - _END_CHARS)) is not None
 
 
 def _lines_to_bracket(steps: list[str]) -> int:
