@@ -76,7 +76,7 @@ class Patience(Callback):
 
     @property
     def is_over(self) -> bool:
-        """Whether the metric has not improved for `patience` evaluations."""
+        """True if the metric has not improved for `patience` evaluations."""
         return self.evaluations_without_improvement >= self.patience
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
@@ -128,7 +128,7 @@ class Interrupt(Callback):
         self._activity = _FINISHING_STEP
 
     def has_come(self) -> bool:
-        """Whether a signal has arrived."""
+        """True if a signal has arrived."""
         return self._caught is not None
 
     def on_fit_start(self, start: RunStart) -> None:
@@ -182,8 +182,8 @@ class Interrupt(Callback):
 def leaving_on_signal() -> Iterator[None]:
     """Raise `Interrupted` on a signal that asks to stop, until the context ends.
 
-    Use it for work that the same command repeats from the beginning, and only in one process: a
-    rank that leaves alone makes the other ranks wait.
+    Use it for work that the same command repeats from the beginning, and only in one process: if
+    one rank leaves, the rest wait for it.
     """
 
     def leave(number: int, _frame: FrameType | None) -> None:
@@ -239,7 +239,7 @@ class TimeLimit(Callback):
 
     Without `length` the limit is the length of the run. `Progress.seconds` then counts evaluations
     and saves as well, starting at the first update, and the time before it is subtracted from the
-    limit. Texts get the time that the other steps after training do not need.
+    limit. Texts get the time that the evaluations and files after training do not need.
     """
 
     seconds: float
@@ -265,7 +265,7 @@ class TimeLimit(Callback):
 
     @property
     def is_over(self) -> bool:
-        """Whether a session reached this limit or a longer one."""
+        """True if a session reached this limit or a longer one."""
         return self._reached >= self.seconds
 
     def count_seconds(self, update_seconds: float) -> float:
@@ -336,7 +336,7 @@ class TimeLimit(Callback):
 
     @property
     def is_young(self) -> bool:
-        """Whether the model began with random weights and has had few updates."""
+        """True if the model began with random weights and has had few updates."""
         return self.from_scratch and self._step < _MIN_UPDATES_FOR_TEXTS
 
     def wrote(self, n: int, seconds: float) -> None:
