@@ -70,7 +70,7 @@ def test_what_a_checkpoint_held_is_on_the_card_again(on_card, optimizer):
 @pytest.mark.slow
 def test_a_run_goes_back_to_its_checkpoint_on_the_card(on_card):
     warnings, state_on = on_card(cases.rolled_back)
-    assert [w for w in warnings if "the weights are those of step 2 again" in w]
+    assert [w for w in warnings if "continues with the weights of step 2" in w]
     assert set(state_on.values()) == {"cuda"}
 
 

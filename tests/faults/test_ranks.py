@@ -238,7 +238,7 @@ def test_fault_27_ranks_leave_out_the_same_updates_and_go_back_together(kitchen:
     end = lines[-1]
     assert end["skipped_updates"] >= 2, said[-3000:]
     told = [line["message"] for line in lines if line["event"] == "warning"]
-    assert any("the weights are those of step" in text for text in told)
+    assert any("continues with the weights of step" in text for text in told)
     # Either it ends well, or by the rule for a second time within a window; never in a deadlock,
     # and never because the ranks differ.
     assert end["reason"] in ("finished", "non_finite"), said[-3000:]

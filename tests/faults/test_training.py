@@ -147,7 +147,7 @@ def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
     look.run = run
     end = run.trainer.fit()
     assert (end.reason, end.progress.step, end.skipped_updates) == ("finished", 18, len(bad))
-    assert any("the weights are those of step 8 again" in w for w in run.recorder.warnings)
+    assert any("continues with the weights of step 8" in w for w in run.recorder.warnings)
     assert equal(look.before[12][0], look.saved[8])
     assert not equal(look.before[9][0], look.saved[8])
 
@@ -159,7 +159,7 @@ def test_fault_27_a_save_of_the_same_weights_is_not_gone_back_to(make_run):
     look.run = run
     assert run.trainer.fit().reason == "finished"
     assert equal(look.before[9][0], look.saved[10])
-    assert any("the weights are those of step 8 again" in w for w in run.recorder.warnings)
+    assert any("continues with the weights of step 8" in w for w in run.recorder.warnings)
     assert equal(look.before[12][0], look.saved[8])
 
 

@@ -286,7 +286,7 @@ def test_fault_87_weights_that_do_not_fit_are_refused_with_the_numbers(
     monkeypatch.setattr("toque.models.loading.to_train.ModelToTrain.placed", full)
     assert main(["train", "my.yaml", "run_dir=runs/new"]) == 2
     said = " ".join(capfd.readouterr().err.split())
-    assert re.search(r"weights do not fit into the [0-9.]+ [GM]iB that cpu has free. Hold", said)
+    assert re.search(r"weights do not fit into the [0-9.]+ [GM]iB that cpu has free. Train", said)
     assert "adapter.quantize_base=int8 or nf4" in said
 
 

@@ -89,7 +89,7 @@ def test_weights_that_no_rank_has_room_to_gather_are_not_gathered(make_run, monk
     monkeypatch.setattr("toque.training.trainer.free_bytes", lambda _: 9999)
     plain = trainer.loss_fn
     trainer.loss_fn = lambda model, batch: plain(model, batch) * torch.nan
-    with pytest.raises(NonFiniteError, match="Memory ran out where it was computed again"):
+    with pytest.raises(NonFiniteError, match="Memory ran out when the update was computed again"):
         trainer.fit()
 
 
@@ -97,7 +97,7 @@ def test_weights_that_no_rank_has_room_to_gather_are_not_gathered(make_run, monk
     ("fits", "words"),
     [
         (1, r"First not finite: the output of norm \(LayerNorm\), in examples \d+\."),
-        (0, "Memory ran out where it was computed again, so where that began is not known"),
+        (0, "Memory ran out when the update was computed again, so its origin is unknown"),
     ],
 )
 def test_memory_that_runs_out_while_it_is_traced_costs_at_most_its_name(make_run, fits, words):

@@ -80,4 +80,4 @@ def test_the_second_signal_exits_at_once():
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stdout == "still here\n"
     assert "SIGTERM: finishing this step" in done.stderr
-    assert "SIGTERM again: exiting at once" in done.stderr
+    assert "SIGTERM again: exiting now" in done.stderr

@@ -79,7 +79,7 @@ def test_on_it_is_skipped_with_a_warning_until_the_weights_are_in_doubt(batch, t
     assert [w.split(" is not")[0] for w in recorder.warnings] == ["update 1", "update 2"]
     assert (guard.n_skipped, guard.should_roll_back) == (2, True)
     assert len((tmp_path / "skipped_updates.jsonl").read_text().splitlines()) == 2
-    assert "the weights are those of step 0 again" in guard.roll_back(3, 0)
+    assert "continues with the weights of step 0 and" in guard.roll_back(3, 0)
     assert not guard.should_roll_back
 
 

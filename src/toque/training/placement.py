@@ -1,6 +1,6 @@
-"""Placement of the model to train: its strategy, its layers, and the arithmetic of its updates.
+"""Placement of the model to train: strategy, layers, and the arithmetic of its updates.
 
-Everything stands here that `train.optimisations` turns on and off.
+This module applies all settings of `train.optimisations`.
 """
 
 from __future__ import annotations
@@ -36,37 +36,39 @@ from toque.training.optim.factory import held_bytes
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 
-_BY_ELEMENT: Final = ("adamw",)
-"""Optimizers that update each number by itself, and so can update parts of tensors."""
-_ALL_ROWS: Final = 1 << 30  # more positions than any micro-batch has, so that the head is one chunk
+_ELEMENTWISE: Final = ("adamw",)
+"""Optimizers that update each number independently, so that tensors can be divided."""
+_ALL_ROWS: Final = 1 << 30
+"""More positions than a micro-batch can have, so that the head is computed in one chunk."""
 
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model where this rank holds it."""
+    """Model on the device or devices of the run."""
 
     model: PreTrainedModel
     sharing: Sharing
-    base_sha256: str | None  # hash of the weights beside an adapter; None without one
-    numerics: Mapping[str, str]  # facts besides the runtime's that the last bits of a run depend on
-    notes: tuple[str, ...]  # a sentence about the strategy that auto chose
+    base_sha256: str | None  # hash of the frozen weights of an adapter run; otherwise None
+    numerics: Mapping[str, str]  # facts, in addition to the runtime's, that affect the last bits
+    notes: tuple[str, ...]  # reason of auto's choice of a strategy
 
 
 def place_model(
     wanted: ModelToTrain, train: TrainConfig, optim: OptimConfig, runtime: Runtime
 ) -> PlacedModel:
-    """Make the model to train, with the layers its device computes fastest; all ranks call it."""
+    """Build the model to train, with the fastest layers for its device. All ranks must call it."""
     if train.activation_offload and runtime.device.type == "cpu":
         raise ConfigError(
-            "train.activation_offload is true, and this run is on a CPU, whose memory is the one "
-            "that it would be moved to. Set it to false."
+            "train.activation_offload is true, but this run is on a CPU. It moves activations from "
+            "a GPU to the CPU's memory. Set it to false."
         )
-    # What may be divided among devices is whole in the machine's memory first.
+    # A model that may be divided among devices is first loaded into the machine's memory.
     may_divide = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp")
-    whole_at = torch.device("cpu") if may_divide else runtime.device
-    room, adapter = free_in_words(runtime.device), wanted.adapter
+    loading_device = torch.device("cpu") if may_divide else runtime.device
+    free_memory = free_in_words(runtime.device)
+    adapter = wanted.adapter
     try:
-        model, base_sha256 = wanted.placed(runtime.dtype, whole_at)
+        model, base_sha256 = wanted.placed(runtime.dtype, loading_device)
         strategy, note = strategy_of(train, adapter, optim, model, runtime)
         is_sharded = strategy == "fsdp"
         if not is_sharded:
@@ -75,21 +77,22 @@ def place_model(
         if not is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"The model's weights do not fit into the {room}. Hold those beside an adapter in few "
-            "bits (adapter.quantize_base=int8 or nf4), or take a smaller model or a larger device; "
-            "`toque plan` tells what each takes."
+            f"The model's weights do not fit into the {free_memory}. Train an adapter of quantised "
+            "weights (adapter.quantize_base=int8 or nf4), or use a smaller model or a larger "
+            "device. `toque plan` estimates the memory of each."
         ) from None
+
     optimise(model, train.optimisations, runtime, sharded=is_sharded)
-    # The order in which gradients are summed decides their last bits, and so does the package that
-    # turns a quantised base back.
+    # The order of summing gradients and the package that dequantises weights affect the last bits.
     numerics: dict[str, str] = {"strategy": strategy} if is_sharded else {}
     if train.optimisations.dropout and dropout_settings(model):
         numerics[DROPOUT_MASKS] = "keyed"
     if adapter is not None and adapter.quantize_base == "nf4":
         numerics["bitsandbytes"] = version("bitsandbytes")
+
     sharing: Sharing
     if is_sharded:
-        from toque.training.distributed.sharding import Sharded  # loading it takes a while
+        from toque.training.distributed.sharding import Sharded  # slow to import
 
         sharing = Sharded(model, runtime.ranks, device=runtime.device, dtype=runtime.dtype)
     else:
@@ -104,51 +107,61 @@ def strategy_of(
     model: PreTrainedModel,
     runtime: Runtime,
 ) -> tuple[Literal["single", "ddp", "fsdp"], str]:
-    """The strategy that train.strategy asks for, and why auto chose it: ddp where that fits.
+    """Choose the strategy of train.strategy, and give the reason of auto, which prefers ddp.
 
-    The model is whole and not moved to the device yet. A ConfigError where settings exclude others.
+    The model is not divided and not yet on the device.
+
+    Raises:
+        ConfigError: train.strategy is fsdp and other settings do not allow it.
     """
-    asked, ranks = train.strategy, runtime.ranks
+    ranks = runtime.ranks
     if not ranks.is_distributed:
         return "single", ""
     obstacle = obstacle_to_dividing(train, adapter, optim.name, fp16=runtime.scaler is not None)
-    if asked != "auto":
-        return asked, ""
-    # Bytes yet to be allocated by a rank that holds everything, activations left out, and those
-    # that it may allocate: a machine's memory is shared by its ranks.
+    if train.strategy != "auto":
+        return train.strategy, ""
+
+    # Compare the bytes that a rank with the entire model still allocates, without activations, with
+    # its free memory. On a CPU all ranks of a machine share the memory.
     on_cpu = runtime.device.type == "cpu"
     needed = 0 if on_cpu else sum(p.nbytes for p in model.parameters())
     needed += sum(held_bytes(model, optim).values())
-    sharers = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size)) if on_cpu else 1
-    free = int(HEADROOM * free_bytes(runtime.device) / sharers)
-    words = (
-        f"weights, gradients and optimizer state take {in_words(needed)} a rank, of "
+    n_sharing = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size)) if on_cpu else 1
+    free = int(HEADROOM * free_bytes(runtime.device) / n_sharing)
+    memory = (
+        f"weights, gradients and optimizer state take {in_words(needed)} per rank, of "
         f"{in_words(free)} free"
     )
+
     if all(ranks.all_gather(needed <= free)):
-        return "ddp", f"train.strategy auto is ddp: {words}"
+        return "ddp", f"train.strategy auto is ddp: {memory}"
     if obstacle is not None:
-        why = f"{words}, but fsdp would need other settings: {obstacle}"
-        return "ddp", f"train.strategy auto is ddp: {why}"
-    return "fsdp", f"train.strategy auto is fsdp: {words} on the rank with least"
+        return "ddp", (
+            f"train.strategy auto is ddp: {memory}, but fsdp needs other settings: {obstacle}"
+        )
+    return "fsdp", f"train.strategy auto is fsdp: {memory} on the rank with the least memory"
 
 
 def obstacle_to_dividing(
     train: TrainConfig, adapter: AdapterConfig | None, optimizer: str, *, fp16: bool
 ) -> str | None:
-    """Why tensors cannot be divided in such a run, and what to change; a ConfigError under fsdp."""
+    """Describe the setting that does not allow divided tensors and its remedy, if there is one.
+
+    Raises:
+        ConfigError: There is such a setting and train.strategy is fsdp.
+    """
     obstacle = None
-    if optimizer not in _BY_ELEMENT:
-        allowed = " or ".join(_BY_ELEMENT)
+    if optimizer not in _ELEMENTWISE:
+        allowed = " or ".join(_ELEMENTWISE)
         obstacle = f"optim.name={optimizer} needs whole tensors: set optim.name={allowed}"
     elif adapter is not None and adapter.quantize_base is not None:
-        obstacle = "a quantised base is held whole: set adapter.quantize_base=null"
+        obstacle = "a quantised base cannot be divided: set adapter.quantize_base=null"
     elif fp16:
         obstacle = "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
     if train.strategy == "fsdp" and obstacle is not None:
         raise ConfigError(
-            f"train.strategy is fsdp, which gives each rank a part of every tensor, and "
-            f"{obstacle}. Or set train.strategy=ddp, which holds all of them on every rank."
+            f"train.strategy is fsdp, which gives each rank a part of every tensor, but "
+            f"{obstacle}. Or set train.strategy=ddp, which copies the model to every rank."
         )
     return obstacle
 
@@ -156,32 +169,32 @@ def obstacle_to_dividing(
 def optimise(
     model: PreTrainedModel, on: OptimisationsConfig, runtime: Runtime, *, sharded: bool = False
 ) -> None:
-    """Exchange the model's layers as configured, before its weights are divided, if they are."""
+    """Replace the model's layers as configured. Call it before the weights are divided."""
     use_attention(model, on.attention)
     if not on.activations:
         stock_activations(model)
     if on.dropout:
         use_keyed_dropout(model)
-    # Copies of weights in 16 bits would be as large as the parts that are gathered.
+    # These layers keep 16-bit copies of weights, as large as the parts that sharding gathers.
     if on.layers and not (sharded and runtime.precision == "bf16"):
         use_cpu_layers(model)
 
 
 def attention_in(model: PreTrainedModel, runtime: Runtime) -> Choice:
-    """The attention of the run's packed forwards; on a GPU kernels are tried, the first time."""
+    """Choose the attention of packed batches. On a GPU the first call tries the kernels."""
     with runtime.autocast():
         return attention_of(model, runtime.device)
 
 
 def training_loss(on: OptimisationsConfig, *, smoothing: float) -> LossFn:
-    """The loss that is trained on, with a share of label smoothing."""
+    """Return the training loss, with `smoothing` as its share of label smoothing."""
     return partial(loss_sum, smoothing=smoothing, chunk_rows=None if on.head else _ALL_ROWS)
 
 
 def prefetching(
     on: OptimisationsConfig, runtime: Runtime
 ) -> Callable[[BatchStream, Cursor], Prefetch]:
-    """Makes batches ahead of the loop, and on a GPU sends them there."""
+    """Choose how batches are prepared ahead of the loop and moved to a GPU."""
     if not on.prefetch:
         return partial(Prefetch, depth=0)
     if runtime.device.type != "cuda":
@@ -190,7 +203,7 @@ def prefetching(
 
 
 def turned_off(on: OptimisationsConfig) -> list[str]:
-    """A sentence about what is not as fast as it could be; none when nothing is turned off."""
+    """Describe the optimisations that are turned off, if any."""
     names = [name for name, value in on if value is False]
     if on.attention != "auto":
         names.append(f"attention: {on.attention}")
@@ -199,18 +212,18 @@ def turned_off(on: OptimisationsConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """FLOPs of one useful token of a run's data, forward and backward."""
+    """FLOPs per useful token of a run's data, forward and backward."""
 
     flops_per_token: float
     products: dict[tuple[int, int], float]
-    """FLOPs of products with weights, a part of these, by the matrix' (in, out)."""
+    """FLOPs of products with weights, a part of `flops_per_token`, by the matrix's (in, out)."""
     kind: str = "masked"
-    """Kind of attention that keeps packed examples apart: variable-length or masked."""
+    """Kind of attention that separates packed examples: variable-length or masked."""
     masked_flops_per_token: float = 0.0
-    """FLOPs of attention as it is computed where it is masked: every pair of a row's positions."""
+    """FLOPs of masked attention, which computes every pair of a row's positions."""
 
     def record(self) -> dict[str, Any]:
-        """FLOPs per useful token, for the start event."""
+        """Return the FLOPs per useful token for the start event."""
         products = sum(self.products.values())
         needed = self.flops_per_token - products
         masked = self.kind == "masked"
@@ -223,7 +236,7 @@ class Arithmetic:
 
 
 def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
-    """The rate of the model's products in bf16, where a float32 run leaves it unused."""
+    """Return the FLOP/s of the model's products in bf16, if a float32 run leaves bf16 unused."""
     if runtime.precision != "float32" or not has_fast_bf16(runtime.device):
         return {}
     peak = peak_of(runtime.device, torch.bfloat16, arithmetic.products)
@@ -233,17 +246,18 @@ def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
 def arithmetic_of(
     model: PreTrainedModel, stream: BatchStream, attention: Choice | None = None
 ) -> Arithmetic:
-    """Forward and backward arithmetic of one useful token of this data, by some attention."""
-    source, target = (
-        side.astype(float) for side in (stream.plan.source_lengths, stream.plan.target_lengths)
-    )
+    """Count the forward and backward FLOPs per useful token of this data."""
+    source = stream.plan.source_lengths.astype(float)
+    target = stream.plan.target_lengths.astype(float)
 
-    def context(lengths: np.ndarray, of: np.ndarray) -> float:  # for an average token of `of`
-        return float((lengths * of).sum() / max(1.0, float(of.sum())))
+    def mean_context(lengths: np.ndarray, weights: np.ndarray) -> float:
+        return float((lengths * weights).sum() / max(1.0, float(weights.sum())))
 
-    own, shape = context(target, target) / 2, stream.layout.shape
+    target_context = mean_context(target, target) / 2
+    shape = stream.layout.shape
     if shape.source == 0:
-        # As `BatchStream` counts: a last token is no input; without a prompt a first is no label.
+        # As `BatchStream` counts, the last token is not an input. Without a prompt the first token
+        # is not a label.
         prompts, targets = stream.prompt_lengths, stream.target_lengths
         learnt = targets if stream.learnt_lengths is None else stream.learnt_lengths
         labelled = int(learnt.sum()) - int((prompts == 0).sum())
@@ -251,13 +265,22 @@ def arithmetic_of(
         shares = {"labelled_share": labelled / max(1, tokens)}
     else:
         shares = {"source_share": float(source.sum()) / float(source.sum() + target.sum())}
-    across = {
-        "source_context": context(source, source), "cross_context": context(source, target)
-    }  # fmt: skip
-    flops = flops_per_token(model, context=own, **across, **shares)
-    sides = {"source_context": shape.source, "cross_context": shape.source}
-    everything = flops_per_token(model, context=shape.target, **sides, **shares)
+
+    flops = flops_per_token(
+        model,
+        context=target_context,
+        source_context=mean_context(source, source),
+        cross_context=mean_context(source, target),
+        **shares,
+    )
+    padded_flops = flops_per_token(
+        model,
+        context=shape.target,
+        source_context=shape.source,
+        cross_context=shape.source,
+        **shares,
+    )
     products = products_of(model, **shares)
     chosen = attention or attention_of(model, model.device)
     kind = "masked" if chosen.name == "dense" else "variable-length"
-    return Arithmetic(flops, products, kind, everything - sum(products.values()))
+    return Arithmetic(flops, products, kind, padded_flops - sum(products.values()))

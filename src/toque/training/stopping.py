@@ -1,9 +1,9 @@
 """Stopping before the end: a metric that no longer improves, a command's time limit, and signals.
 
-SIGTERM, SIGHUP and Ctrl-C finish the step, save and stop; a second one exits at once. An evaluation
-is left between two batches or tokens, and made when the run continues. A terminal that goes away
-sends SIGHUP, often twice (the kernel and the shell both do) and followed by SIGTERM: none of these
-is somebody asking twice. Under nohup SIGHUP is ignored and stays so.
+SIGTERM, SIGHUP and Ctrl-C finish the step, save and stop. A second signal exits immediately. An
+evaluation stops between two batches or tokens and is repeated when the run continues. A terminal
+that closes sends SIGHUP, often twice (from the kernel and the shell) and followed by SIGTERM. These
+signals must not count as a second request. Under nohup SIGHUP remains ignored.
 """
 
 from __future__ import annotations
@@ -37,22 +37,24 @@ from toque.units import Duration, Progress
 INTERRUPTED: Final = "interrupted"
 """`RunEnd.reason` after a signal; the command line then exits with 75."""
 TAKEN_OVER: Final = "taken_over"
-"""`RunEnd.reason` where another process has taken the run's place in a bucket."""
+"""`RunEnd.reason` when another process has taken over the run's bucket."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PASSED_ON: Final = 5.0  # seconds in which a launcher passes on a signal
-_AFTER_HANGUP: Final = 5.0  # seconds in which whatever follows a hangup belongs to it
+_FORWARDING_SECONDS: Final = 5.0
+"""Seconds in which a launcher may forward a signal that has already arrived."""
+_HANGUP_SECONDS: Final = 5.0
+"""Seconds after a hangup in which other signals belong to it."""
 _STANDARD_ERROR: Final = 2
-_STEP: Final = "finishing this step"
-_LEARNT_LITTLE: Final = 10
-"""Updates before which a model from random weights writes no texts within a time limit: a guess."""
+_FINISHING_STEP: Final = "finishing this step"
+_MIN_UPDATES_FOR_TEXTS: Final = 10
+"""Updates that a model from random weights needs before its texts are worth their time. A guess."""
 _NO_SETTINGS: Final[Mapping[str, Any]] = {}
 
 
 class Patience(Callback):
-    """Early stopping, when a metric has not improved for `patience` evaluations.
+    """Early stopping after `patience` evaluations without an improvement of a metric.
 
-    A change for the better smaller than `min_delta`, in the metric's unit, is none. Of the settings
-    of `evaluation`, those that the metric depends on must stay the same.
+    An improvement smaller than `min_delta`, in the metric's unit, does not count. The settings of
+    `evaluation` that affect the metric must stay the same, or the count starts again.
     """
 
     def __init__(
@@ -64,41 +66,44 @@ class Patience(Callback):
         rises: bool = False,
         evaluation: Mapping[str, Any] = _NO_SETTINGS,
     ) -> None:
-        self.patience, self.min_delta = patience, min_delta
-        self.metric, self.goal = metric, Goal(metric, rises)
+        self.patience = patience
+        self.min_delta = min_delta
+        self.metric = metric
+        self.goal = Goal(metric, rises)
         self.measured_by = self.goal.measured_by(evaluation)
         self.best: float | None = None
         self.evaluations_without_improvement = 0
 
     @property
     def is_over(self) -> bool:
-        """True if the metric has not improved for too long."""
+        """True if the metric has not improved for `patience` evaluations."""
         return self.evaluations_without_improvement >= self.patience
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
-        """Restarting a run does not reset its patience."""
-        return self._verdict()
+        """Ask to stop if the run had already run out of patience."""
+        return self._request_stop()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
-        """Compare with the best so far; an evaluation has every metric that a run goes by."""
+        """Compare the metric with the best value so far."""
         value = metrics[self.metric]
         if self.goal.better(value, self.best, by=self.min_delta):
-            self.best, self.evaluations_without_improvement = value, 0
+            self.best = value
+            self.evaluations_without_improvement = 0
         else:
             self.evaluations_without_improvement += 1
-        return self._verdict()
+        return self._request_stop()
 
-    def _verdict(self) -> Requests | None:
+    def _request_stop(self) -> Requests | None:
         return Requests(stop=True, reason="early_stopping") if self.is_over else None
 
     def state_dict(self) -> State:
-        """The metric and how it is measured, its best value and the count."""
+        """Return the metric, its measurement, its best value and the count."""
         names = ("metric", "measured_by", "best", "evaluations_without_improvement")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore them; a run that goes by another metric, or another measurement, begins anew."""
-        measured_by = state.get("measured_by", self.measured_by)  # states of before lack it
+        """Restore the best value and the count, unless the metric or its measurement changed."""
+        measured_by = state.get("measured_by", self.measured_by)  # missing from older checkpoints
         if (state["metric"], measured_by) != (self.metric, self.measured_by):
             return
         self.best = None if state["best"] is None else number_in(state, "best")
@@ -106,245 +111,275 @@ class Patience(Callback):
 
 
 class Interrupt(Callback):
-    """The first signal becomes a request to stop, the second an exit.
+    """Signal handlers: the first signal asks to stop, the second exits.
 
-    Handlers are set from `on_fit_start` to `on_fit_end` and only in the main thread, the only one
-    in which Python allows it; in another thread signals keep their meaning. A rank that is `silent`
-    prints nothing. Where it was `launched`, a second signal soon after counts as the first:
-    torchrun forwards one that the terminal or the scheduler has already sent to every process.
+    Handlers are set from `on_fit_start` to `on_fit_end`. Python allows them only in the main
+    thread. In another thread signals keep their default effect. A `silent` rank prints nothing. If
+    a launcher started this process (`launched`), a second signal that follows soon counts as the
+    first: torchrun forwards signals that the terminal or scheduler also sends to every process.
     """
 
     def __init__(self, *, silent: bool = False, launched: bool = False) -> None:
-        self._silent, self._same_for_seconds = silent, _PASSED_ON if launched else 0.0
+        self._silent = silent
+        self._repeat_seconds = _FORWARDING_SECONDS if launched else 0.0
         self._caught_at = 0.0
-        self._before: dict[signal.Signals, Any] = {}
+        self._previous_handlers: dict[signal.Signals, Any] = {}
         self._caught: signal.Signals | None = None
-        self._doing = _STEP
+        self._activity = _FINISHING_STEP
 
     def has_come(self) -> bool:
-        """True if a signal has come."""
+        """True if a signal has arrived."""
         return self._caught is not None
 
     def on_fit_start(self, start: RunStart) -> None:
         """Set the handlers."""
         self._caught = None
         if threading.current_thread() is threading.main_thread():
-            handled = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
-            self._before = {s: signal.signal(s, self._handle) for s in handled}
+            self._previous_handlers = _set_handlers(self._handle)
 
     def on_before_step(self, at: Progress) -> None:
-        """A signal from here on finds an update under way."""
-        self._doing = _STEP
+        """Note that an update is running, for the message about a signal."""
+        self._activity = _FINISHING_STEP
 
     def on_before_evaluate(self, at: Progress) -> None:
-        """A signal from here on finds an evaluation under way."""
-        self._doing = "leaving this evaluation, which is made when the run continues"
+        """Note that an evaluation is running, for the message about a signal."""
+        self._activity = "leaving this evaluation, which is repeated when the run continues"
 
     def on_step(self, info: StepInfo | None) -> Requests | None:
-        """Ask to stop once a signal has come."""
+        """Ask to stop once a signal has arrived."""
         return Requests(stop=True, save=True, reason=INTERRUPTED) if self._caught else None
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
-        """Ask to stop once a signal has come."""
-        self._doing = _STEP
+        """Ask to stop once a signal has arrived."""
+        self._activity = _FINISHING_STEP
         return self.on_step(None)
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Restore the handlers that were there before."""
-        _restore(self._before)
-        self._before = {}
+        """Restore the previous handlers."""
+        _restore_handlers(self._previous_handlers)
+        self._previous_handlers = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._caught is not None:
-            same_for = self._same_for_seconds
+            repeat_seconds = self._repeat_seconds
             if self._caught is signal.SIGHUP:
-                same_for = max(same_for, _AFTER_HANGUP)
-            if number == signal.SIGHUP or time.monotonic() - self._caught_at < same_for:
+                repeat_seconds = max(repeat_seconds, _HANGUP_SECONDS)
+            if number == signal.SIGHUP or time.monotonic() - self._caught_at < repeat_seconds:
                 return
-            _say(f"\n{name} again: exiting at once. The last checkpoint is whole.\n")
-            os._exit(128 + number)  # the shell's convention for death by a signal
-        self._caught, self._caught_at = signal.Signals(number), time.monotonic()
+            _write_to_stderr(f"\n{name} again: exiting now. The last checkpoint is complete.\n")
+            os._exit(128 + number)  # the shell's exit status for a process that a signal killed
+
+        self._caught = signal.Signals(number)
+        self._caught_at = time.monotonic()
         if not self._silent:
-            _say(f"\n{name}: {self._doing}, then saving. Once more exits at once.\n")
+            _write_to_stderr(
+                f"\n{name}: {self._activity}, then saving. A second signal exits immediately.\n"
+            )
 
 
 @contextlib.contextmanager
 def leaving_on_signal() -> Iterator[None]:
-    """Until the context ends, a signal that asks to stop raises `Interrupted` where it is met.
+    """Raise `Interrupted` on a signal that asks to stop, until the context ends.
 
-    For work that the same command does again from its beginning, in one process: where ranks wait
-    for each other, none may leave alone.
+    Use it for work that the same command repeats from the beginning, and only in one process: if
+    one rank leaves, the rest wait for it.
     """
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        raise Interrupted(f"{signal.Signals(number).name} came before the end was written.")
+        name = signal.Signals(number).name
+        raise Interrupted(f"{name} arrived before the result was written.")
 
-    before: dict[signal.Signals, Any] = {}
+    previous_handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        handled = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
-        before = {s: signal.signal(s, leave) for s in handled}
+        previous_handlers = _set_handlers(leave)
     try:
         yield
     finally:
-        _restore(before)
+        _restore_handlers(previous_handlers)
 
 
-def _restore(before: Mapping[signal.Signals, Any]) -> None:
-    for number, handler in before.items():
-        # None: a handler that was not set from Python, which Python cannot restore.
+def _set_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Handle the signals that are not ignored, and return their previous handlers."""
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in handled}
+
+
+def _restore_handlers(previous_handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in previous_handlers.items():
+        # None is a handler that was not set from Python, which Python cannot restore.
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _say(text: str) -> None:
-    # Not print: a handler may interrupt one, and Python's streams are not re-entrant.
-    with contextlib.suppress(OSError):  # nobody may be there to read it
+def _write_to_stderr(text: str) -> None:
+    # Python's streams are not re-entrant, and a handler may interrupt a print.
+    with contextlib.suppress(OSError):  # the terminal may be closed
         os.write(_STANDARD_ERROR, text.encode())
 
 
 @dataclass(frozen=True)
 class CommandClock:
-    """Seconds since a command began."""
+    """Clock of a command, in seconds."""
 
     now: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
 
     def seconds(self) -> float:
-        """Seconds until now."""
+        """Return the seconds since the command began."""
         return self.now() - self.began
 
 
-def _ignored(_at: Progress, _message: str) -> None:
-    """Ignore a warning."""
+def _ignore_warning(_at: Progress, _message: str) -> None:
+    pass
 
 
 @dataclass(eq=False)
 class TimeLimit(Callback):
-    """Ends training so that evaluating and writing fit into the limit on the whole command.
+    """Time limit of a command, which includes the evaluations and files after training.
 
-    Without another `length`, `Progress.seconds` counts evaluating and saving as well, from the
-    first update on: what went into reading and measuring is taken off the limit at the beginning.
-    Texts get the time that the rest of the end does not need.
+    Without `length` the limit is the length of the run. `Progress.seconds` then counts evaluations
+    and saves as well, starting at the first update, and the time before it is subtracted from the
+    limit. Texts get the time that the evaluations and files after training do not need.
     """
 
     seconds: float
     clock: CommandClock
-    evaluating: float  # seconds of one held-out loss, as measured before the first update
-    ending: float  # seconds of the last scores, the last checkpoint and the finished model
+    evaluating: float  # seconds of one held-out loss, measured before the first update
+    ending: float  # seconds for the last scores, the last checkpoint and the final model
     texts: float = 0.0  # seconds of the texts of one evaluation
     final_texts: float = 0.0  # seconds of the texts at the end
     each_text: float = 0.0  # seconds of one text; 0.0 if none is written
     from_scratch: bool = False  # training began with random weights
-    length: Duration | None = None  # of the run, if not the limit ends it
-    warn: Callable[[Progress, str], None] = _ignored
+    length: Duration | None = None  # length of the run; None if the limit ends it
+    warn: Callable[[Progress, str], None] = _ignore_warning
 
     def __post_init__(self) -> None:
-        self._writing, self._step = 0.0, 0
-        self.stop_after = Duration(round(self._left() / 60, 4), "minutes")
-        """Time left for updates, and the evaluations and saves between them."""
+        self._writing = 0.0
+        self._step = 0
+        minutes_left = self._seconds_left() / 60
+        self.stop_after = Duration(round(minutes_left, 4), "minutes")
+        """Time left for updates and the evaluations and saves between them."""
         self._counted_until = self._evaluating_since = self.clock.seconds()
-        self._saving_since = self._saving = self._reached = 0.0
+        self._saving_since = self._saving = 0.0
+        self._reached = 0.0
 
     @property
     def is_over(self) -> bool:
-        """True if a session came to the end of this limit or a longer one."""
+        """True if a session reached this limit or a longer one."""
         return self._reached >= self.seconds
 
-    def count_seconds(self, of_the_update: float) -> float:
-        """Seconds for `Progress`: those since the last update, if the limit ends the run."""
+    def count_seconds(self, update_seconds: float) -> float:
+        """Return the seconds that `Progress` counts for an update.
+
+        If the limit ends the run, they include everything since the previous update.
+        """
         if self.length is not None:
-            return of_the_update
-        before, self._counted_until = self._counted_until, self.clock.seconds()
-        return self._counted_until - before
+            return update_seconds
+        previous = self._counted_until
+        self._counted_until = self.clock.seconds()
+        return self._counted_until - previous
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
-        """Stop at once where an earlier session came to the end of the same limit."""
-        self._counted_until, self._step = self.clock.seconds(), start.progress.step
+        """Ask to stop if an earlier session reached the same limit."""
+        self._counted_until = self.clock.seconds()
+        self._step = start.progress.step
         return self._stop() if self.is_over else None
 
     def on_step(self, info: StepInfo) -> Requests | None:
-        """Stop while there is time for what comes after; another update would take as long."""
+        """Ask to stop if another update of the same duration would exceed the limit."""
         self._step = info.progress.step
         next_update = info.seconds + self._saving
-        has_time = self._left() >= next_update
+        has_time = self._seconds_left() >= next_update
         if self.length is None:
-            over = self.stop_after.reached(info.progress) or not has_time
-            return self._stop() if over else None
+            is_over = self.stop_after.reached(info.progress) or not has_time
+            return self._stop() if is_over else None
         if has_time or self.length.reached(info.progress):
             return None
+
         self.warn(
             info.progress,
             f"train.time_limit, {self.seconds:,.0f} seconds, ended training after "
             f"{self.length.fraction(info.progress):.0%} of train.stop_after, {self.length}, before "
-            "the learning rate had come down. Raise train.time_limit to continue.",
+            "the learning rate reached its end. Raise train.time_limit to continue.",
         )
         return self._stop()
 
     def on_before_evaluate(self, at: Progress) -> None:
-        """Take the time."""
-        self._evaluating_since, self._writing = self.clock.seconds(), 0.0
+        """Start to measure an evaluation."""
+        self._evaluating_since = self.clock.seconds()
+        self._writing = 0.0
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Expect the last ones to take as long as the longest so far."""
-        took = self.clock.seconds() - self._evaluating_since
-        self.evaluating = max(self.evaluating, took - self._writing)
+        """Expect the last evaluation to take as long as the longest so far."""
+        seconds = self.clock.seconds() - self._evaluating_since
+        self.evaluating = max(self.evaluating, seconds - self._writing)
         self.texts = max(self.texts, self._writing)
 
     def texts_that_fit(self, n: int, *, final: bool) -> tuple[int, float]:
-        """Number of the next `n` texts that there is time for, and the seconds until all must end.
+        """Return how many of `n` texts fit into the limit, and the seconds until all must end.
 
-        `final`: these are the texts after training. A model that has learnt little writes none.
+        A model that is still young gets no texts. `final` marks the texts after training.
         """
         if self.is_young:
             return 0, 0.0
-        after = self.ending if final else self.evaluating + self.ending + self.final_texts
-        left = self.seconds - self.clock.seconds() - after
-        if left <= 0.0:
+
+        seconds_after = self.ending
+        if not final:
+            seconds_after = self.evaluating + self.ending + self.final_texts
+        seconds_left = self.seconds - self.clock.seconds() - seconds_after
+        if seconds_left <= 0.0:
             return 0, 0.0
-        fewest = 1 if final else 0  # which costs no training, and is left when the time is over
-        fit = math.floor(left / self.each_text) if self.each_text else n
-        return min(n, max(fewest, fit)), left
+
+        min_texts = 1 if final else 0  # a final text takes no time from training
+        n_fitting = math.floor(seconds_left / self.each_text) if self.each_text else n
+        return min(n, max(min_texts, n_fitting)), seconds_left
 
     @property
     def is_young(self) -> bool:
-        """True if the model began with random weights and has hardly been trained."""
-        return self.from_scratch and self._step < _LEARNT_LITTLE
+        """True if the model began with random weights and has had few updates."""
+        return self.from_scratch and self._step < _MIN_UPDATES_FOR_TEXTS
 
     def wrote(self, n: int, seconds: float) -> None:
-        """Record that `n` texts took so long: later ones are expected to take as long."""
+        """Record the seconds that `n` texts took, to predict the time of later texts."""
         self._writing += seconds
         self.each_text = seconds / n
 
     def left_out(self, n: int, of: int) -> str:
-        """A sentence about `n` texts that were not written, of so many."""
-        setting = "train.time_limit" if self.length else "the time limit of train.stop_after"
-        why = f"{setting} left no time for them"
+        """Describe why `n` of the texts were not written."""
         if self.is_young:
-            why = f"a model from random weights writes none before update {_LEARNT_LITTLE}"
-        return f"{n:,} of {of:,} text{'s' * (of > 1)} not written: {why}"
+            reason = (
+                f"a model from random weights writes none before update {_MIN_UPDATES_FOR_TEXTS}"
+            )
+        elif self.length is not None:
+            reason = "train.time_limit left no time for them"
+        else:
+            reason = "the time limit of train.stop_after left no time for them"
+        texts = "texts" if of > 1 else "text"
+        return f"{n:,} of {of:,} {texts} not written: {reason}"
 
     def on_before_save(self, at: Progress) -> None:
-        """Take the time."""
+        """Start to measure a save."""
         self._saving_since = self.clock.seconds()
 
     def on_save(self, at: Progress, saved: Saved) -> None:
-        """Expect a save after the next update to hold it up as long as the longest so far."""
-        waited = saved.blocked_seconds  # None: for all of it
-        took = self.clock.seconds() - self._saving_since if waited is None else waited
-        self._saving = max(self._saving, took)
+        """Expect the next save to block training as long as the longest so far."""
+        seconds = saved.blocked_seconds
+        if seconds is None:  # the save was not in the background
+            seconds = self.clock.seconds() - self._saving_since
+        self._saving = max(self._saving, seconds)
 
     def state_dict(self) -> State:
-        """The limit that was reached."""
+        """Return the limit that was reached, in seconds."""
         return {"reached": self._reached} if self._reached else {}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore it."""
+        """Restore the limit that was reached."""
         self._reached = float(state["reached"])
 
-    def _left(self) -> float:
-        # Two held-out losses: where training ends, and of the best weights.
-        after = 2 * self.evaluating + self.texts + self.final_texts + self.ending
-        return self.seconds - self.clock.seconds() - after
+    def _seconds_left(self) -> float:
+        # Two held-out losses: one at the end of training and one of the best weights.
+        seconds_after = 2 * self.evaluating + self.texts + self.final_texts + self.ending
+        return self.seconds - self.clock.seconds() - seconds_after
 
     def _stop(self) -> Requests:
         self._reached = max(self._reached, self.seconds)

@@ -1,4 +1,4 @@
-"""Training loop: `step` is one update, with gradient accumulation; `fit` is the order around it."""
+"""Training loop. `step` makes one update, and `fit` makes all updates, evaluations and saves."""
 
 from __future__ import annotations
 
@@ -46,22 +46,25 @@ from toque.units import Cursor, Duration, Progress
 
 @dataclass(frozen=True)
 class Schedule:
-    """Durations; "%" is a share of `stop_after`; None means never, except for a save at the end."""
+    """Length of a run, and the durations between evaluations, saves and checks.
+
+    "%" is a share of `stop_after`. None means never, but the end of a run is always saved.
+    """
 
     stop_after: Duration
     evaluate_every: Duration | None = None
     save_every: Duration | None = None
     check_every: Duration = Duration(10, "steps")
-    """Time between waits for CUDA to see whether losses are finite; on a CPU it is every step."""
+    """Duration between checks that losses are finite, which wait for CUDA. A CPU always checks."""
 
     def due(self, every: Duration | None, before: Progress, after: Progress) -> bool:
-        """True if a multiple of `every`, one of these, lies after `before` and up to `after`."""
+        """True if a multiple of `every` is in the interval (`before`, `after`]."""
         return every is not None and every.crossed(before, after, self.stop_after)
 
 
 @dataclass
 class Trainer:
-    """Updates a model until `schedule.stop_after`. Everything it holds arrives built."""
+    """Trainer that updates a model until `schedule.stop_after`."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -77,22 +80,22 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
-    sharing: Sharing | None = None  # how the ranks hold the model; None in one process
+    sharing: Sharing | None = None  # division of the model among ranks; None in one process
     noise: GradientNoise | None = None
-    check_reached: Callable[[nn.Module], None] | None = None  # raises at the first gradients
-    base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
-    begun_from: str | None = None  # hash of the checkpoint's manifest whose weights it began with
-    prefetch: Callable[[BatchStream, Cursor], Prefetch] = Prefetch  # ahead of the loop
-    background_saves: bool = False  # the last of a session is waited for all the same
-    layout: CheckpointLayout = "whole"  # of checkpoints
+    check_reached: Callable[[nn.Module], None] | None = None  # called with the first gradients
+    base_sha256: str | None = None  # hash of the frozen weights, which checkpoints leave out
+    begun_from: str | None = None  # hash of the manifest of the checkpoint that the run began with
+    prefetch: Callable[[BatchStream, Cursor], Prefetch] = Prefetch
+    background_saves: bool = False  # `fit` still waits for the last save
+    layout: CheckpointLayout = "whole"
     progress: Progress = Progress()
     cursor: Cursor = Cursor()
     goal: Goal = LOSS
     best: Best | None = None
-    stop_reason: str | None = None  # why a callback asked to end before `stop_after`
-    owes_evaluation: bool = False  # one that was due or begun; continuing begins with it
+    stop_reason: str | None = None  # the reason of a callback to end before `stop_after`
+    owes_evaluation: bool = False  # an evaluation was due or begun; the next session starts with it
     notes: list[str] = field(default_factory=list)
-    count_seconds: Callable[[float], float] = float  # what `Progress` counts of an update's
+    count_seconds: Callable[[float], float] = float  # seconds that `Progress` counts for an update
     clock: PartClock = field(default_factory=PartClock)
 
     def __post_init__(self) -> None:
@@ -108,33 +111,40 @@ class Trainer:
         )
 
     def fit(self) -> RunEnd:
-        """Train until the end, or until a callback asks to stop; the end is evaluated and saved.
+        """Train until the end or until a callback asks to stop, then evaluate and save.
 
         Raises:
-            NonFiniteError: a loss or gradient is NaN or infinite; nothing of it was applied.
-            CheckpointError: another process holds the run folder, or the final save failed.
+            NonFiniteError: A loss or gradient is NaN or infinite. The update was not applied.
+            CheckpointError: Another process uses the run folder, or the final save failed.
         """
-        self._session_began, self.stop_reason = time.perf_counter(), None
+        self._session_began = time.perf_counter()
+        self.stop_reason = None
         self.clock.restart()
         self._ranks.assert_in_sync("at the begin", self._sharing, self.progress, self.cursor)
         with ExitStack() as stack:
-            left = stack.enter_context(self.checkpoints.claimed()) if self._ranks.is_main else []
-            wants = stack.enter_context(self.callbacks.around(self._start(left), self._end))
+            leftovers: list[str] = []
+            if self._ranks.is_main:
+                leftovers = stack.enter_context(self.checkpoints.claimed())
+            session = self.callbacks.around(self._start(leftovers), self._end)
+            requests = stack.enter_context(session)
             stack.enter_context(self._saves.session(lambda: self.progress))
-            wants, owed = self._ranks.any_rank(wants), self.owes_evaluation
-            self._apply_requests(wants)
+            requests = self._ranks.any_rank(requests)
+            self._apply_requests(requests)
             self.clock.lap("starting")
-            if owed or wants.evaluate:
+
+            owed_evaluation = self.owes_evaluation
+            if owed_evaluation or requests.evaluate:
                 self.owes_evaluation = False
-                wants |= self._evaluate()
-            if wants.save or (owed and self.finished):
+                requests |= self._evaluate()
+            if requests.save or (owed_evaluation and self.finished):
                 self._save(final=self.finished)
             if not self.finished:
                 self._train()
         return self._end(None)
 
     def _train(self) -> None:
-        cuda, schedule = self.runtime.device.type == "cuda", self.schedule
+        schedule = self.schedule
+        is_cuda = self.runtime.device.type == "cuda"
         with self.prefetch(self.batches, self.cursor) as prefetch:
             while not self.finished:
                 started = time.perf_counter()
@@ -142,33 +152,41 @@ class Trainer:
                 self.clock.lap("observers", slowed=self.callbacks.slow)
                 planned, batch = prefetch.next()
                 self.clock.lap("data_wait")
+
                 info = self.step(planned, batch, started=started)
-                self.progress, self.cursor = info.progress, planned.cursor
-                looked = schedule.due(schedule.check_every, info.before, self.progress)
-                if not cuda or self.finished or looked:
+                self.progress = info.progress
+                self.cursor = planned.cursor
+                check_is_due = schedule.due(schedule.check_every, info.before, self.progress)
+                if not is_cuda or self.finished or check_is_due:
                     self._check_updates()
                     if self.guard.should_roll_back:
                         self._roll_back()
-                # Observers may ask; only the loop acts, and on all ranks alike.
-                wants = self._ranks.any_rank(self.callbacks.on_step(info) | self.checkpoints.asks())
-                self._apply_requests(wants)
-                self._evaluate_and_save(info.before, wants)
+
+                # Callbacks only make requests. The loop acts on them, equally on all ranks.
+                requests = self.callbacks.on_step(info) | self.checkpoints.asks()
+                requests = self._ranks.any_rank(requests)
+                self._apply_requests(requests)
+                self._evaluate_and_save(info.before, requests)
                 self._saves.tell(self.progress)
-        self.clock.lap("data_wait")  # for the batch that is being made and nobody needs
+        self.clock.lap("data_wait")  # the end waits for a batch that is no longer needed
 
     def step(
         self, planned: Step, batch: Batch | None = None, *, started: float | None = None
     ) -> StepInfo:
-        """One update; the same update for every micro-batch size and world size.
+        """Make one update, which does not depend on the micro-batch size and world size.
 
-        `batch` is that of `planned`, perhaps on the device already; `started` is `perf_counter`
-        when the update began, before waiting for its data.
+        Args:
+            planned: The step and its place in the data.
+            batch: The batch of `planned`, which may already be on the device.
+            started: The time by `perf_counter` before the update waited for its data.
         """
-        started = time.perf_counter() if started is None else started
-        n_targets, own = planned.n_targets, batch or planned.batch
+        if started is None:
+            started = time.perf_counter()
+        n_targets = planned.n_targets
+        rank_batch = batch or planned.batch
         with self._ranks.computing():
             loss_sum = self.oom_fallback.run(
-                self.progress, self.forward_backward, self._sharing, own, n_targets
+                self.progress, self.forward_backward, self._sharing, rank_batch, n_targets
             )
         self.clock.lap("forward_backward")
         loss_sum = self._ranks.total(loss_sum)
@@ -176,8 +194,9 @@ class Trainer:
         if self.check_reached is not None:
             self.check_reached(self.model)
             self.check_reached = None
+
         loss = loss_sum / n_targets
-        lr = self.lr_at(self.progress)  # no scheduler object to restore
+        lr = self.lr_at(self.progress)  # a function of progress has no state to restore
         grad_norm = self.runtime.clip_gradients(self.optimizer, self.max_grad_norm)
         if self.noise is not None:
             self.noise.add(self.model, self.progress.step)
@@ -185,37 +204,44 @@ class Trainer:
         self.clock.lap("clip")
         self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=apply)
         self.clock.lap("optimizer")
-        # Rates and lengths may be in minutes, which are rank 0's, or ranks would part ways.
-        spent = (time.perf_counter() - started) if self._ranks.is_main else 0.0
-        sums = [spent, self.count_seconds(spent), planned.n_computed]
-        seconds, counted, n_computed = self._ranks.all_reduce_sum(sums)
+
+        # Rates and lengths may be in minutes. All ranks use the clock of rank 0 to stay in step.
+        rank_seconds = (time.perf_counter() - started) if self._ranks.is_main else 0.0
+        sums = [rank_seconds, self.count_seconds(rank_seconds), planned.n_computed]
+        seconds, counted_seconds, n_computed = self._ranks.all_reduce_sum(sums)
         return StepInfo(
-            before=self.progress, progress=planned.after(self.progress, counted),
+            before=self.progress, progress=planned.after(self.progress, counted_seconds),
             loss=loss, grad_norm=grad_norm, lr=lr, seconds=seconds, parts=self.clock.taken(),
             n_targets=n_targets, n_tokens=planned.n_tokens, n_examples=planned.n_examples,
             n_computed=int(n_computed), stage=planned.stage, slowed=self.callbacks.slow,
         )  # fmt: skip
 
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
-        """Gradient accumulation: add up the gradients of an update; [] its loss in nats, summed.
+        """Accumulate the gradients of an update, and return its summed loss in nats, [].
 
-        `n_targets` are of all ranks, whose gradients the last backward sums: their mean at once. A
-        DataError where no token has loss.
+        `n_targets` counts the target tokens of all ranks. The last backward pass sums the gradients
+        of all ranks, so the result is the mean over these tokens.
+
+        Raises:
+            DataError: No token has a loss.
         """
         step = self.progress.step
         if n_targets < 1:
-            raise DataError(f"Step {step} has no target token: leave such examples out.")
-        self.optimizer.zero_grad(set_to_none=True)  # an attempt that ran out of memory left some
+            raise DataError(f"Step {step} has no target token. Remove examples without targets.")
+        # A previous attempt that ran out of memory may have left gradients.
+        self.optimizer.zero_grad(set_to_none=True)
         self.runtime.seed(self.seed, step)
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
         for done, rows in enumerate(micro_batches, start=1):
-            here, last = rows.to(self.runtime.device), done == len(micro_batches)
-            draws: AbstractContextManager[None] = nullcontext()
+            micro_batch = rows.to(self.runtime.device)
+            is_last = done == len(micro_batches)
+            draw_check: AbstractContextManager[None] = nullcontext()
             if not self._draws_checked:
-                draws = refuse_unkeyed_draws(self.model, here.labels.device)
-            with self.runtime.autocast(), draws:
-                loss = self._sharing.loss(self.loss_fn, here, last=last)  # [] nats, summed
+                draw_check = refuse_unkeyed_draws(self.model, micro_batch.labels.device)
+            with self.runtime.autocast(), draw_check:
+                # [] nats, summed
+                loss = self._sharing.loss(self.loss_fn, micro_batch, last=is_last)
             self._draws_checked = True
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
@@ -223,20 +249,25 @@ class Trainer:
         return loss_sum
 
     def _check_updates(self) -> None:
-        """Judge the updates since the last check; waits for the device."""
-        bad = self.guard.check(self.progress)
-        if bad is not None:
-            origin, traced = self._traced(bad)
-            raise self.guard.error(bad, origin, traced=traced)
+        """Check that the updates since the last check are finite. This waits for the device."""
+        bad_update = self.guard.check(self.progress)
+        if bad_update is not None:
+            origin, traced = self._trace_origin(bad_update)
+            raise self.guard.error(bad_update, origin, traced=traced)
 
-    def _traced(self, bad: PendingUpdate) -> tuple[NonFiniteOrigin | None, bool]:
-        """Where an update stopped being finite, and whether memory had room to find out."""
-        needed = bytes_of(dict(self.model.named_parameters())) if self._sharing.is_sharded else 0
-        # A rank that ran out while all gather would leave the others waiting.
-        if not all(self._ranks.all_gather(needed <= free_bytes(self.runtime.device))):
+    def _trace_origin(self, bad: PendingUpdate) -> tuple[NonFiniteOrigin | None, bool]:
+        """Find the first value that is not finite. Also return whether memory sufficed to look."""
+        needed_bytes = 0
+        if self._sharing.is_sharded:
+            needed_bytes = bytes_of(dict(self.model.named_parameters()))
+        # If one rank ran out of memory while all gather the weights, the rest would wait for it.
+        fits = needed_bytes <= free_bytes(self.runtime.device)
+        if not all(self._ranks.all_gather(fits)):
             return None, False
+
         with self._sharing.whole() as model:
-            # As it was computed, or row by row: it is not compiled, which takes more memory.
+            # Try the rows of the update first, then one row at a time: this model is not compiled
+            # and so needs more memory.
             for rows in sorted({self.oom_fallback.rows_at(bad.step), 1}, reverse=True):
                 self.runtime.seed(self.seed, bad.step)
                 micro_batches = bad.batch.split(rows)
@@ -251,47 +282,52 @@ class Trainer:
                 release_memory()
         return None, False
 
-    def _sound(self) -> Checkpoint | None:
-        """The checkpoint to go back to: the newest whose weights are not those of now."""
-        store, since = self.checkpoints, self.progress.step - self.guard.in_a_row
-        return store.newest_valid(before=since) or store.newest_valid()
+    def _find_rollback_checkpoint(self) -> Checkpoint | None:
+        """Find the newest checkpoint from before the skipped updates, else the newest of all."""
+        first_skipped = self.progress.step - self.guard.in_a_row
+        store = self.checkpoints
+        return store.newest_valid(before=first_skipped) or store.newest_valid()
 
     def _roll_back(self) -> None:
         self._saves.settle(self.progress)
-        found = resume.broadcast_checkpoint(self._sound, self._ranks)
-        message = self.guard.roll_back(self.progress.step, found.step if found else None)
-        assert found is not None
-        resume.load_tensors(found, self.model, self.optimizer)
-        self.runtime.load_state_dict(found.state()["runtime"])
+        checkpoint = resume.broadcast_checkpoint(self._find_rollback_checkpoint, self._ranks)
+        to_step = checkpoint.step if checkpoint else None
+        message = self.guard.roll_back(self.progress.step, to_step)
+        assert checkpoint is not None
+        resume.load_tensors(checkpoint, self.model, self.optimizer)
+        self.runtime.load_state_dict(checkpoint.state()["runtime"])
         self.callbacks.on_warning(self.progress, message)
-        self._save(final=False)  # a killed run would otherwise come by the same examples again
+        self._save(final=False)  # without a save, a killed run would meet the same examples again
 
     @property
     def finished(self) -> bool:
-        """True if there is nothing more to do in this session."""
+        """True if this session has ended."""
         return self.stop_reason is not None or self.schedule.stop_after.reached(self.progress)
 
     @property
     def is_over(self) -> bool:
-        """True if no session of this run has anything left to train or evaluate."""
+        """True if no later session has anything to train or evaluate."""
         ended = self.schedule.stop_after.reached(self.progress)
         ended = ended or any(callback.is_over for callback in self.callbacks)
         return ended and not self.owes_evaluation
 
-    def _apply_requests(self, wants: Requests) -> None:
-        if wants.stop and self.stop_reason is None:
-            self.stop_reason = wants.reason or "stopped"
+    def _apply_requests(self, requests: Requests) -> None:
+        if requests.stop and self.stop_reason is None:
+            self.stop_reason = requests.reason or "stopped"
 
-    def _evaluate_and_save(self, before: Progress, wants: Requests) -> None:
-        schedule, at = self.schedule, self.progress
-        scheduled = schedule.due(schedule.evaluate_every, before, at)
-        scheduled = scheduled or schedule.stop_after.reached(at)  # the end always is evaluated
+    def _evaluate_and_save(self, before: Progress, requests: Requests) -> None:
+        schedule = self.schedule
+        at = self.progress
+        is_scheduled = schedule.due(schedule.evaluate_every, before, at)
+        is_scheduled = is_scheduled or schedule.stop_after.reached(at)  # always evaluate the end
+
         if self.stop_reason in (INTERRUPTED, MOVED, TAKEN_OVER):
-            # The machine may be taken away: save now. Or another evaluates what was taken over.
-            self.owes_evaluation = scheduled
-        elif scheduled or wants.evaluate or self.finished:
-            wants |= self._evaluate()
-        if wants.save or self.finished or schedule.due(schedule.save_every, before, at):
+            # Save now, because the machine may stop soon or another process has the run.
+            self.owes_evaluation = is_scheduled
+        elif is_scheduled or requests.evaluate or self.finished:
+            requests |= self._evaluate()
+
+        if requests.save or self.finished or schedule.due(schedule.save_every, before, at):
             self._save(final=self.finished)
 
     def _evaluate(self) -> Requests:
@@ -300,17 +336,20 @@ class Trainer:
         self.clock.lap("observers")
         try:
             metrics = self.evaluator()
-        except Interrupted:  # nothing of it is kept, and continuing begins with it
-            self.stop_reason, self.owes_evaluation = INTERRUPTED, True
+        except Interrupted:  # the results are lost, and the next session evaluates first
+            self.stop_reason = INTERRUPTED
+            self.owes_evaluation = True
             return Requests(stop=True, save=True)
         self.clock.lap("evaluation")
+
         self.best = self.goal.best(self.best, self.progress.step, metrics)
         self._saves.save_best(self.progress, self.model, metrics)
         self.clock.lap("saving")
-        wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
+
+        requests = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
         self.clock.lap("texts")
-        self._apply_requests(wants)
-        return wants
+        self._apply_requests(requests)
+        return requests
 
     def _save(self, *, final: bool) -> None:
         self._check_updates()
@@ -323,40 +362,49 @@ class Trainer:
         self.clock.lap("saving")
 
     def state_dict(self) -> State:
-        """The JSON of a checkpoint."""
+        """Return the JSON state of a checkpoint."""
         at = resume.TrainerState(self.progress, self.cursor, self.best, self.owes_evaluation)
         state = at.to_json(self._stateful, self._ranks, base=self.base_sha256)
         return state | {"begun_from": self.begun_from}
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Continue from `checkpoint` of this run; a CheckpointError where it does not fit."""
+        """Continue from a checkpoint of this run.
+
+        Raises:
+            CheckpointError: The checkpoint does not fit the model, the data or the settings.
+        """
         versions = self.checkpoints.identity.versions
         at, notes = resume.TrainerState.load(
             checkpoint, self._stateful, self._ranks, versions=versions, base=self.base_sha256
         )
         at.refuse_other_data(self.batches, where=str(checkpoint.path))
         resume.load_tensors(checkpoint, self.model, self.optimizer)
-        self.progress, self.cursor, self.best = at.progress, at.cursor, at.best
-        self.owes_evaluation, self.notes = at.owes_evaluation, self.notes + notes
+
+        self.progress = at.progress
+        self.cursor = at.cursor
+        self.best = at.best
+        self.owes_evaluation = at.owes_evaluation
+        self.notes = self.notes + notes
         if not self.checkpoints.measures_as(checkpoint.manifest):
             self.best = None
             self.notes.append(
-                f"the settings of evaluation were others until step {self.progress.step}, so the "
-                f"{self.goal} is looked for anew from here"
+                f"the settings of evaluation changed at step {self.progress.step}, so the search "
+                f"for the {self.goal} starts again"
             )
         self.begun_from = checkpoint.state().get("begun_from")
 
     def _start(self, leftovers: list[str]) -> RunStart:
-        removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []
-        notes = (*self.runtime.warnings, *self.checkpoints.notes, *self.notes, *removed)
-        return RunStart(self.progress, self.schedule.stop_after, notes, self.best)
+        notes = [*self.runtime.warnings, *self.checkpoints.notes, *self.notes]
+        if leftovers:
+            notes.append(f"removed the leftovers of a killed save: {', '.join(leftovers)}")
+        return RunStart(self.progress, self.schedule.stop_after, tuple(notes), self.best)
 
     def _end(self, error: BaseException | None) -> RunEnd:
-        self.clock.lap("saving")  # those in the background were waited for
+        self.clock.lap("saving")  # includes the wait for background saves
         reason = self.stop_reason or FINISHED
         if error is not None:
-            overflowed = isinstance(error, NonFiniteError)
-            reason = "non_finite" if overflowed else type(error).__name__
+            is_non_finite = isinstance(error, NonFiniteError)
+            reason = "non_finite" if is_non_finite else type(error).__name__
         return RunEnd(
             reason=reason,
             progress=self.progress, seconds=time.perf_counter() - self._session_began,

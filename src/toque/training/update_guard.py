@@ -1,13 +1,14 @@
-"""Update guard: the one place that decides whether an update is finite, and so applied.
+"""Update guard: the decision whether to apply an update.
 
-The decision is a tensor on the device, so that CUDA need not be waited for; `check` reads the
-decisions of several updates at once. An update that is not applied changes nothing, so hearing of
-it a few steps later harms nothing, provided nothing was saved in between.
+The decision is a tensor on the device, so that training does not wait for CUDA. `check` reads the
+decisions of several updates together. An update that is not applied changes nothing. It may
+therefore be reported a few steps later, if no checkpoint is saved in between.
 
-Without `skip_step` a NaN or an infinity ends the run. With it (`optim.outliers`) it is skipped, and
-so is an outlier, whose gradient Adam would remember for a thousand updates: the rule is that of
-OLMo's SkipStepAdamW (six standard deviations over 128 updates). Going back to a checkpoint and
-passing over the data in between is what PaLM did (Chowdhery et al. 2022, section 5.1).
+Without `skip_step` a NaN or an infinity ends the run. With `skip_step` (`optim.outliers`) the
+update is skipped. Outliers are skipped too, because Adam would remember their gradients for a
+thousand updates. The limit follows OLMo's SkipStepAdamW: six standard deviations over 128 updates.
+After too many outliers the run loads a checkpoint and skips the data since then, as PaLM did
+(Chowdhery et al. 2022, section 5.1).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from toque.units import Progress
 
 NON_FINITE_FILE: Final = "non_finite.json"
 SKIPPED_FILE: Final = "skipped_updates.jsonl"
-_IDS_SHOWN: Final = 12
-_LEAST_SPREAD: Final = 1e-3
-"""Least share of the mean: numbers that hardly vary make no outlier of a hair's breadth."""
+_MAX_IDS_SHOWN: Final = 12
+_MIN_SPREAD: Final = 1e-3
+"""Smallest standard deviation, as a share of the mean, so that tiny changes are not outliers."""
 
 
 @final
@@ -45,41 +46,45 @@ _LEAST_SPREAD: Final = 1e-3
 class SkipStep:
     """Limits for loss and gradient norm, computed on the device.
 
-    Each is its mean over the last `window` updates plus `sigma` standard deviations. There is no
-    limit until half of the window has been seen. A value above its limit counts as the limit in
-    later means, so that a lasting change of level is accepted in the end. After so many skipped in
-    a row the run goes back to a checkpoint.
+    A limit is the mean over the last `window` updates plus `sigma` standard deviations. The limits
+    begin after half a window. A value above its limit enters later means as the limit, so that a
+    lasting change of level is finally accepted. After `roll_back_after` skipped updates in a row
+    the run loads an earlier checkpoint.
     """
 
     sigma: float = 6.0
     window: int = 128
     roll_back_after: int = 4
-    skipped: int = 0  # updates not applied, over the whole run
+    skipped: int = 0  # updates not applied, over the entire run
     in_a_row: int = 0
     rolled_back_at: int | None = None
     _seen: int = 0
     _past: Tensor | None = None
-    """[window, 2] float64, a ring buffer; NaN where an update was not finite."""
+    """Ring buffer of losses and norms, [window, 2] float64. NaN is a value that is not finite."""
 
     def limits(self, values: Tensor) -> Tensor:
-        """[2] limits for an update's `values`, [2] float64, which then enter the window."""
+        """Return the limits for an update's `values` and add the values to the window.
+
+        Values and limits are [2] float64: loss and gradient norm.
+        """
         if self._past is None:
             self._past = values.new_full((self.window, 2), math.nan)
         past = self._past = self._past.to(values.device)
+
         n = min(self._seen, self.window)
         limits = torch.full_like(values, math.nan)
         if n >= self.window // 2:
-            mean = past[:n].nanmean(0)  # NaN while nothing was finite
+            mean = past[:n].nanmean(0)  # NaN if no value was finite
             spread = (past[:n] - mean).square().nanmean(0).sqrt()
-            limits = mean + self.sigma * torch.maximum(spread, _LEAST_SPREAD * mean.abs())
-        past[self._seen % self.window] = torch.where(
-            torch.isfinite(values), torch.fmin(values, limits), math.nan
-        )
+            limits = mean + self.sigma * torch.maximum(spread, _MIN_SPREAD * mean.abs())
+
+        clipped = torch.fmin(values, limits)
+        past[self._seen % self.window] = torch.where(torch.isfinite(values), clipped, math.nan)
         self._seen += 1
         return limits
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON that a restart cannot recompute."""
+        """Return the window and the counts as JSON."""
         past = [] if self._past is None else self._past.tolist()
         return {
             "seen": self._seen,
@@ -90,45 +95,52 @@ class SkipStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`'s result; ValueError where it is of another window."""
+        """Restore the result of `state_dict`.
+
+        Raises:
+            ValueError: The state has another window or is damaged.
+        """
         rows = [
             [math.nan if value is None else number_in({"past": value}, "past") for value in row]
             for row in state["past"]
         ]
         if any(len(row) != 2 for row in rows):
-            raise ValueError("outliers that are not pairs of loss and gradient norm")
+            raise ValueError("outliers are not pairs of loss and gradient norm")
         if rows and len(rows) != self.window:
-            raise ValueError(f"outliers over {len(rows)} updates, not {self.window}")
+            raise ValueError(f"outliers are over {len(rows)} updates, not {self.window}")
+
         self._past = torch.tensor(rows, dtype=torch.float64) if rows else None
-        self._seen, self.skipped = count_in(state, "seen"), count_in(state, "skipped")
+        self._seen = count_in(state, "seen")
+        self.skipped = count_in(state, "skipped")
         self.in_a_row = count_in(state, "in_a_row")
-        went_back = state["rolled_back_at"] is not None
-        self.rolled_back_at = count_in(state, "rolled_back_at") if went_back else None
+        self.rolled_back_at = None
+        if state["rolled_back_at"] is not None:
+            self.rolled_back_at = count_in(state, "rolled_back_at")
 
 
 def _finite_or_none(value: float) -> float | None:
-    """`value` as JSON can write it."""
+    """Replace a NaN or an infinity, which JSON does not have, by None."""
     return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
 class PendingUpdate:
-    """An update since the last check. Its tensors stay on the device, its batch in memory."""
+    """Update since the last check. Its tensors stay on the device and its batch in memory."""
 
     step: int
     lr: float
     batch: Batch
-    values: Tensor  # [2] float64, loss and gradient norm
-    limits: Tensor  # [2] what they may be at most; NaN for no limit
+    values: Tensor  # loss and gradient norm, [2] float64
+    limits: Tensor  # largest allowed values, [2] float64; NaN for no limit
     applied: Tensor  # [] bool
 
 
 @final
 @dataclass
 class UpdateGuard:
-    """Keeps updates that are not finite, or are outliers, from being applied.
+    """Guard that does not apply updates that are outliers or not finite.
 
-    With a float16 loss scaler an infinite norm is ordinary: it is skipped and the scale is halved.
+    With a float16 loss scaler an infinite norm is normal: the scaler skips it and halves the scale.
     """
 
     runtime: Runtime
@@ -140,7 +152,10 @@ class UpdateGuard:
     def should_apply(
         self, step: int, lr: float, loss: Tensor, grad_norm: Tensor, batch: Batch
     ) -> Tensor:
-        """[] bool on the device; to be called once for each update, in order."""
+        """Decide on the device whether to apply an update, as a [] bool.
+
+        Call it once per update, in order.
+        """
         values = torch.stack([loss, grad_norm.to(loss.device)]).detach().double()
         applied = torch.isfinite(values).all()
         limits = torch.full_like(values, math.nan)
@@ -151,12 +166,19 @@ class UpdateGuard:
         return applied
 
     def check(self, at: Progress) -> PendingUpdate | None:
-        """Judge the updates since the last call; the first that has to end the run is for `error`.
+        """Check the updates since the last call, and return the first that must end the run.
 
-        Waits for the device. A NonFiniteError where float16 overflows at every loss scale.
+        This waits for the device. Pass the returned update to `error`.
+
+        Raises:
+            NonFiniteError: float16 overflows at every loss scale.
         """
-        pending, self._pending = self._pending, []
-        applied = torch.stack([update.applied for update in pending]).tolist() if pending else []
+        pending = self._pending
+        self._pending = []
+        applied: list[bool] = []
+        if pending:
+            applied = torch.stack([update.applied for update in pending]).tolist()
+
         for update, was_applied in zip(pending, applied, strict=True):
             if was_applied:
                 if self.skip_step is not None:
@@ -164,139 +186,166 @@ class UpdateGuard:
                 continue
             loss, norm = update.values.tolist()
             if self.runtime.scaler is not None and math.isfinite(loss) and not math.isfinite(norm):
-                continue  # the loss scaler's business
+                continue  # the loss scaler has skipped it
             if self.skip_step is None:
                 return update
-            self.callbacks.on_warning(at, self._skipped(self.skip_step, update))
+            self.callbacks.on_warning(at, self._record_skipped(self.skip_step, update))
+
         if self.runtime.scale_is_hopeless:
             raise NonFiniteError(
-                f"Step {at.step} overflows float16 at every loss scale. Use precision bf16 or "
-                "float32."
+                f"Step {at.step} overflows float16 at every loss scale. Set train.precision to "
+                "bf16 or float32."
             )
         return None
 
     def error(
         self, update: PendingUpdate, origin: NonFiniteOrigin | None, *, traced: bool = True
     ) -> NonFiniteError:
-        """The error that ends the run, in `non_finite.json`; `origin` is of this rank's share.
+        """Build the error that ends the run, and record it in `non_finite.json`.
 
-        `traced` is False where memory had no room to look for the origin.
+        Args:
+            update: The update that is not finite.
+            origin: The first value that is not finite on this rank.
+            traced: False if memory was too small to look for the origin.
         """
-        own = asdict(origin) if origin is not None else None
-        share = {"rows": update.batch.example_ids, "origin": own, "traced": traced}
-        shares = self.runtime.ranks.all_gather(share)
+        rank_share = {
+            "rows": update.batch.example_ids,
+            "origin": asdict(origin) if origin is not None else None,
+            "traced": traced,
+        }
+        shares = self.runtime.ranks.all_gather(rank_share)
         rows = [row for share in shares for row in share["rows"]]
-        found = next(filter(None, (share["origin"] for share in shares)), None)
+        origins = [share["origin"] for share in shares if share["origin"]]
+        first_origin = origins[0] if origins else None
+
         loss, norm = update.values.tolist()
         path = self._write(
             NON_FINITE_FILE,
             {
                 "step": update.step,
-                "loss": repr(loss),  # JSON has no word for NaN
+                "loss": repr(loss),  # JSON does not have NaN
                 "grad_norm": repr(norm),
                 "lr": update.lr,
-                "first_non_finite": found["where"] if found else None,
-                "first_example_ids": found["example_ids"] if found else None,
+                "first_non_finite": first_origin["where"] if first_origin else None,
+                "first_example_ids": first_origin["example_ids"] if first_origin else None,
                 "example_ids": rows,
             },
         )
-        first = "Computed again, every value is finite."
-        if not all(share["traced"] for share in shares):
-            first = "Memory ran out where it was computed again, so where that began is not known."
-        if found is not None:
-            ids = found["example_ids"]
-            first = f"First not finite: {found['where']}"
-            first += f", in examples {_listed(ids)}." if ids else "."
+
+        if first_origin is not None:
+            cause = f"First not finite: {first_origin['where']}"
+            origin_ids = first_origin["example_ids"]
+            if origin_ids:
+                cause += f", in examples {_list_ids(origin_ids)}"
+            cause += "."
+        elif all(share["traced"] for share in shares):
+            cause = "Computed again, every value is finite."
+        else:
+            cause = "Memory ran out when the update was computed again, so its origin is unknown."
+
         ids = [i for row in rows for i in row]
+        record = f" (all in {path})" if path else ""
         return NonFiniteError(
             f"Step {update.step} has loss {loss:g} and gradient norm {norm:g} at learning rate "
-            f"{update.lr:.3g}, over {len(ids)} examples: {_listed(ids)}"
-            f"{f' (all in {path})' if path else ''}. {first} The update was not applied and the "
-            "last checkpoint stands. Lower optim.peak_lr or lengthen optim.warmup; if precision is "
-            "fp16, use bf16; if it returns at the same step, look at those examples."
+            f"{update.lr:.3g}, over {len(ids)} examples: {_list_ids(ids)}{record}. {cause} The "
+            "update was not applied, and the last checkpoint is unchanged. Lower optim.peak_lr or "
+            "lengthen optim.warmup. If train.precision is fp16, use bf16. If the error returns at "
+            "the same step, check these examples."
         )
 
     @property
     def in_a_row(self) -> int:
-        """Updates that were not applied since the last that was."""
+        """Number of skipped updates since the last applied update."""
         return self.skip_step.in_a_row if self.skip_step is not None else 0
 
     @property
     def should_roll_back(self) -> bool:
-        """True if so many were skipped in a row that the weights themselves are in doubt."""
+        """True if so many updates in a row were skipped that the weights may be bad."""
         return self.skip_step is not None and self.in_a_row >= self.skip_step.roll_back_after
 
     def roll_back(self, step: int, to_step: int | None) -> str:
-        """A sentence on going back to a step; a NonFiniteError where that is not possible."""
+        """Note that the run returns to the checkpoint of `to_step`, and describe it.
+
+        Raises:
+            NonFiniteError: `to_step` is None, or the run has rolled back within the last window.
+        """
         skip_step = self.skip_step
         assert skip_step is not None
-        n_skipped, before = skip_step.in_a_row, skip_step.rolled_back_at
+        n_skipped = skip_step.in_a_row
+        previous = skip_step.rolled_back_at
         if to_step is None:
-            why = "there is no checkpoint to go back to"
-        elif before is not None and step - before <= skip_step.window:
-            why = f"it went back to a checkpoint at step {before} already"
+            reason = "there is no checkpoint to go back to"
+        elif previous is not None and step - previous <= skip_step.window:
+            reason = f"the run already went back to a checkpoint at step {previous}"
         else:
-            skip_step.rolled_back_at, skip_step.in_a_row = step, 0
+            skip_step.rolled_back_at = step
+            skip_step.in_a_row = 0
             return (
-                f"{n_skipped} updates in a row were outliers: the weights are those of step "
-                f"{to_step} again, and the examples since then are passed over"
+                f"{n_skipped} updates in a row were outliers: the run continues with the weights "
+                f"of step {to_step} and skips the examples since then"
             )
-        record = self.run_folder / SKIPPED_FILE if self.run_folder is not None else None
-        names = f" Their examples are in {record}." if record is not None else ""
+
+        record = ""
+        if self.run_folder is not None:
+            record = f" Their examples are in {self.run_folder / SKIPPED_FILE}."
         raise NonFiniteError(
-            f"By step {step}, {n_skipped} updates in a row were outliers or not finite, and {why}. "
-            f"None of them was applied and the last checkpoint stands.{names} Lower optim.peak_lr "
-            "or lengthen optim.warmup; if the loss has a new level that is right, raise "
-            "optim.outliers.sigma."
+            f"By step {step}, {n_skipped} updates in a row were outliers or not finite, and "
+            f"{reason}. These updates were not applied, and the last checkpoint is unchanged."
+            f"{record} Lower optim.peak_lr or lengthen optim.warmup. If the new level of the loss "
+            "is right, raise optim.outliers.sigma."
         )
 
     @property
     def n_skipped(self) -> int:
-        """Outliers that were not applied, over the whole run."""
+        """Number of skipped updates over the entire run."""
         return self.skip_step.skipped if self.skip_step is not None else 0
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The outliers' statistics; None without `skip_step`."""
+        """Return the statistics of outliers, or None without `skip_step`."""
         return self.skip_step.state_dict() if self.skip_step is not None else None
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore `state_dict`'s result; a run that has just been told to skip starts afresh."""
+        """Restore the result of `state_dict`. Without a state the statistics start empty."""
         if self.skip_step is not None and state:
             self.skip_step.load_state_dict(state)
 
-    def _skipped(self, skip_step: SkipStep, update: PendingUpdate) -> str:
+    def _record_skipped(self, skip_step: SkipStep, update: PendingUpdate) -> str:
+        """Count and record a skipped update, and describe it."""
         skip_step.in_a_row += 1
         skip_step.skipped += 1
         loss, norm = update.values.tolist()
         loss_limit, norm_limit = update.limits.tolist()
-        own = [i for row in update.batch.example_ids for i in row]
-        ids = [i for share in self.runtime.ranks.all_gather(own) for i in share]
+        rank_ids = [i for row in update.batch.example_ids for i in row]
+        ids = [i for share in self.runtime.ranks.all_gather(rank_ids) for i in share]
+
         limits = {"loss": _finite_or_none(loss_limit), "grad_norm": _finite_or_none(norm_limit)}
         record = {"step": update.step, "loss": repr(loss), "grad_norm": repr(norm)}
         self._write(SKIPPED_FILE, record | {"limits": limits, "example_ids": ids})
-        why = f"the limits are {loss_limit:.4g} and {norm_limit:.4g}"
+
+        reason = f"the limits are {loss_limit:.4g} and {norm_limit:.4g}"
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            why = "that is not a number to go by"
+            reason = "both must be finite"
         return (
             f"update {update.step} is not applied: loss {loss:.4g} and gradient norm {norm:.4g}; "
-            f"{why} (optim.outliers). Skipped so far: {skip_step.skipped}, {skip_step.in_a_row} in "
-            f"a row. Its examples: {_listed(ids)}"
+            f"{reason} (optim.outliers). Skipped so far: {skip_step.skipped}, {skip_step.in_a_row} "
+            f"in a row. Its examples: {_list_ids(ids)}"
         )
 
     def _write(self, name: str, record: Mapping[str, Any]) -> Path | None:
-        """The file that holds `record` now: a .jsonl is appended to."""
+        """Write `record` on the main rank, and return the file. Append to a `.jsonl` file."""
         if self.run_folder is None or not self.runtime.ranks.is_main:
             return None
         path = self.run_folder / name
-        # On a full disk the record is lost; the message says the same.
+        # On a full disk the record is lost, but the message contains the same facts.
         if path.suffix == ".jsonl":
-            refused = append_json_lines(path, [json.dumps(record).encode()])
-            return path if refused is None else None
+            problem = append_json_lines(path, [json.dumps(record).encode()])
+            return path if problem is None else None
         with contextlib.suppress(OSError):
             atomic_write(path, (json.dumps(record, indent=1) + "\n").encode())
             return path
         return None
 
 
-def _listed(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids[:_IDS_SHOWN])) + (", …" if len(ids) > _IDS_SHOWN else "")
+def _list_ids(ids: Sequence[int]) -> str:
+    text = ", ".join(map(str, ids[:_MAX_IDS_SHOWN]))
+    return f"{text}, …" if len(ids) > _MAX_IDS_SHOWN else text

@@ -65,7 +65,7 @@ def test_it_is_left_and_made_when_the_run_continues(
     run = tmp_path / "run"
     done = interrupted_in(part, at, kitchen / "run.yaml", run)
     assert done.returncode == Interrupted.exit_code, done.stderr
-    assert "SIGINT: leaving this evaluation, which is made when the run continues" in done.stderr
+    assert "SIGINT: leaving this evaluation, which is repeated when the run" in done.stderr
     assert evaluations(run) == []
     newest = max((run / "checkpoints").glob("step-*"))
     assert newest.name == "step-00000004"

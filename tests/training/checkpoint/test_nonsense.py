@@ -170,7 +170,7 @@ def fill(name: str, value: float) -> Callable[[dict[str, Any]], None]:
         ("optimizer", fill("embed.weight/step", 7.0), "counts 7 updates, in a run of 6"),
         ("optimizer", fill("embed.weight/step", 0.5), "counts 0.5 updates"),
         ("optimizer", fill("embed.weight/exp_avg", math.nan), "not finite"),
-        ("optimizer", fill("embed.weight/exp_avg_sq", -1.0), "holds negative numbers"),
+        ("optimizer", fill("embed.weight/exp_avg_sq", -1.0), "has negative numbers"),
         (
             "optimizer",
             lambda t: t.update({"norm.bias/exp_avg": t["norm.bias/exp_avg"].half()}),
