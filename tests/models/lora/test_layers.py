@@ -261,6 +261,6 @@ def test_an_export_that_computes_something_else_is_refused_and_removed(
         save_model(model, codec_folder, folder, **more)
 
     monkeypatch.setattr("toque.models.loading.model_export.save_model", rounding)
-    with pytest.raises(CheckpointError, match="other logits"):
+    with pytest.raises(CheckpointError, match="different logits"):
         export_model(tmp_path / "adapter", tmp_path / "merged", card="")
     assert not (tmp_path / "merged").exists()
