@@ -278,7 +278,7 @@ def test_an_adapter_may_lie_beside_the_config_of_its_base(base, tmp_path):
     shutil.copy(base / "config.json", tmp_path / "a" / "config.json")
     assert is_adapter_folder(tmp_path / "a")
     assert not is_adapter_folder(base)
-    with pytest.raises(ConfigError, match="holds an adapter, not a model"):
+    with pytest.raises(ConfigError, match="contains an adapter, not a model"):
         load_model(str(tmp_path / "a"))
     load_with_adapter(tmp_path / "a")
 
