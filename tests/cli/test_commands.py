@@ -68,7 +68,7 @@ REFUSED = {
     "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
     "generate run --schema prompts.json --prompt x": "is a JSON list, no object. Name a",
     "generate run --schema run.yaml --prompt x": "The schema run.yaml is no JSON",
-    "generate run --schema not.json --prompt x": "The JSON schema cannot be held",
+    "generate run --schema not.json --prompt x": "The JSON schema is not supported",
     "export run --to run": "Name another folder with --to",
     "export run --to x --format onnx": "--format is 'onnx'",
     "report run --out run": "Name another file with --out",

@@ -521,7 +521,7 @@ def test_one_text_that_cannot_go_on_ends_no_other(served_json, serving):
     assert done == b"data: [DONE]"
     for body in (stuck.body, told.removeprefix(b"data: ")):
         error = json.loads(body)["error"]
-        assert error["message"].startswith("The text cannot be held to its form")
+        assert error["message"].startswith("The text cannot match its form")
         assert error["param"] == "response_format"
 
 

@@ -82,7 +82,7 @@ def test_what_no_token_can_write_is_an_error(tokenizers_at):
     held = [HeldVocabulary(codec).to_form(form(("爆",)))]
     model, how = model_of("t5", vocab=codec.vocab_size), {"held": held}
     how |= {"max_new_tokens": 30, "eos_id": codec.eos_id, "pad_id": codec.pad_id}
-    with pytest.raises(ConfigError, match="Prompt 1 has a text that cannot be held to its form"):
+    with pytest.raises(ConfigError, match="Prompt 1 has a text that cannot match its form"):
         generate(model, [codec.encode("salt")], **how)
 
 
@@ -149,12 +149,12 @@ CANNOT = {
     "nothing fits": ({"type": "integer", "minimum": 3, "maximum": 1}, "minimum"),
     "options of its own": ({"x-guidance": {"lenient": True}, "not": {}}, "not"),
     "too deep": (deep, "schema"),
-    "too long": ({"enum": ["x" * 100_000]}, "100,000 are compiled"),
+    "too long": ({"enum": ["x" * 100_000]}, "than the allowed 100,000"),
     "names": ({"properties": 3}, "properties must be an object"),
     "a large step": ({"type": "integer", "multipleOf": 99_991}, "more than 10,000 rem"),
     "steps of one number": ({"anyOf": [{"multipleOf": 997}, {"multipleOf": 1.01}]}, "rounder"),
     "steps past counting": ({"enum": [{"multipleOf": 10**k + 1} for k in range(400)]}, "rounder"),
-    "no JSON": ({"const": {1, 2}}, "no JSON"),
+    "no JSON": ({"const": {1, 2}}, "not valid JSON"),
 }
 
 

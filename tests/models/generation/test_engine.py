@@ -204,7 +204,7 @@ def test_a_gpt2_answer_ends_where_its_positions_do(tiny):
     assert [len(answer) for answer in answers] == [5, 1, 10]
     with pytest.raises(ConfigError, match=r"Prompt 2 has 65 tokens.*end at 64"):
         generate(model, [near, [5] * 65], max_new_tokens=2, **IDS)
-    with pytest.raises(ConfigError, match=r"Prompt 3 holds no tokens"):
+    with pytest.raises(ConfigError, match=r"Prompt 3 has no tokens"):
         generate(model, [near, near, []], max_new_tokens=2, **IDS)
 
 

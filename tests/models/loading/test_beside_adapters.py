@@ -230,7 +230,7 @@ def test_an_adapter_that_is_no_plain_sum_is_refused_by_name(settings, base, tmp_
         lambda: load_with_adapter(tmp_path / "a"),
         lambda: load_adapter(load_model(str(base)), tmp_path / "a"),
     ):
-        with pytest.raises(ConfigError, match=rf"adapter_config.json says {named} .* with peft"):
+        with pytest.raises(ConfigError, match=rf"adapter_config.json sets {named} .* with peft"):
             read()
 
 
@@ -250,7 +250,7 @@ def test_an_adapter_with_other_weights_is_refused_by_name(settings, held, base, 
         lambda: load_with_adapter(tmp_path / "a"),
         lambda: load_adapter(load_model(str(base)), tmp_path / "a"),
     ):
-        with pytest.raises(ConfigError, match=rf"model.safetensors holds .*{held}.* with peft"):
+        with pytest.raises(ConfigError, match=rf"model.safetensors contains .*{held}.* with peft"):
             read()
 
 
@@ -278,7 +278,7 @@ def test_an_adapter_may_lie_beside_the_config_of_its_base(base, tmp_path):
     shutil.copy(base / "config.json", tmp_path / "a" / "config.json")
     assert is_adapter_folder(tmp_path / "a")
     assert not is_adapter_folder(base)
-    with pytest.raises(ConfigError, match="holds an adapter, not a model"):
+    with pytest.raises(ConfigError, match="contains an adapter, not a model"):
         load_model(str(tmp_path / "a"))
     load_with_adapter(tmp_path / "a")
 

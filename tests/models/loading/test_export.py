@@ -121,7 +121,7 @@ def test_an_older_model_is_replaced_and_the_users_files_stay(tiny, codec_folder,
     readme = tmp_path / "photos" / "README.md"
     readme.parent.mkdir()
     readme.write_text("x")
-    with pytest.raises(CheckpointError, match="does not hold a model"):
+    with pytest.raises(CheckpointError, match="does not contain a model"):
         save_model(tiny("gpt2"), codec_folder, readme.parent, card="")
     assert readme.read_text() == "x"
 

@@ -156,7 +156,7 @@ def test_what_is_not_a_model_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         load_model(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="holds an adapter"):
+    with pytest.raises(ConfigError, match="contains an adapter"):
         load_model(str(tmp_path))
     with pytest.raises(ConfigError, match="there is no such folder"):
         load_model(str(tmp_path / "absent"))

@@ -1,6 +1,6 @@
-"""Live rows: the answers that a model writes at present, which join and leave while it runs.
+"""Live rows: the answers that a model generates now. Rows join and leave while it runs.
 
-Neither a row's length nor its way of choosing tokens changes what another is answered.
+Rows are independent: length and sampling options of a row do not change the answer of another row.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,57 +31,62 @@ from toque.models.generation.sampling import (
 from toque.models.generation.t5 import T5Decoding
 
 End = Literal["stop", "length", "stuck"]
-"""End of an answer: by an end token, at the longest length, or for its held text's fault."""
+"""Reason for the end of an answer: an end token, the length limit, or a fault of its form."""
 Share = tuple[float | None, Sequence[tuple[int, float]]]
-"""Log-probability of the chosen token, and of the likeliest ones, best first."""
+"""Log-probability of the chosen token, and of the most likely tokens, best first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """One answer to be written."""
+    """Request for one answer."""
 
     prompt: Sequence[int]  # token ids, at least one
-    most_tokens: int  # the longest answer, which the caller has bounded by the model's positions
-    options: GenerationOptions  # its choice of tokens; lengths, precision and rows are not read
-    number: int = 0  # number that, with the seed and the position, decides the draws
-    n_likeliest: int | None = None  # tokens to tell logprobs of besides; None for none at all
-    begun: Sequence[int] = ()  # the answer's first tokens, where known: read, and told to nobody
-    held: HeldText | None = None  # the form that the answer is held to
+    most_tokens: int  # maximum length of the answer, within the model's positions
+    options: GenerationOptions  # sampling options; lengths, precision and rows are ignored
+    number: int = 0  # determines the random numbers, together with the seed and the position
+    n_likeliest: int | None = None  # number of alternatives with logprobs; None for no logprobs
+    begun: Sequence[int] = ()  # first tokens of the answer if they are fixed; not reported
+    held: HeldText | None = None  # form of the answer
 
 
 class NewToken(NamedTuple):
-    """Token that one step wrote for one order."""
+    """Token of one step for one order."""
 
     order: Order
     token: int
     end: End | None
-    """Set with the last one; the token of "stop" is an end token, not a part of the answer."""
-    logprob: float | None  # before temperature and filters, of what form and runs allow; in nats
-    likeliest: Sequence[tuple[int, float]]  # the likeliest tokens with theirs, best first
+    """Reason, for the last token only. With "stop" the token is not part of the answer."""
+    logprob: float | None  # in nats, after masks of form and n-grams, before temperature and top-k
+    likeliest: Sequence[tuple[int, float]]  # the most likely tokens and their logprobs, best first
 
 
-class Runs:
-    """The runs of n tokens that one answer holds."""
+class Ngrams:
+    """N-grams of one answer."""
 
     def __init__(self, n: int | None) -> None:
-        self.barred: Sequence[int] = ()
-        """Tokens that would write a run for the second time if they were next."""
-        self._n, self._next = n, defaultdict[tuple[int, ...], list[int]](list)
+        self.repeating: Sequence[int] = ()
+        """Tokens that would repeat an n-gram if they came next."""
+        self._n = n
+        self._next = defaultdict[tuple[int, ...], list[int]](list)
 
     def add(self, answer: Sequence[int]) -> None:
-        """Learn the run that ends an answer; call it after each of its tokens."""
+        """Add the last n-gram of an answer. Call this method after each token."""
         if not self._n or len(answer) < self._n:
             return
         *before, last = answer[-self._n :]
         self._next[tuple(before)].append(last)
-        self.barred = self._next.get(tuple(answer[len(answer) - self._n + 1 :]), ())
+        self.repeating = self._next.get(tuple(answer[len(answer) - self._n + 1 :]), ())
 
 
 class LiveRows:
-    """The rows that a model in evaluation mode, as `packed_products` makes it, writes at present.
+    """Live rows of a model in evaluation mode with packed products (`packed_products.py`).
 
-    `rows` are the most, `columns` the tokens of the longest row, prompt included, for models that
-    read both together.
+    Args:
+        core: The model.
+        rows: Maximum number of rows.
+        columns: Tokens of the longest row. Decoder-only models include the prompt.
+        eos_id: Token or tokens that end an answer.
+        pad_id: Padding token.
     """
 
     @torch.inference_mode()
@@ -104,29 +109,26 @@ class LiveRows:
         self._cap = logit_cap(core)
         self._can_bound = self._cap is None and supports_int8(self._weight, self._bias)
         self._bounds: Int8Argmax | None = None
-        self.orders: list[Order] = []  # orders of the live rows, one each
+        self.orders: list[Order] = []  # order of each live row
         self._tokens: list[int] = []
         self._answers: list[list[int]] = []
-        self._runs: list[Runs] = []
+        self._ngrams: list[Ngrams] = []
 
     @torch.inference_mode()
     def admit(self, orders: Sequence[Order]) -> None:
-        """Prefill the prompts of new rows; with the live ones, at most `rows`."""
-        orders = sorted(orders, key=lambda order: -len(order.prompt))  # neighbours of like length
+        """Prefill the prompts of new rows. The total must not exceed `rows`."""
+        orders = sorted(orders, key=lambda order: -len(order.prompt))  # less padding
         greedy = any(_is_bounded(o) and o.most_tokens >= WORTHWHILE_STEPS for o in orders)
         if greedy and self._bounds is None and self._can_bound:
             self._bounds = Int8Argmax(self._weight, rows=self.rows)
         self._tokens += self._decoding.admit([order.prompt for order in orders])
         self.orders += orders
         self._answers += [[] for _ in orders]
-        self._runs += [Runs(order.options.no_repeat_ngram_size) for order in orders]
+        self._ngrams += [Ngrams(order.options.no_repeat_ngram_size) for order in orders]
 
     @torch.inference_mode()
     def read(self, order: Order) -> list[NewToken]:
-        """The tokens of an order's prompt as they would have been written, the first unasked.
-
-        For decoder-only models, of which the prompt is a text like the answer.
-        """
+        """Compute the logprobs of a prompt's tokens, except the first, for a decoder-only model."""
         ids, n_likeliest = order.prompt, order.n_likeliest
         shares: list[Share] = [(None, ())]
         if n_likeliest is not None:
@@ -144,43 +146,57 @@ class LiveRows:
 
     @torch.inference_mode()
     def step(self) -> list[NewToken]:
-        """The next token of every row but those that read theirs; rows that end leave."""
+        """Generate the next token of every row, and drop the rows that end.
+
+        Do not return the fixed first tokens of an answer.
+        """
         hidden = self._decoding.step(torch.tensor(self._tokens, device=self.core.device))
         self._tokens, shares = self._choose(hidden)
-        news, over = [], []
+
+        new_tokens = []
+        finished = []
         for row, (order, answer, token) in enumerate(
             zip(self.orders, self._answers, self._tokens, strict=True)
         ):
             answer.append(token)
-            self._runs[row].add(answer)
+            self._ngrams[row].add(answer)
             if len(answer) <= len(order.begun):
                 continue
-            is_last = len(answer) >= order.most_tokens
-            end: End | None = "stop" if token in self.end_ids else "length" if is_last else None
-            end = "stuck" if order.held is not None and order.held.fault else end
-            news.append(NewToken(order, token, end, *shares.get(row, (None, ()))))
+            end: End | None = None
+            if order.held is not None and order.held.fault:
+                end = "stuck"
+            elif token in self.end_ids:
+                end = "stop"
+            elif len(answer) >= order.most_tokens:
+                end = "length"
+            new_tokens.append(NewToken(order, token, end, *shares.get(row, (None, ()))))
             if end is not None:
-                over.append(row)
-        for row in reversed(over):
+                finished.append(row)
+
+        for row in reversed(finished):
             self._drop(row)
-        return news
+        return new_tokens
 
     @torch.inference_mode()
     def drop(self, order: Order) -> None:
-        """Free the row of an order that is no longer wanted; nothing where it has ended."""
+        """Cancel an order and free its row. Do nothing if the order has ended."""
         if order in self.orders:
             self._drop(self.orders.index(order))
 
     def _drop(self, row: int) -> None:
         self._decoding.drop(row)
-        self.orders[row], self._tokens[row] = self.orders[-1], self._tokens[-1]
-        self._answers[row], self._runs[row] = self._answers[-1], self._runs[-1]
-        for column in (self.orders, self._tokens, self._answers, self._runs):
+        columns: tuple[list[Any], ...] = (self.orders, self._tokens, self._answers, self._ngrams)
+        for column in columns:
+            column[row] = column[-1]
             column.pop()
 
     def _choose(self, hidden: Tensor) -> tuple[list[int], dict[int, Share]]:
-        """A token a row, and the probabilities that were asked for; alike rows choose together."""
-        tokens, shares = [0] * len(self.orders), dict[int, Share]()
+        """Choose a token per row, and compute the requested logprobs.
+
+        Rows with equal sampling options are processed together.
+        """
+        tokens = [0] * len(self.orders)
+        shares: dict[int, Share] = {}
         alike: defaultdict[tuple[object, ...] | None, list[int]] = defaultdict(list)
         for row, (order, answer) in enumerate(zip(self.orders, self._answers, strict=True)):
             options = order.options
@@ -190,9 +206,10 @@ class LiveRows:
                 alike[None].append(row)
             else:
                 alike[options.temperature, options.top_k, options.top_p].append(row)
-        for how, rows in alike.items():
+
+        for sampling, rows in alike.items():
             part = hidden if len(rows) == len(hidden) else hidden[rows]
-            if how is None and self._bounds:
+            if sampling is None and self._bounds:
                 chosen = self._bounds(part).tolist()
             else:
                 logits = self._logits(part)
@@ -203,77 +220,77 @@ class LiveRows:
                 ]
                 if texts:
                     hold(logits, texts)
-                self._bar_runs(logits, rows)
-                chosen = self._chosen(logits, rows)
-                shares |= self._shares(logits, rows, chosen)
+                self._mask_repetitions(logits, rows)
+                chosen = self._sample(logits, rows)
+                shares |= self._compute_shares(logits, rows, chosen)
             for row, token in zip(rows, chosen, strict=True):
                 tokens[row] = token
         return tokens, shares
 
     def _can_bound_row(self, row: int) -> bool:
-        """True where the largest logit of all is looked for, and no other one."""
+        """Return True if the row needs only the argmax of the unmasked logits."""
         order = self.orders[row]
         is_bounded = _is_bounded(order) and order.n_likeliest is None
-        return self._bounds is not None and is_bounded and not self._runs[row].barred
+        return self._bounds is not None and is_bounded and not self._ngrams[row].repeating
 
-    def _bar_runs(self, logits: Tensor, rows: Sequence[int]) -> None:
-        """Write minus infinity into logits [n, V] of tokens that would repeat a run.
+    def _mask_repetitions(self, logits: Tensor, rows: Sequence[int]) -> None:
+        """Set logits [n, V] of tokens that would repeat an n-gram to minus infinity.
 
-        A row keeps its logits where nothing else may be next: a form leaves it no other token.
+        A row stays unchanged if its form allows no other token.
         """
         for place, row in enumerate(rows):
-            if barred := self._runs[row].barred:
-                rest = logits[place].clone()
-                rest[list(barred)] = -torch.inf
-                if rest.max() > -torch.inf:
-                    logits[place] = rest
+            if repeating := self._ngrams[row].repeating:
+                masked = logits[place].clone()
+                masked[list(repeating)] = -torch.inf
+                if masked.max() > -torch.inf:
+                    logits[place] = masked
 
-    def _shares(
+    def _compute_shares(
         self, logits: Tensor, rows: Sequence[int], chosen: Sequence[int]
     ) -> dict[int, Share]:
-        """The probabilities of those of the rows that asked for them."""
-        told = [p for p, row in enumerate(rows) if self.orders[row].n_likeliest is not None]
-        if not told:
+        """Compute the logprobs of the rows that request them."""
+        places = [p for p, row in enumerate(rows) if self.orders[row].n_likeliest is not None]
+        if not places:
             return {}
-        # All rows at once: best-of-n asks for those of every row of a batch.
-        logs = (logits if len(told) == len(rows) else logits[told]).float().log_softmax(-1)
-        tokens = torch.tensor([[chosen[place]] for place in told], device=logs.device)
-        own = logs.gather(1, tokens)[:, 0].tolist()
+        # All rows in one pass, because best-of-n requests the logprobs of every row of a batch.
+        logs = (logits if len(places) == len(rows) else logits[places]).float().log_softmax(-1)
+        tokens = torch.tensor([[chosen[place]] for place in places], device=logs.device)
+        chosen_logs = logs.gather(1, tokens)[:, 0].tolist()
         return {
             rows[place]: (log, _likeliest(row, self.orders[rows[place]].n_likeliest or 0))
-            for place, log, row in zip(told, own, logs, strict=True)
+            for place, log, row in zip(places, chosen_logs, logs, strict=True)
         }
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """The output head, [n, D] -> [n, V], good until the next call.
+        """Compute logits, [n, D] -> [n, V]. The next call may overwrite them.
 
-        On a CPU into one buffer: fresh pages cost a third of the product (64 rows of 50,257: 45 ms,
-        32).
+        A CPU uses one buffer, because new pages cost a third of the product (64 rows of 50,257: 45
+        ms, with the buffer 32 ms).
         """
         if self._buffer is None:
             return capped(F.linear(hidden, self._weight, self._bias), self._cap)
         logits = torch.mm(hidden, self._weight.T, out=self._buffer[: len(hidden)])
         return capped(logits if self._bias is None else logits.add_(self._bias), self._cap)
 
-    def _chosen(self, logits: Tensor, rows: Sequence[int]) -> list[int]:
-        """Tokens of rows that choose in the same way."""
-        how = self.orders[rows[0]].options
-        if how.is_greedy:
+    def _sample(self, logits: Tensor, rows: Sequence[int]) -> list[int]:
+        """Sample tokens of rows with equal sampling options."""
+        options = self.orders[rows[0]].options
+        if options.is_greedy:
             return logits.argmax(-1).tolist()
         draws = [
             uniform(self.orders[r].options.seed, self.orders[r].number, len(self._answers[r]))
             for r in rows
         ]
-        return sampled(logits, draws, how.temperature, how.top_k, how.top_p).tolist()
+        return sampled(logits, draws, options.temperature, options.top_k, options.top_p).tolist()
 
 
 def _is_bounded(order: Order) -> bool:
-    """True where the largest logit of all is what is looked for."""
+    """Return True for greedy decoding without a form."""
     return order.options.is_greedy and order.held is None
 
 
 def _likeliest(logs: Tensor, n: int) -> Sequence[tuple[int, float]]:
-    """The `n` likeliest tokens of log-probabilities [V], best first."""
+    """Return the `n` most likely tokens of log-probabilities [V], best first."""
     if not n:
         return ()
     best = logs.topk(min(n, len(logs)))

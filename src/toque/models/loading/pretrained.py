@@ -1,8 +1,8 @@
 """Pretrained models from a Hugging Face folder or hub name, checked before use.
 
-`load_model` reads all of one. `load_frame` reads everything but its matrices, for a base that stays
-frozen (FLAN-T5-XXL's are 42 of 44 GB in float32): in their places are tensors of no memory, until
-an `AdaptedBase`, to train or to use, reads one after the other to its device.
+`load_model` reads a complete model. `load_frame` reads everything except the matrices, for a base
+that stays frozen (the matrices of FLAN-T5-XXL are 42 of 44 GB in float32). Tensors without memory
+replace the matrices until an `AdaptedBase` reads them to its device, one at a time.
 """
 
 from __future__ import annotations
@@ -69,24 +69,24 @@ from toque.models.lora.layers import ADAPTER
 from toque.models.lora.quantised import Outlined, form_named
 from toque.models.onednn import has_fast_bf16
 
-SHARE: Final = 0.8  # of a device's free memory for weights; KV cache and activations have the rest
+SHARE: Final = 0.8  # share of free memory for weights; the KV cache and activations get the rest
 CPU: Final = torch.device("cpu")
-MOST_ROWS: Final = 500_000  # rows that an embedding is grown to, as many as a tokenizer may learn
+MAX_ROWS: Final = 500_000  # maximum size of a grown embedding, and of a trained tokenizer
 
 
 @dataclass(frozen=True)
 class CheckedFolder:
-    """A model folder that may be read: its family, and what its files hold."""
+    """A valid model folder, its family and the content of its files."""
 
     folder: Path
     family: Family
     stored: StoredWeights
-    has_own_head: bool  # config.json says head and embedding are two, and the files hold the head
+    has_own_head: bool  # the head is not tied to the embedding and has its own tensor in the files
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices and precision of the weights of a stored model as they are read."""
+    """Devices and precision to load the weights of a stored model with."""
 
     devices: Mapping[str, torch.device]  # device of each module, by its name
     dtype: torch.dtype
@@ -97,35 +97,37 @@ Place = Callable[[CheckedFolder], Placement | None]
 
 
 def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
-    """The folder behind a path or hub name, its config and headers checked, no weight read.
+    """Check the config and headers of a folder or hub name without reading any weight.
 
-    ConfigError where there is no such model, or one of another family than `family` or of none
-    here; CheckpointError where it is incomplete, damaged or holds only pickles.
+    Raises:
+        ConfigError: The model does not exist, or its family is not supported or not `family`.
+        CheckpointError: The model is incomplete, damaged or consists of pickles only.
     """
     folder = resolve_folder(path)
     file = folder / "config.json"
     if is_adapter_folder(folder):
         raise ConfigError(
-            f"{folder} holds an adapter, not a model. Name the model it was trained on in "
-            "model.start_from."
+            f"{folder} contains an adapter, not a model. Set model.start_from to the model that "
+            "the adapter was trained on."
         )
-    if (folder / ADAPTER_CONFIG).exists():  # transformers would put it into the model, unsaid
+    if (folder / ADAPTER_CONFIG).exists():  # transformers would add it to the model silently
         raise ConfigError(
-            f"{folder} holds both the weights of a model and an adapter, {ADAPTER_CONFIG}, and "
-            f"which is meant is not sure. Move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} to a folder "
-            "of their own, then name that for the adapter, and this one for the model alone."
+            f"{folder} contains both the weights of a model and an adapter ({ADAPTER_CONFIG}). "
+            f"Move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} to a separate folder. Then use that "
+            "folder for the adapter, and this one for the model without it."
         )
     if not file.exists():
         raise ConfigError(
-            f"{folder} has no config.json, so it is not a Hugging Face model folder. Name the "
-            "folder that holds config.json and model.safetensors."
+            f"{folder} has no config.json, so it is not a Hugging Face model folder. Use a folder "
+            "with config.json and model.safetensors."
         )
+
     raw = read_config_json(folder)
     model_type = str(raw.get("model_type"))
     if family != "auto" and model_type not in FAMILIES[family].model_types:
         raise ConfigError(
-            f'model.family is {family}, and {folder} holds a model of type "{model_type}". '
-            "Set model.family=auto, or name another checkpoint in model.start_from."
+            f'model.family is {family}, but {folder} contains a model of type "{model_type}". '
+            "Set model.family=auto, or set model.start_from to another model."
         )
     if not is_read(model_type):
         raise unknown_type(model_type, has_code="auto_map" in raw)
@@ -134,39 +136,42 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     check_config(raw, file, n_weights)
     config = config_in(folder)
     refuse_unfit(config)
-    own_head = raw.get("tie_word_embeddings") is False and "lm_head.weight" in stored.files
-    found = CheckedFolder(folder, family_of(config), stored, own_head)
-    if found.family == CAUSAL:
-        _check_size(found, file, n_weights)
-    return found
+    has_own_head = raw.get("tie_word_embeddings") is False and "lm_head.weight" in stored.files
+    checked = CheckedFolder(folder, family_of(config), stored, has_own_head)
+    if checked.family == CAUSAL:
+        _check_size(checked, file, n_weights)
+    return checked
 
 
-def _check_size(found: CheckedFolder, file: Path, there: int) -> None:
-    """Refuse, with a CheckpointError, a model of more weights than its files hold."""
+def _check_size(checked: CheckedFolder, file: Path, n_weights: int) -> None:
+    """Raise a CheckpointError if a model has more weights than its files."""
     try:
-        needed = sum(parameter.numel() for parameter in outlined(found).parameters())
-    except Exception as error:  # whatever a config that may be anyone's makes of a model
+        needed = sum(parameter.numel() for parameter in outlined(checked).parameters())
+    except Exception as error:  # an untrusted config can cause any error
         raise CheckpointError(
-            f"{file} describes no model that can be made ({type(error).__name__}): "
+            f"{file} does not describe a valid model ({type(error).__name__}): "
             f"{' '.join(str(error).split())[:300]}. Copy the model from its source again."
         ) from error
-    if needed > there:
-        raise too_few_weights(file, needed, there)
+    if needed > n_weights:
+        raise too_few_weights(file, needed, n_weights)
 
 
 def load_model(path: str, *, family: str = "auto", place: Place | None = None) -> PreTrainedModel:
-    """A pretrained model in float32 on the CPU, in evaluation mode, dropout as its config says.
+    """Load a pretrained model in float32 on the CPU, in evaluation mode.
 
-    The weights must be all there and have the config's shapes; transformers alone would draw
-    missing ones at random. `place` says where it goes instead, without a copy on the CPU. Raises
-    what `check_folder` raises.
+    With `place`, load to the devices of its placement, without a copy on the CPU. No weight may be
+    missing: transformers would initialise it at random.
+
+    Raises:
+        ConfigError: See `check_folder`.
+        CheckpointError: See `check_folder`. Or weights are missing or have other shapes.
     """
-    found = check_folder(path, family=family)
-    placed = None if place is None else place(found)
-    model = _read_weights(found.folder, found.family, placed)
-    if placed is not None:  # transformers says so of several devices alone
-        vars(model)["hf_device_map"] = dict(placed.devices)
-    if found.has_own_head:  # transformers 5 ties a T5's head whatever config.json says
+    checked = check_folder(path, family=family)
+    placement = None if place is None else place(checked)
+    model = _read_weights(checked.folder, checked.family, placement)
+    if placement is not None:  # transformers sets the map for several devices only
+        vars(model)["hf_device_map"] = dict(placement.devices)
+    if checked.has_own_head:  # transformers 5 ties a T5's head regardless of config.json
         if _head(model) is embedding(model):
             give_own_head(model, _head(model).detach().clone())
         model.config.tie_word_embeddings = False
@@ -176,208 +181,230 @@ def load_model(path: str, *, family: str = "auto", place: Place | None = None) -
 
 
 def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
-    """Give embeddings and head `vocab_size` rows, when they have fewer: the mean of the old ones.
+    """Grow the embeddings and the head to `vocab_size` rows. New rows are the mean of the old ones.
 
-    So the predictions barely change (Hewitt 2021, "Initializing new word embeddings for pretrained
-    language models"), and nothing is random.
+    The mean hardly changes the predictions and needs no random numbers (Hewitt 2021, "Initializing
+    new word embeddings for pretrained language models").
     """
     old = vocabulary_rows(model)
     if vocab_size <= old:
         return
-    most = max(MOST_ROWS, 2 * old)
-    if vocab_size > most:
+    limit = max(MAX_ROWS, 2 * old)
+    if vocab_size > limit:
         raise CheckpointError(
-            f"The tokenizer, or an adapter's record, asks for {vocab_size:,} rows of the embedding "
-            f"where the model has {old:,}; at most {most:,} are made. It is damaged, or another's."
+            f"The tokenizer or an adapter's record requests {vocab_size:,} rows of the embedding, "
+            f"but the model has {old:,} and at most {limit:,} are allowed. The file is damaged or "
+            "belongs to another model."
         )
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():
-        # A tied table is filled twice, with the same numbers.
+        # A tied table is filled twice, with the same values.
         for table in (embedding(model), _head(model)):
             table[old:] = table[:old].mean(0)
 
 
-def _read_weights(folder: Path, family: Family, placed: Placement | None) -> PreTrainedModel:
-    # Loading is over before anyone could read a progress bar.
+def _read_weights(folder: Path, family: Family, placement: Placement | None) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
     try:
         loaded: Any = auto.from_pretrained(
             folder,
-            dtype=torch.float32 if placed is None else placed.dtype,
-            device_map=None if placed is None else dict(placed.devices),
+            dtype=torch.float32 if placement is None else placement.dtype,
+            device_map=None if placement is None else dict(placement.devices),
             use_safetensors=True,
             local_files_only=True,
-            trust_remote_code=False,  # without it, transformers asks at the terminal
+            trust_remote_code=False,  # otherwise transformers prompts at the terminal
             output_loading_info=True,
         )
-    except Exception as error:  # whatever transformers makes of a folder that may be anyone's
+    except Exception as error:  # an untrusted folder can cause any error
         raise CheckpointError(
             f"The model in {folder} does not load ({type(error).__name__}): "
-            f"{' '.join(str(error).split())[:600]}. Its config.json and its weights do not belong "
-            "together, or one of them is damaged: copy the model from its source again."
+            f"{' '.join(str(error).split())[:600]}. Its config.json and its weights do not match, "
+            "or one of them is damaged. Copy the model from its source again."
         ) from error
     model, info = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     missing = sorted(info["missing_keys"])
     if missing:
         shown = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
         raise CheckpointError(
-            f"{folder} lacks {len(missing)} weights its config.json asks for: {shown}. "
-            "The two do not belong together, or the copy is not whole."
+            f"{folder} lacks {len(missing)} weights that its config.json requires: {shown}. The "
+            "config and the weights do not match, or the copy is incomplete. Copy the model from "
+            "its source again."
         )
-    return model  # transformers hands it over in evaluation mode
+    return model  # from_pretrained returns it in evaluation mode
 
 
 def _head(model: PreTrainedModel) -> Tensor:
     return model.get_parameter("lm_head.weight")
 
 
-def load_frame(found: CheckedFolder) -> PreTrainedModel | None:
-    """The frame of the model in a checked folder, in float32 on the CPU, in evaluation mode.
+def load_frame(checked: CheckedFolder) -> PreTrainedModel | None:
+    """Load everything except the matrices, in float32 on the CPU, in evaluation mode.
 
-    None where names or shapes in the files are not the model's own, which `load_model` reads or
-    refuses.
+    Return None if names or shapes in the files differ from the model. `load_model` converts or
+    rejects such files.
     """
-    model = outlined(found)
-    made = _parameters(model, found)
-    # Of other types buffers may hold what only their own constructor computes.
-    known = found.family != CAUSAL or all(
+    model = outlined(checked)
+    parameters = _read_parameters(model, checked)
+    # Only the constructor of an unknown module can compute its buffers.
+    has_plain_buffers = checked.family != CAUSAL or all(
         "RotaryEmbedding" in type(module).__name__ or not [*module.buffers(recurse=False)]
         for module in model.modules()
     )
-    if made is None or not known:
+    if parameters is None or not has_plain_buffers:
         return None
-    exchange_parameters(model, made)
+
+    exchange_parameters(model, parameters)
     for module in model.modules():
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
             empty = torch.empty_like(buffer, device="cpu")
             setattr(module, name, nn.Buffer(empty, persistent=False))
-        if buffers:  # of rotary embeddings: in no file, computed as from_pretrained does
+        if buffers:  # rotary embeddings are not in the files; from_pretrained computes them so
             model._init_weights(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
     fuse_activations(model)
     model.train(mode=False)
     return model
 
 
-def outlined(found: CheckedFolder) -> PreTrainedModel:
-    """The model of a checked folder on the device meta, with the head that it is stored with."""
+def outlined(checked: CheckedFolder) -> PreTrainedModel:
+    """Construct the model of a checked folder on the meta device, with its stored head."""
     with torch.device("meta"):
-        model = construct(found.family, config_in(found.folder))
-        if found.has_own_head and model.get_parameter("lm_head.weight") is embedding(model):
+        model = construct(checked.family, config_in(checked.folder))
+        if checked.has_own_head and model.get_parameter("lm_head.weight") is embedding(model):
             give_own_head(model, embedding(model).detach().clone())
     return model
 
 
-def _parameters(model: PreTrainedModel, found: CheckedFolder) -> dict[int, nn.Parameter] | None:
-    """Parameters by the id of those on the device meta: one for all names of a shared one."""
-    stored, prefix = found.stored, model.base_model_prefix
-    later = {f"{path}.weight" for path in frozen_matrices(model)}
-    shared: dict[int, list[str]] = defaultdict(list)
+def _read_parameters(
+    model: PreTrainedModel, checked: CheckedFolder
+) -> dict[int, nn.Parameter] | None:
+    """Read the parameters by the id of their counterparts on the meta device.
+
+    A shared parameter has several names and is read once. The matrices have no memory.
+    """
+    stored, prefix = checked.stored, model.base_model_prefix
+    matrices = {f"{path}.weight" for path in frozen_matrices(model)}
+    names_by_id: dict[int, list[str]] = defaultdict(list)
     shapes: dict[int, tuple[int, ...]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        shared[id(parameter)].append(name)
+        names_by_id[id(parameter)].append(name)
         shapes[id(parameter)] = tuple(parameter.shape)
-    made: dict[int, nn.Parameter] = {}
-    for key, names in shared.items():
-        there = [own for name in names if (own := stored.name_of(name, prefix)) is not None]
-        if not there or any(stored.shapes[own] != shapes[key] for own in there):
+
+    parameters: dict[int, nn.Parameter] = {}
+    for key, names in names_by_id.items():
+        candidates = (stored.name_of(name, prefix) for name in names)
+        stored_names = [name for name in candidates if name is not None]
+        if not stored_names or any(stored.shapes[name] != shapes[key] for name in stored_names):
             return None
-        if names[0] in later:
+        if names[0] in matrices:
             tensor = torch.zeros(()).expand(shapes[key])
         else:
-            tensor = stored.float32(there[0])
-            if not all(torch.equal(tensor, stored.float32(other)) for other in there[1:]):
+            tensor = stored.float32(stored_names[0])
+            others = (stored.float32(name) for name in stored_names[1:])
+            if not all(torch.equal(tensor, other) for other in others):
                 return None
-        made[key] = nn.Parameter(tensor)
-    return made
+        parameters[key] = nn.Parameter(tensor)
+    return parameters
 
 
-def matrix_of(found: CheckedFolder, model: PreTrainedModel, parameter: str) -> Tensor:
-    """A matrix that the frame lacks, in float32, by the name of its parameter."""
-    name = found.stored.name_of(parameter, model.base_model_prefix)
-    assert name is not None  # as `load_frame` found it
-    return found.stored.float32(name)
+def matrix_of(checked: CheckedFolder, model: PreTrainedModel, parameter: str) -> Tensor:
+    """Read a matrix that the frame lacks, in float32, by the name of its parameter."""
+    name = checked.stored.name_of(parameter, model.base_model_prefix)
+    assert name is not None  # `load_frame` checks the names
+    return checked.stored.float32(name)
 
 
 @dataclass(frozen=True)
 class AdaptedBase:
-    """A checked base and what is put beside its matrices before they are read; placed once."""
+    """A checked base, and the adapters to add before its matrices are read. It is placed once."""
 
-    found: CheckedFolder
-    add: Callable[[PreTrainedModel], None]  # makes rows for new tokens, and puts the adapters in
-    read_whole: bool  # as DoRA wants it, which computes with float32 weights
+    checked: CheckedFolder
+    add: Callable[[PreTrainedModel], None]  # grows the vocabulary and adds the adapters
+    read_whole: bool  # read all matrices in float32 first, because DoRA computes with them
 
     @cached_property
     def _frame(self) -> PreTrainedModel | None:
-        """All but the matrices; None where these are read whole first, in float32.
+        """Everything except the matrices; None if all matrices are read in float32 first."""
+        return None if self.read_whole else load_frame(self.checked)
 
-        So are those of files with older names.
-        """
-        return None if self.read_whole else load_frame(self.found)
-
-    def placed(self, held: FrozenFormat, device: torch.device) -> tuple[PreTrainedModel, str]:
-        """The model on a device, its frozen matrices held in a format, and the base's hash."""
-        form, frame = held.quantised and form_named(held.quantised), self._frame
+    def placed(
+        self, frozen_format: FrozenFormat, device: torch.device
+    ) -> tuple[PreTrainedModel, str]:
+        """Load the model to a device with its matrices in a format; return the base's hash too."""
+        dtype, quantised = frozen_format.dtype, frozen_format.quantised
+        form = quantised and form_named(quantised)
+        frame = self._frame
         if frame is None:
-            model = load_model(str(self.found.folder))
+            model = load_model(str(self.checked.folder))
             self.add(model)
             base_hash = base_sha256(model)
-            hold_frozen(model, held.dtype, form)
+            hold_frozen(model, dtype, form)
             model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
             return model, base_hash
+
         self.add(frame)
-        read = partial(matrix_of, self.found, frame)
-        base_hash = read_frozen(frame, read, dtype=held.dtype, form=form, device=device)
+        read = partial(matrix_of, self.checked, frame)
+        base_hash = read_frozen(frame, read, dtype=dtype, form=form, device=device)
         refuse_unproven(frame)
         return frame, base_hash
 
-    def needed(self, held: FrozenFormat, device: torch.device) -> tuple[int, int]:
-        """Bytes on a GPU, once it is there, and of the machine's memory while it is read."""
-        model = outlined(self.found)
+    def needed(self, frozen_format: FrozenFormat, device: torch.device) -> tuple[int, int]:
+        """Compute the bytes on a GPU after loading, and in the machine's memory while loading."""
+        model = outlined(self.checked)
         with torch.device("meta"):
             self.add(model)
-            whole = sum(p.nbytes for p in model.parameters())
+            in_float32 = sum(p.nbytes for p in model.parameters())
             layers: Iterable[Any] = frozen_matrices(model).values()
-            rest = whole - sum(layer.weight.nbytes for layer in layers)
-            # Beside the model: an adapter's file, and a tensor of the base with a copy.
-            beside = sum(p.nbytes for name, p in model.named_parameters() if is_added(name))
-            beside += 2 * max(p.nbytes for p in model.parameters())
-            hold_frozen(model, held.dtype, held.quantised and Outlined(held.quantised))
+            without_matrices = in_float32 - sum(layer.weight.nbytes for layer in layers)
+            # In addition to the model: the adapter's file, and a tensor of the base with a copy.
+            extra = sum(p.nbytes for name, p in model.named_parameters() if is_added(name))
+            extra += 2 * max(p.nbytes for p in model.parameters())
+            quantised = frozen_format.quantised
+            hold_frozen(model, frozen_format.dtype, quantised and Outlined(quantised))
         in_format = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-        on_cpu = device.type == "cpu"
-        read = whole if self._frame is None else in_format if on_cpu else rest
-        return 0 if on_cpu else in_format, read + beside
+
+        on_gpu = 0 if device.type == "cpu" else in_format
+        if self._frame is None:
+            return on_gpu, in_float32 + extra
+        return on_gpu, extra + (in_format if device.type == "cpu" else without_matrices)
 
     def fitting(self, formats: Sequence[FrozenFormat], device: torch.device) -> FrozenFormat:
-        """The first of the formats that there is memory for; ConfigError without one."""
-        room, free = int(SHARE * free_bytes(device)), int(HEADROOM * free_bytes(CPU))
-        on_gpu, takes = device.type != "cpu", []
-        for held in formats:
-            there, here = self.needed(held, device)
-            if there <= room and here <= free:
-                return held
-            on_card = f"{in_words(there)} of {device} and " * on_gpu
-            takes.append(f"{on_card}{in_words(here)} of the machine's memory ({held})")
-        on_card = f"{in_words(room)} of {device} ({SHARE:.0%} of what is free) and " * on_gpu
+        """Return the first format that fits in the free memory; ConfigError if none fits."""
+        gpu_limit = int(SHARE * free_bytes(device))
+        cpu_limit = int(HEADROOM * free_bytes(CPU))
+        has_gpu = device.type != "cpu"
+        needs = []
+        for frozen_format in formats:
+            on_gpu, on_cpu = self.needed(frozen_format, device)
+            if on_gpu <= gpu_limit and on_cpu <= cpu_limit:
+                return frozen_format
+            gpu_need = f"{in_words(on_gpu)} of {device} and " if has_gpu else ""
+            needs.append(f"{gpu_need}{in_words(on_cpu)} of the machine's memory ({frozen_format})")
+
+        limit = f"{in_words(cpu_limit)} of memory ({HEADROOM:.0%} of the free memory)"
+        if has_gpu:
+            limit = (
+                f"{in_words(gpu_limit)} of {device} ({SHARE:.0%} of its free memory) and {limit}"
+            )
         raise ConfigError(
-            f"{self.found.folder} with its adapter takes {', or '.join(takes)}. It may take "
-            f"{on_card}{in_words(free)} of memory ({HEADROOM:.0%} of what is free). End what else "
-            f"uses it, or take a larger machine or another {argument('device')}. An adapter "
-            "trained with adapter.quantize_base=nf4 takes a fourth of 16 bits, with int8 half; "
-            "`toque export`, in memory for float32, merges it into a model that goes over several "
-            "GPUs."
+            f"{self.checked.folder} with its adapter needs {', or '.join(needs)}. The limit is "
+            f"{limit}. Stop other programs, or use a larger machine or another "
+            f"{argument('device')}. With adapter.quantize_base=nf4 in training, the base needs a "
+            "quarter of the memory of 16 bits, and with int8 half. `toque export` merges the "
+            "adapter in float32 into a model that can be split across several GPUs."
         )
 
 
 def formats_in_use(
     adapters: Iterable[Path], device: torch.device, otherwise: FrozenFormat | None = None
 ) -> list[FrozenFormat]:
-    """Formats of a base for some adapters, the best first; `otherwise` if they do not record one.
+    """List the formats of a base for some adapters, the best first.
 
-    A GPU takes what they were trained beside. Float32 is for a CPU, and for adapters of float32, of
-    several formats or of one unknown: into it one is merged, which is the fastest. Where it has no
-    room, matrices are turned back to what is fast.
+    A GPU uses the format that the adapters were trained with (`otherwise` if not recorded). A CPU
+    uses float32, since an adapter that is merged into float32 is fastest. So does a GPU if the
+    format is float32 or unknown, or the adapters differ. If memory is short, the second format is
+    used.
     """
     recorded = {trained_beside(adapter) or otherwise for adapter in adapters} or {otherwise}
     trained = recorded.pop() if len(recorded) == 1 else None
@@ -397,18 +424,22 @@ def load_with_adapters(
     merge: bool = False,
     read_whole: bool = False,
 ) -> PreTrainedModel:
-    """A base on a device, in the first format that fits, with adapters by name, the first active.
+    """Load a base in the first format that fits, with adapters by name. The first one is active.
 
-    The base is the one that the first adapter names, if no other is. With `merge` a plain model,
-    where the format is. ConfigError for a base that is missing or none that works here, or too
-    little memory; CheckpointError for a damaged folder, or another base than the adapters'.
+    Without `base`, use the base in the first adapter's config. With `merge`, merge the adapter if
+    the format is float32.
+
+    Raises:
+        ConfigError: The base is missing or not supported, or the memory is too small.
+        CheckpointError: A folder is damaged, or an adapter was trained on another base.
     """
-    folders, configs = [*adapters.values()], [*map(read_config, adapters.values())]
-    named = base or configs[0].base_model_name_or_path
-    if not named:
+    folders = [*adapters.values()]
+    configs = [read_config(folder) for folder in folders]
+    base_path = base or configs[0].base_model_name_or_path
+    if not base_path:
         raise ConfigError(
-            f"{folders[0] / ADAPTER_CONFIG} does not say which model it belongs to. Write that "
-            'model\'s folder or hub name into it as "base_model_name_or_path".'
+            f"{folders[0] / ADAPTER_CONFIG} does not name the adapter's base model. Set "
+            '"base_model_name_or_path" in this file to the folder or hub name of the base.'
         )
 
     def add(model: PreTrainedModel) -> None:
@@ -416,18 +447,18 @@ def load_with_adapters(
         for name, folder in adapters.items():
             add_from(folder, model, name=name)
 
-    whole = read_whole or any(config.use_dora for config in configs)
-    beside = AdaptedBase(check_folder(str(named)), add, whole)
-    held = beside.fitting(formats, device)
-    model, base_hash = beside.placed(held, device)
+    read_whole = read_whole or any(config.use_dora for config in configs)
+    adapted = AdaptedBase(check_folder(str(base_path)), add, read_whole)
+    frozen_format = adapted.fitting(formats, device)
+    model, base_hash = adapted.placed(frozen_format, device)
     for folder in folders:
         refuse_another_base(folder, lambda: base_hash)
     use_adapter(model, next(iter(adapters)))
-    return merged(model) if merge and held == PLAIN else model
+    return merged(model) if merge and frozen_format == PLAIN else model
 
 
 def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
-    """The base that an adapter names with the adapter in it, in float32 on the CPU, to export."""
-    # Whole: with the settings of generation that lie beside its weights.
-    beside = {ADAPTER: folder}
-    return load_with_adapters(beside, [PLAIN], CPU, merge=merge, read_whole=True)
+    """Load an adapter and its base in float32 on the CPU, for export."""
+    # load_model also reads the settings of generation, which an export contains.
+    adapters = {ADAPTER: folder}
+    return load_with_adapters(adapters, [PLAIN], CPU, merge=merge, read_whole=True)

@@ -1,4 +1,4 @@
-"""Adapter folders as peft reads them: writing, loading, and merging into the base."""
+"""Adapter folders in peft's format: writing, loading, and merging into the base."""
 
 from __future__ import annotations
 
@@ -26,46 +26,51 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE_KEY = "toque_base_sha256"  # metadata of the weights file: SHA-256 of the base's weights
 ROWS_KEY = "toque_vocabulary"  # metadata: rows of the base's embedding, which may have grown
-FORMAT_KEY = "toque_base_format"  # metadata: format of the base's matrices, as it was trained
-_BASE: Final = ("model*.safetensors*", "pytorch_model*.bin*")  # weights of a whole model
+FORMAT_KEY = "toque_base_format"  # metadata: format of the base's matrices in training
+_BASE: Final = ("model*.safetensors*", "pytorch_model*.bin*")  # weights of a complete model
 _PREFIX = "base_model.model."  # peft's prefix of the wrapped model's parameter names
-_STARTS: Final = ("gaussian", "eva", "orthogonal", "mica")
-"""Words of init_lora_weights that leave the base as it is; pissa, olora, corda, loftq and lora_ga
-take away from it what the adapter starts with, and no file holds the rest."""
-_NO_SUM: Final = ("alora_invocation_tokens", "lora_bias", "kasa_config", "layer_replication")
-"""Settings of adapters that are more than a product of two matrices beside the base's own."""
+_PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal", "mica")
+"""Values of init_lora_weights that do not change the base.
 
-_PARTS: Final = (".lora_A.", ".lora_B.", ".lora_magnitude_vector", ".trainable_tokens_delta")
-"""Parts of the names of an adapter's tensors. Others are LoRA on an embedding, which is computed
-otherwise, and weights of the base itself."""
+pissa, olora, corda, loftq and lora_ga subtract the adapter's initial product from the base, and the
+difference is not stored.
+"""
+_UNSUPPORTED: Final = ("alora_invocation_tokens", "lora_bias", "kasa_config", "layer_replication")
+"""Settings of adapters that do more than add a product of two matrices to the base."""
+
+_TENSOR_NAMES: Final = (".lora_A.", ".lora_B.", ".lora_magnitude_vector", ".trainable_tokens_delta")
+"""Parts of the names of supported tensors.
+
+Other tensors are LoRA on an embedding, which is not supported, and weights of the base itself.
+"""
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """True if `folder` holds an adapter and not a whole model; some lay its config.json beside."""
+    """Return True if a folder contains an adapter and no model, with or without a config.json."""
     return (folder / CONFIG).exists() and not any(map(any, map(folder.glob, _BASE)))
 
 
 def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Tensor]:
-    """The tensors of adapter `name` as peft calls them in its file; the model's own, not copies."""
-    # Not peft's own function: it may ask the hub for a config, and cannot tell adapters with
-    # trained tokens from those without. That the names agree is tested.
-    found = {}
-    for own, parameter in model.named_parameters():
-        parts = own.split(".")
-        if name in parts and (".lora_" in own or ".trainable_tokens_delta." in own):
+    """Return the tensors of an adapter by peft's names in its file, without a copy."""
+    # peft's own function may request a config from the hub, and does not distinguish adapters with
+    # and without trained tokens. A test compares the names.
+    tensors = {}
+    for path, parameter in model.named_parameters():
+        parts = path.split(".")
+        if name in parts and (".lora_" in path or ".trainable_tokens_delta." in path):
             parts.remove(name)
             if parts[-2:] == ["lora_magnitude_vector", "weight"]:
                 parts.pop()
-            found[_PREFIX + ".".join(parts)] = parameter.detach()
-    return found
+            tensors[_PREFIX + ".".join(parts)] = parameter.detach()
+    return tensors
 
 
 def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> None:
-    """Write an adapter's two files into `folder`, which exists; equal adapters are equal files."""
+    """Write an adapter's two files to an existing folder. Equal adapters give equal files."""
     config: Any = copy.deepcopy(model.peft_config[ADAPTER])
     config.inference_mode = True
     for name, value in vars(config).items():
-        if isinstance(value, set):  # which peft writes in an order that every process draws anew
+        if isinstance(value, set):  # the order of a set differs between processes
             setattr(config, name, sorted(value))
     config.save_pretrained(str(folder))
     tensors = {key: tensor.contiguous().cpu() for key, tensor in adapter_tensors(model).items()}
@@ -75,33 +80,36 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
-    """Load the adapter of `folder` into `model`, beside any others, and make it the active one.
+    """Load the adapter of `folder` into a float32 `model` and activate it. Keep other adapters.
 
-    The base is in float32, read once for all adapters and changed in place (`use_adapter`). Raises
-    what `add_from` and `refuse_another_base` do.
+    Raises:
+        ConfigError: The adapter is not LoRA or does not fit the model.
+        CheckpointError: The folder is damaged, or the adapter was trained on another base.
     """
     refuse_another_base(folder, lambda: base_sha256(model))
     add_from(folder, model, name=name)
 
 
 def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
-    """CheckpointError for an adapter that was trained on other weights than those of this hash."""
+    """Raise a CheckpointError if an adapter was trained on weights with another hash."""
     recorded = _metadata(folder / WEIGHTS).get(BASE_KEY)
     if recorded and recorded != base_hash():
         raise CheckpointError(
-            f"The adapter {folder} was trained on other weights than those of its base "
-            f"{read_config(folder).base_model_name_or_path}: their hashes differ. Restore that "
-            "model, or name the right one in adapter_config.json."
+            f"The adapter {folder} was trained on other weights than its base "
+            f"{read_config(folder).base_model_name_or_path} has now: the hashes differ. Restore "
+            "the base, or name the correct one in adapter_config.json."
         )
 
 
 def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> None:
-    """Put the adapter of `folder` into `model`, whose matrices may not be read yet; activate it.
+    """Add the adapter of `folder` to `model` and activate it. Do not read the model's matrices.
 
-    ConfigError for one that is no LoRA or has other shapes; CheckpointError for a damaged folder.
+    Raises:
+        ConfigError: The adapter is not LoRA or does not fit the model.
+        CheckpointError: The folder is damaged.
     """
     peft, config = _peft(), read_config(folder)
-    config.init_lora_weights = False  # the file fills them all; others would ask the base's matrix
+    config.init_lora_weights = False  # the file has all values; other starts read the base's matrix
     with _opened(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
     try:
@@ -113,37 +121,39 @@ def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> No
             f"The adapter {folder} does not fit a {model.config.model_type} model: "
             f"{' '.join(str(error).split())[:300]} Load it on {config.base_model_name_or_path}."
         ) from error
-    _fill(adapter_tensors(model, name), tensors, where=folder / WEIGHTS)
+    _fill(adapter_tensors(model, name), tensors, file=folder / WEIGHTS)
     model.train(mode=False)
     use_adapter(model, name)
 
 
 @torch.no_grad()
-def _fill(own: dict[str, Tensor], tensors: dict[str, Tensor], *, where: Path) -> None:
-    """Copy `tensors` into `own`; names and shapes must be the same."""
-    wrong = [f"{key} is missing" for key in own.keys() - tensors.keys()]
-    wrong += [f"{key} is not one of the adapter's" for key in tensors.keys() - own.keys()]
-    wrong += [
-        f"{key} is {tuple(tensors[key].shape)}, the model has {tuple(tensor.shape)}"
-        for key, tensor in own.items()
-        if key in tensors and tensors[key].shape != tensor.shape
+def _fill(parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, file: Path) -> None:
+    """Copy the tensors of a file into parameters with the same names and shapes."""
+    problems = [f"{key} is missing" for key in parameters.keys() - tensors.keys()]
+    problems += [f"{key} is not in the model" for key in tensors.keys() - parameters.keys()]
+    problems += [
+        f"{key} is {tuple(tensors[key].shape)}, the model has {tuple(parameter.shape)}"
+        for key, parameter in parameters.items()
+        if key in tensors and tensors[key].shape != parameter.shape
     ]
-    if wrong:
-        shown = "; ".join(sorted(wrong)[:3])
+    if problems:
+        examples = "; ".join(sorted(problems)[:3])
         raise CheckpointError(
-            f"{where} does not fit its base and its configuration in {len(wrong)} places: {shown}. "
-            "Copy the folder again, or load it on the model it was trained on."
+            f"{file} does not fit its base and its configuration ({len(problems)} tensors): "
+            f"{examples}. Copy the folder again, or load the adapter on the model that it was "
+            "trained on."
         )
-    for key, tensor in own.items():
-        tensor.copy_(tensors[key])
+    for key, parameter in parameters.items():
+        parameter.copy_(tensors[key])
 
 
 def use_adapter(model: PreTrainedModel, name: str | None) -> None:
-    """Make the loaded adapter `name` the active one; None for the base alone."""
+    """Activate the loaded adapter `name`, or only the base if `name` is None."""
     loaded = getattr(model, "peft_config", {})
     if name is not None and name not in loaded:
-        there = ", ".join(loaded) or "none"
-        raise ConfigError(f"No adapter is loaded under the name {name!r}; there are {there}.")
+        raise ConfigError(
+            f"The adapter {name!r} is not loaded. Loaded adapters: {', '.join(loaded) or 'none'}."
+        )
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
@@ -161,31 +171,32 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
 
 
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """`model` with its adapter merged into float32 weights, in place (Hu et al. 2021, 4.1)."""
+    """Merge a model's adapter into its float32 weights, in place (Hu et al. 2021, 4.1)."""
     if not is_adapted(model):
         return model
-    coarse = sorted({str(p.dtype) for p in model.parameters() if p.dtype != torch.float32})
-    if coarse:
+    other_dtypes = sorted({str(p.dtype) for p in model.parameters() if p.dtype != torch.float32})
+    if other_dtypes:
         raise ConfigError(
-            f"An adapter is merged into float32 weights only, and these are {', '.join(coarse)}. "
-            "Load the model again and merge it before anything else."
+            f"The base must be in float32 to merge an adapter, not {', '.join(other_dtypes)}. "
+            "Load the model again and merge the adapter first."
         )
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if isinstance(head, BaseTunerLayer) and head.weight is model.get_input_embeddings().weight:
-        # What is added to the head is not added to the embedding that shares its matrix.
-        own: Any = head.get_base_layer()
-        own.weight = nn.Parameter(own.weight.detach().clone(), requires_grad=False)
-    # A table that two sides share is found under each of its names.
-    places = list(model.named_modules(remove_duplicate=False))
+        # The embedding shares the head's matrix and must not change.
+        base_layer: Any = head.get_base_layer()
+        base_layer.weight = nn.Parameter(base_layer.weight.detach().clone(), requires_grad=False)
+
+    # A module that encoder and decoder share is listed once per name, and merged once.
+    modules = list(model.named_modules(remove_duplicate=False))
     plain: dict[int, Any] = {}
-    for path, module in places:
+    for path, module in modules:
         if not isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
             continue
         if ".token_adapter" in f".{path}":
-            continue  # its wrapper unpacks it
+            continue  # merged by its wrapper
         if id(module) not in plain:
             if hasattr(module, "unload_and_optionally_merge_module"):
                 plain[id(module)] = module.unload_and_optionally_merge_module(
@@ -201,7 +212,12 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def read_config(folder: Path) -> Any:
-    """The adapter's configuration; ConfigError if it is none of the base with a plain LoRA."""
+    """Read an adapter's configuration.
+
+    Raises:
+        ConfigError: The adapter is not a supported kind of LoRA.
+        CheckpointError: The file is damaged.
+    """
     refuse_endless_files(folder)
     file = folder / CONFIG
     try:
@@ -211,47 +227,53 @@ def read_config(folder: Path) -> Any:
     if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
         kind = raw.get("peft_type") if isinstance(raw, dict) else type(raw).__name__
         raise ConfigError(
-            f"{folder} holds an adapter of type {kind}; only LORA and its variants (rsLoRA, DoRA) "
-            "are used here. Merge it with peft first and name the merged model."
+            f"{folder} contains an adapter of type {kind}. Only LORA and its variants (rsLoRA, "
+            "DoRA) are supported. Merge the adapter with peft and use the merged model."
         )
+
     start = raw.get("init_lora_weights", True)
-    other = {name: raw[name] for name in _NO_SUM if raw.get(name)}
-    if isinstance(start, str) and start.lower() not in _STARTS:
-        other["init_lora_weights"] = start
-    said = f"{file} says {_shown(other)}" if other else _more_than_sums(folder / WEIGHTS, raw)
-    if said:
+    unsupported = {name: raw[name] for name in _UNSUPPORTED if raw.get(name)}
+    if isinstance(start, str) and start.lower() not in _PLAIN_STARTS:
+        unsupported["init_lora_weights"] = start
+    if unsupported:
+        problem = f"{file} sets {_join_settings(unsupported)}"
+    else:
+        problem = _find_unsupported_tensor(folder / WEIGHTS, raw)
+    if problem:
         raise ConfigError(
-            f"{said}. Adapters are used here that add a product of two matrices to linear layers "
-            "of their base as it is: LoRA, rsLoRA and DoRA. Merge it with peft (merge_and_unload) "
-            "and name the merged model; what peft does not merge is used with peft alone."
+            f"{problem}. Only adapters that add a product of two matrices to linear layers of an "
+            "unchanged base are supported: LoRA, rsLoRA and DoRA. Merge the adapter with peft "
+            "(merge_and_unload) and use the merged model."
         )
     try:
         return _peft().LoraConfig.from_pretrained(str(folder))
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{file} is not a LoRA configuration: {error}.") from error
+        raise CheckpointError(
+            f"{file} is not a LoRA configuration: {error}. Copy it again."
+        ) from error
 
 
-def _more_than_sums(weights: Path, config: dict[str, Any]) -> str:
-    """Words for the first tensor of an adapter's file that is no part of a sum; "" for none."""
-    if not weights.exists():  # said where it is read
+def _find_unsupported_tensor(weights: Path, config: dict[str, Any]) -> str:
+    """Describe the first unsupported tensor of an adapter's file. Return "" without one."""
+    if not weights.exists():  # reading the weights reports the missing file
         return ""
     with _opened(weights) as file:
         keys = sorted(file.keys())
-    own = [key for key in keys if not any(part in key for part in _PARTS)]
-    if not own:
+    unsupported = [key for key in keys if not any(name in key for name in _TENSOR_NAMES)]
+    if not unsupported:
         return ""
-    asked = {name: config.get(name) for name in ("modules_to_save", "bias")}
-    asked = {name: value for name, value in asked.items() if value and value != "none"}
-    by = _shown(asked) or "an embedding or the output head among target_modules"
-    return f"{weights} holds {own[0]}, as peft writes for {by}"
+    settings = {name: config.get(name) for name in ("modules_to_save", "bias")}
+    settings = {name: value for name, value in settings.items() if value and value != "none"}
+    cause = _join_settings(settings) or "an embedding or the output head among target_modules"
+    return f"{weights} contains {unsupported[0]}, which peft writes for {cause}"
 
 
-def _shown(settings: dict[str, Any]) -> str:
+def _join_settings(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name} {json.dumps(value)[:40]}" for name, value in settings.items())
 
 
 def rows_needed(folder: Path) -> int | None:
-    """Rows the base's embedding must have: as recorded, else for the tokens the adapter trained."""
+    """Return the size of the base's embedding from the record, or from the trained tokens."""
     recorded = _metadata(folder / WEIGHTS).get(ROWS_KEY)
     if recorded is not None and recorded.isdecimal():
         return int(recorded)
@@ -261,16 +283,16 @@ def rows_needed(folder: Path) -> int | None:
 
 
 def trained_beside(folder: Path) -> FrozenFormat | None:
-    """Format of the base's matrices as the adapter was trained; None where that is not recorded."""
+    """Return the format of the base's matrices in training; None if it is not recorded."""
     return FORMATS.get(_metadata(folder / WEIGHTS).get(FORMAT_KEY, ""))
 
 
 def _metadata(file: Path) -> dict[str, str]:
-    """Metadata of an adapter's weights, none of which are read."""
+    """Read the metadata of an adapter's file without its weights."""
     with _opened(file) as opened:
         return opened.metadata() or {}
 
 
 def _opened(file: Path) -> AbstractContextManager[Any]:
-    why = "Adapters are read from safetensors only; a pickle (adapter_model.bin) can run code while"
-    return opened_weights(file, missing=f". {why} it loads.")
+    hint = "Adapters must be in safetensors: loading a pickle (adapter_model.bin) can run code."
+    return opened_weights(file, missing=f". {hint}")
