@@ -61,7 +61,7 @@ def test_named_columns_and_pictures(tmp_path, read_file):
     (file,) = saved_files(saved(tmp_path / "d", records)) or []
     columns = {"title": "dish", "ingredients": "what", "steps": "how"}
     assert read_file(file, columns).kept == 3
-    with pytest.raises(DataError, match="a table of Arrow without a column of ingredients"):
+    with pytest.raises(DataError, match="an Arrow table without a column of ingredients"):
         RecipeReader().schema(file)
     with pytest.raises(DataError, match="without the column named for title: no"):
         RecipeReader({"title": "no"}).schema(file)
