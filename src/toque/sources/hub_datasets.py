@@ -186,7 +186,7 @@ def _commit_of(builder: Any, dataset: HubDataset) -> str | None:
     """
     from datasets.packaged_modules.cache.cache import Cache
 
-    commit = builder.hash if _COMMIT.fullmatch(builder.hash or "") else None
+    commit: str | None = builder.hash if _COMMIT.fullmatch(builder.hash or "") else None
     if dataset.revision in (None, commit):
         return commit
     if commit is None:
