@@ -86,5 +86,5 @@ def test_a_pickle_is_no_source(tmp_path: Path, kind: str, capsys) -> None:
     words = [f"data.sources=[{{path: {path}}}]", f"data.store={tmp_path}/store"]
     assert main(["prepare", str(tmp_path / "run.yaml"), *words]) == 3
     error = capsys.readouterr().err
-    assert "is a pickle, and reading one runs whatever code it brings" in error
+    assert "is a pickle. Toque does not read pickles" in error
     assert not (tmp_path / "store").exists()

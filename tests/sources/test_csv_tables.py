@@ -268,7 +268,9 @@ def test_named_columns_are_never_those_of_a_plain_text(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(table([[line] for line in LINES], header=["my line"]))
     for place in (path, tmp_path):
-        with pytest.raises(DataError, match=r"is no file of records: it begins b'(my l|Stir)"):
+        with pytest.raises(
+            DataError, match=r"not a file of records\. It begins with b'(my l|Stir)"
+        ):
             judged(place, columns={"text": "line"})
         (tmp_path / "README.md").write_text("# Of these lines\n")
         (tmp_path / "more.txt").write_text("Stir it.\n")

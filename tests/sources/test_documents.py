@@ -366,7 +366,9 @@ def test_the_delimiter_of_the_named_column_is_taken(tmp_path: Path) -> None:
 
 
 def test_prose_and_pages_are_no_records(tmp_path: Path) -> None:
-    with pytest.raises(UnknownFormatError, match="is no file of records: it begins b'Stir it"):
+    with pytest.raises(
+        UnknownFormatError, match=r"not a file of records\. It begins with b'Stir it"
+    ):
         PairReader("a", "b").schema(file_of(tmp_path, "Stir it.\nServe it.\n"))
-    with pytest.raises(DataError, match=r"without the column named for text: body|no file of rec"):
+    with pytest.raises(DataError, match=r"without the column named for text: body|not a file of"):
         DocumentReader("body").schema(file_of(tmp_path, "<!DOCTYPE html>\n<html></html>\n"))

@@ -61,7 +61,7 @@ def test_named_columns_and_pictures(tmp_path, read_file):
     (file,) = saved_files(saved(tmp_path / "d", records)) or []
     columns = {"title": "dish", "ingredients": "what", "steps": "how"}
     assert read_file(file, columns).kept == 3
-    with pytest.raises(DataError, match="a table of Arrow without a column of ingredients"):
+    with pytest.raises(DataError, match="an Arrow table without a column of ingredients"):
         RecipeReader().schema(file)
     with pytest.raises(DataError, match="without the column named for title: no"):
         RecipeReader({"title": "no"}).schema(file)
@@ -122,17 +122,17 @@ def test_a_folder_of_data_files_is_built_without_a_network(tmp_path, read_file):
     (file,) = dataset_files(f"hf:{folder}:train")
     assert file.name == f"hf:{folder}:train/{file.path.name}"
     assert read_file(file.path).kept == 5
-    with pytest.raises(DataError, match="has the splits train, test, and no vali among them"):
+    with pytest.raises(DataError, match=r"has the splits train, test, not vali\. Name one"):
         dataset_files(f"hf:{folder}:vali")
 
 
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("hf:", "not of the form hf:NAME"),
-        ("hf:name@:train", "not of the form hf:NAME"),
-        ("hf:name:train[5:]", r"first rows can be read alone, e.g. .*:train\[:5000\]"),
-        ("hf:nobody/nothing", "cannot be loaded: .*HF_HUB_OFFLINE=1, only what was fetched"),
+        ("hf:", "must have the form hf:NAME"),
+        ("hf:name@:train", "must have the form hf:NAME"),
+        ("hf:name:train[5:]", r"read only the first rows.*:train\[:5000\]"),
+        ("hf:nobody/nothing", "cannot be loaded: .*HF_HUB_OFFLINE=1, only cached datasets"),
     ],
 )
 def test_names_that_stand_for_nothing(path, words):
@@ -145,7 +145,7 @@ def test_a_reader_that_finds_no_first_row_is_told_in_words(monkeypatch):
         return next(iter(()))
 
     monkeypatch.setattr("datasets.load_dataset_builder", none)
-    with pytest.raises(DataError, match="cannot be loaded: no file of it that was asked for holds"):
+    with pytest.raises(DataError, match="cannot be loaded: its files have no rows"):
         dataset_files("hf:some/name")
 
 
@@ -197,15 +197,13 @@ def test_a_dataset_of_the_hub_is_read_at_a_commit_that_is_named(asked, commit, p
     assert file.name == f"{asked}/{commit}/{file.path.name}"
     found = datasets.Dataset.from_file(str(file.path))
     assert (len(found), found[0]["prompt"]) == (n, prompt)
-    assert said[-1] == f"{asked} is read at the commit {commit}."
-    assert [line for line in said if "rows were streamed" in line] == (
-        [f"{asked}: {n} rows were streamed, {'all of them' if n < 35 else IN_ITS_ORDER}."]
-        if "[" in asked
-        else []
+    assert said[-1] == f"{asked} is read at commit {commit}."
+    amount = f"{n} rows, the entire split"
+    if n >= 35:
+        amount = f"the first {n} rows, which are not a random sample"
+    assert [line for line in said if "streamed" in line] == (
+        [f"{asked}: streamed {amount}."] if "[" in asked else []
     )
-
-
-IN_ITS_ORDER = "in its own order, which is no sample of the whole"
 
 
 def test_the_rest_of_a_stream_is_not_fetched_and_its_rows_are_kept(served: DatasetsHub) -> None:
@@ -227,10 +225,10 @@ def test_the_rest_of_a_stream_is_not_fetched_and_its_rows_are_kept(served: Datas
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("hf:org/soups", r"configurations main, other, and which.*\"hf:org/soups:main:train\""),
-        ("hf:org/soups:other", r"which to read is not said.*\"hf:org/soups:other:train\""),
-        ("hf:org/soups:man:test", r"no man among them.*\"hf:org/soups:main:test\""),
-        ("hf:org/soups:main:dev", r"train, test, and no dev among.*\"hf:org/soups:main:train\""),
+        ("hf:org/soups", r"configurations main, other\. Name one.*\"hf:org/soups:main:train\""),
+        ("hf:org/soups:other", r"Name one configuration before.*\"hf:org/soups:other:train\""),
+        ("hf:org/soups:man:test", r"main, other, not man\. .*\"hf:org/soups:main:test\""),
+        ("hf:org/soups:main:dev", r"train, test, not dev\. .*\"hf:org/soups:main:train\""),
         ("hf:org/soups@v2:main:train", "Revision 'v2' doesn't exist"),
     ],
 )
@@ -249,7 +247,7 @@ def test_without_a_network_a_revision_is_that_which_was_fetched(served, monkeypa
     (same,) = dataset_files(f"hf:org/soups@{NEW}:main:train")
     assert same.path == fetched.path
     for other in (OLD, "v1"):
-        with pytest.raises(DataError, match=f"does not answer, and {NEW} is what was fetched"):
+        with pytest.raises(DataError, match=f"does not respond, and the cache has only {NEW}"):
             dataset_files(f"hf:org/soups@{other}:main:train")
 
 
@@ -277,7 +275,7 @@ def test_no_code_of_a_dataset_is_run(tmp_path):
     folder.mkdir()
     (folder / "soups.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     (folder / "train.jsonl").write_text(json.dumps(rows(1)[0]))
-    with pytest.raises(DataError, match=r"scripts are no longer supported.*No code of a dataset"):
+    with pytest.raises(DataError, match=r"scripts are no longer supported.*does not run the code"):
         dataset_files(f"hf:{folder}:train")
     assert not (tmp_path / "ran").exists()
 
@@ -285,14 +283,14 @@ def test_no_code_of_a_dataset_is_run(tmp_path):
 def test_a_folder_has_no_revision_and_a_saved_one_is_read_whole(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text(json.dumps(rows(1)[0]))
-    with pytest.raises(DataError, match="cannot be had at its revision: a folder has none"):
+    with pytest.raises(DataError, match="is a folder, and a folder has no revision"):
         dataset_files(f"hf:{tmp_path}/data@v1:train")
     (file,) = dataset_files(f"hf:{tmp_path}/data:train[:9]")
     assert len(datasets.Dataset.from_file(str(file.path))) == 1
     saved(tmp_path / "kept@home", rows(2))
     assert len(dataset_files(f"hf:{tmp_path}/kept@home")) == 1
     for more in (":train", ":train[:1]", ":main:train"):
-        with pytest.raises(DataError, match="by save_to_disk, and is read whole"):
+        with pytest.raises(DataError, match="by save_to_disk and is read in full"):
             dataset_files(f"hf:{tmp_path}/kept@home{more}")
 
 

@@ -525,7 +525,7 @@ def test_an_adapter_is_proposed_by_size_and_memory(
 
 REFUSED = {
     "init": (2, "Name a file, a folder or a pattern"),
-    "init nothing.jsonl": (3, "There is no source file nothing.jsonl"),
+    "init nothing.jsonl": (3, "The source file nothing.jsonl does not exist"),
     "init a.jsonl --size huge": (2, "huge"),
     "init a.jsonl --for soon": (2, 'not "soon"'),
     "init a.jsonl --for 3epochs": (2, '--for must be a time such as "20 minutes"'),

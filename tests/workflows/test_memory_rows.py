@@ -184,14 +184,14 @@ def failing() -> Iterator[dict[str, Any]]:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "generator that fails": (failing, r"data raised OSError after 5 rows: the line broke"),
-    "nothing": (list, "data has no row"),
+    "nothing": (list, "data has no rows"),
     "path": (lambda: "rows.jsonl", r"\{'sources': \[\{'path': 'rows.jsonl'\}\]\}"),
     "splits": (lambda: {"train": ROWS, "test": ROWS}, "a dict of train, test"),
-    "number": (lambda: 7, "data is a int, whose rows"),
-    "lazy": (lambda: SimpleNamespace(collect=list), "SimpleNamespace, whose rows cannot be read"),
+    "number": (lambda: 7, "data is a int, which has no readable rows"),
+    "lazy": (lambda: SimpleNamespace(collect=list), "SimpleNamespace, which has no readable rows"),
     "tuples": (lambda: [ROWS[0], ("a", "b")], r"Row 2 of data is a tuple"),
     "none": (lambda: [ROWS[0], None], r"Row 2 of data is a NoneType"),
-    "object": (lambda: [{"prompt": object()}], "Row 1 of data cannot be kept as JSON: a object"),
+    "object": (lambda: [{"prompt": object()}], "Row 1 of data cannot be saved as JSON: object"),
     "bytes": (lambda: [{"prompt": b"x"}], "Row 1 of data holds bytes in 'prompt'"),
     "bytearray": (lambda: [{"prompt": bytearray(b"x")}], "Row 1 of data holds bytes in 'prompt'"),
     "memoryview": (lambda: [{"prompt": memoryview(b"x")}], "holds bytes in 'prompt'"),
@@ -202,8 +202,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "array of bytes": (lambda: [{"prompt": np.array([b"x"])}], "holds bytes in 'prompt', 0"),
     "scalar of bytes": (lambda: [{"prompt": np.bytes_(b"x")}], "holds bytes in 'prompt'"),
     "name of bytes": (lambda: [{"more": {b"x": 1}}], "holds bytes in 'more', b'x'"),
-    "columns": (lambda: pd.DataFrame([[1, 2]]), "column 0: every column"),
-    "twice": (lambda: pd.DataFrame([[1, 2]], columns=["a", "a"]), "column 'a': every"),
+    "columns": (lambda: pd.DataFrame([[1, 2]]), "column 0\\. Column names must"),
+    "twice": (lambda: pd.DataFrame([[1, 2]], columns=["a", "a"]), "column 'a'\\. Column names"),
     "no text": (lambda: [{"prompt": "a", "target": ""}] * 3, "gives an example"),
 }
 

@@ -1,7 +1,7 @@
-"""Kinds of source files, each judged by its own content.
+"""Choice of a reader for each source file, by its content.
 
-Documentation and plain text beside files of records, and what is no text, are left out, by name and
-counted. A folder of nothing but text is plain text, as it lies there.
+In a folder with files of records, documentation, plain text and binary files are skipped and
+reported. A folder with text files only is read as plain text.
 """
 
 from __future__ import annotations
@@ -32,64 +32,78 @@ from toque.sources.token_arrays import TokenReader, is_array_file
 DOCUMENTATION = "documentation"
 NO_TEXT = "no text, such as a picture"
 PLAIN_TEXT = "plain text beside files of records"
-_SHOWN = 5
+_MAX_SHOWN = 5  # names of skipped files per reason
 ReaderFor = Callable[..., RecordReader]
-"""(columns, encoding=...) -> the domain's reader of files with these columns, or of all that it
-recognises; its `schema` raises TextRecordsError or RefusedFileError for other files."""
+"""Function (columns, encoding=...) that returns the domain's reader of files with these columns.
+
+Without columns the reader recognises files itself, and its `schema` raises TextRecordsError or
+RefusedFileError for other files.
+"""
 
 
 @dataclass(frozen=True)
 class FileJudge:
-    """Judges the files of a source; its format and columns are obeyed."""
+    """Choice of readers for the files of a source, within its `format` and `columns` settings."""
 
     source: FilesConfig
     encoding: str
     reader_for: ReaderFor
 
     def judged(self, files: Sequence[Located], say: Callable[[str], None]) -> Source:
-        """The source with the reader of each of its files; `say` hears which are left out."""
+        """Return the source with a reader for each file. `say` reports the skipped files."""
         path = self.source.path
         if len(files) == 1:
             return Source(path, self._reader_of(files[0]), tuple(files))
-        kinds: dict[str, RecordReader | str] = {}
-        refused: RefusedFileError | None = None
+
+        readers: dict[str, RecordReader] = {}
+        skipped: dict[str, str] = {}
+        first_error: RefusedFileError | None = None
         for file in files:
             try:
-                kinds[file.name] = self._kind_of(file)
+                kind = self._kind_of(file)
             except RefusedFileError as error:
-                kinds[file.name], refused = error.why, refused or error
-        found_records = any(not isinstance(kind, TextReader | str) for kind in kinds.values())
-        if refused is not None and not found_records:
-            raise refused
-        if self.source.format == "auto" and found_records:
-            for name, kind in kinds.items():
-                if isinstance(kind, TextReader):
-                    kinds[name] = DOCUMENTATION if is_documentation(name) else PLAIN_TEXT
-        left_out = {name: kind for name, kind in kinds.items() if isinstance(kind, str)}
-        readers = {name: kind for name, kind in kinds.items() if not isinstance(kind, str)}
+                kind = error.why
+                first_error = first_error or error
+            if isinstance(kind, str):
+                skipped[file.name] = kind
+            else:
+                readers[file.name] = kind
+
+        has_records = any(not isinstance(reader, TextReader) for reader in readers.values())
+        if first_error is not None and not has_records:
+            raise first_error
+        if self.source.format == "auto" and has_records:
+            texts = [name for name, reader in readers.items() if isinstance(reader, TextReader)]
+            for name in texts:
+                del readers[name]
+                skipped[name] = DOCUMENTATION if is_documentation(name) else PLAIN_TEXT
         if not readers:
             raise DataError(
                 f"None of the {len(files)} files of the source {path} can be read: "
-                f"{_in_words(left_out)}. Correct data.sources."
+                f"{_format_skipped(skipped)}. Correct data.sources."
             )
-        if left_out:
-            to_do = " To train on such a text too, name it as a source of its own."
-            to_do = to_do if PLAIN_TEXT in left_out.values() else ""
-            say(f"Not read of {path}: {_in_words(left_out)}.{to_do}")
-        # The reader of most files is the source's own: a store records it once.
-        kept = list(readers.values())
-        ((name, _),) = Counter(reader.recorded_name for reader in kept).most_common(1)
-        usual = next(reader for reader in kept if reader.recorded_name == name)
+        # Text files were added last. Restore the order of the files.
+        skipped = {file.name: skipped[file.name] for file in files if file.name in skipped}
+        if skipped:
+            notice = f"{path}: skipped {_format_skipped(skipped)}."
+            if PLAIN_TEXT in skipped.values():
+                notice += " To train on a skipped text, add it as a separate source."
+            say(notice)
+
+        # A store records the most common reader once.
+        names = Counter(reader.recorded_name for reader in readers.values())
+        ((common_name, _),) = names.most_common(1)
+        common = next(r for r in readers.values() if r.recorded_name == common_name)
         return Source(
             path,
-            usual,
+            common,
             tuple(file for file in files if file.name in readers),
-            {name: reader for name, reader in readers.items() if reader != usual},
-            left_out,
+            {name: reader for name, reader in readers.items() if reader != common},
+            skipped,
         )
 
     def _kind_of(self, file: Located) -> RecordReader | str:
-        """The reader of a file among others, or why it is left out."""
+        """Return the reader of a file in a folder, or the reason for skipping the file."""
         if not is_array_file(file.path) and (packed := packed_as(file.path)):
             return packed.partition(".")[0]
         if is_pickle(file.path) or self._is_binary(file):
@@ -107,13 +121,10 @@ class FileJudge:
         return start.lstrip()[:1] not in (b"{", b"[") and is_binary(start)
 
     def _reader_of(self, file: Located) -> RecordReader:
-        """The reader by the file's content, not by its name.
-
-        An unknown format is plain text, which has no columns that a user could name.
-        """
+        """Return the reader for the file's content. A file of unknown format is plain text."""
         refuse_pickle(file.path, file.name)
         source, encoding = self.source, self.encoding
-        columns: Columns = {str(part): name for part, name in source.columns.items()}
+        columns: Columns = {str(role): name for role, name in source.columns.items()}
         if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
             return TokenReader()
         with named(file.path, file.name):
@@ -134,18 +145,19 @@ class FileJudge:
                         return TextReader(encoding=encoding)
                     start, _ = head(file.path)
                     raise DataError(
-                        f"{file.name} is {NO_TEXT}: it begins {start[:12]!r}. Take it out of "
-                        "data.sources, whose files docs/reference/formats.md lists."
+                        f"{file.name} is not a text file. It begins with {start[:12]!r}. Remove it "
+                        "from data.sources. docs/reference/formats.md lists the formats."
                     ) from None
-                except TextRecordsError as found:
-                    return self.reader_for(found.columns, encoding=encoding)
+                except TextRecordsError as error:
+                    return self.reader_for(error.columns, encoding=encoding)
         return reader
 
 
-def _in_words(left_out: dict[str, str]) -> str:
+def _format_skipped(skipped: dict[str, str]) -> str:
+    """List the names of skipped files by reason, the most common reason first."""
     parts = []
-    for why, n in Counter(left_out.values()).most_common():
-        names = [name.rpartition("/")[2] for name, reason in left_out.items() if reason == why]
-        more = f" and {n - _SHOWN} more" if n > _SHOWN else ""
-        parts.append(f"{', '.join(names[:_SHOWN])}{more} ({why})")
+    for reason, n in Counter(skipped.values()).most_common():
+        names = [name.rpartition("/")[2] for name, why in skipped.items() if why == reason]
+        more = f" and {n - _MAX_SHOWN} more" if n > _MAX_SHOWN else ""
+        parts.append(f"{', '.join(names[:_MAX_SHOWN])}{more} ({reason})")
     return "; ".join(parts)

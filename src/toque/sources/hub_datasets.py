@@ -1,4 +1,4 @@
-"""Hugging Face datasets: folders written by save_to_disk, and those of the hub that `hf:` names."""
+"""Hugging Face datasets: folders written by save_to_disk, and `hf:` paths to hub datasets."""
 
 from __future__ import annotations
 
@@ -25,219 +25,263 @@ _FORM: Final = re.compile(
 )
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _RECORDED: Final = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
-_AT_ONCE: Final = 1000  # rows taken from a stream at a time
-_object: Final = partial(json_object, error=DataError, todo="Save the dataset again.")
-_LONGEST_NAME = 200  # bytes; a file system refuses 256 with an error of its own
+_STREAM_ROWS: Final = 1000  # rows read from a stream at a time
+_read_json: Final = partial(json_object, error=DataError, todo="Save the dataset again.")
+_MAX_NAME_BYTES = 200  # file systems refuse 256 with an OSError
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset as `hf:NAME[@REVISION][:CONFIGURATION][:SPLIT[[:ROWS]]]` names it."""
+    """Parts of a path `hf:NAME[@REVISION][:CONFIGURATION][:SPLIT[[:ROWS]]]`."""
 
     name: str  # a folder of data files, or a name on the hub
     revision: str | None
     config: str | None
     split: str | None
-    rows: int | None  # number of first rows that are streamed; None for all, downloaded
+    rows: int | None  # rows to stream from the start; None to download all rows
 
     @classmethod
     def of(cls, path: str) -> HubDataset:
-        """The dataset of a source's path; DataError where it is not of that form."""
+        """Parse the path of a source.
+
+        Raises:
+            DataError: The path has another form.
+        """
         parts = _FORM.fullmatch(path)
-        name, sign, revision = "", "", ""
+        name = sign = revision = ""
         if parts is not None:
             name, sign, revision = parts["name"].partition("@")
-            if sign and named_path(parts["name"]).is_dir():
-                name, sign = parts["name"], ""
+            if sign and named_path(parts["name"]).is_dir():  # a folder with "@" in its name
+                name = parts["name"]
+                sign = revision = ""
         if parts is None or not name or (sign and not revision):
             raise DataError(
-                f"The source {path!r} is not of the form hf:NAME, hf:NAME:SPLIT, "
+                f"The source {path!r} must have the form hf:NAME, hf:NAME:SPLIT, "
                 'hf:NAME:CONFIGURATION:SPLIT or hf:NAME@REVISION:..., e.g. "hf:openai/gsm8k:main:'
-                'train". Of a split the first rows can be read alone, e.g. "hf:NAME:train[:5000]".'
+                'train". To read only the first rows of a split, write "hf:NAME:train[:5000]".'
             )
         rows = None if parts["rows"] is None else int(parts["rows"])
-        return cls(name, revision if sign else None, parts["config"], parts["split"], rows)
+        return cls(name, revision or None, parts["config"], parts["split"], rows)
 
     def address(self, *, config: str | None = None, split: str | None = None) -> str:
-        """The path again, with another configuration or split; an empty split leaves it out."""
-        config, split = config or self.config, self.split if split is None else split
-        parts = [f"{PREFIX}{self.name}" + (f"@{self.revision}" if self.revision else "")]
-        parts += [part for part in (config, split) if part]
-        return ":".join(parts) + (f"[:{self.rows}]" if self.rows and split else "")
+        """Format the path with another configuration or split. An empty split is omitted."""
+        if split is None:
+            split = self.split
+        address = f"{PREFIX}{self.name}"
+        if self.revision:
+            address += f"@{self.revision}"
+        for part in (config or self.config, split):
+            if part:
+                address += f":{part}"
+        if self.rows and split:
+            address += f"[:{self.rows}]"
+        return address
 
 
 def recorded_dataset(path: str) -> tuple[HubDataset, str] | None:
-    """Dataset and commit of a file that `dataset_files` named; None for files of other kinds."""
+    """Parse a file name from `dataset_files` into a dataset and a commit. None for other files."""
     parts = _RECORDED.fullmatch(path)
     return None if parts is None else (HubDataset.of(parts[1]), parts[2])
 
 
 def names_a_folder(path: str) -> bool:
-    """True if a path that begins with `hf:` names a folder of this machine."""
+    """True if a path that begins with `hf:` names a local folder."""
     return named_path(HubDataset.of(path).name).is_dir()
 
 
 def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tuple[Located, ...]:
-    """The Arrow files of a source's path that begins with `hf:`, each named with its commit.
+    """Return the Arrow files of a path that begins with `hf:`. Each name includes the commit.
 
-    Of a path with a number of rows these are streamed into a file, and the rest is not downloaded.
-    `say` hears what was read. No code of a dataset is run: the library refuses those that bring it.
+    If the path limits the rows, they are streamed into one file. Otherwise the split is downloaded.
+    The library refuses datasets that need their own code. `say` reports the commit and the rows.
     """
-    asked = HubDataset.of(path)
-    folder = named_path(asked.name)
+    dataset = HubDataset.of(path)
+    folder = named_path(dataset.name)
     if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        saved = saved_files(folder / (asked.split or ""))
-        if saved is None or asked.config or asked.rows:
+        saved = saved_files(folder / (dataset.split or ""))
+        if saved is None or dataset.config or dataset.rows:
             raise DataError(
-                f"{path}: {folder} was written by save_to_disk, and is read whole, by its path or "
-                f"that of a split in it, such as {folder / 'train'}. data.max_examples limits it."
+                f"{path}: {folder} was written by save_to_disk and is read in full. Name its path "
+                f"or the path of one split, such as {folder / 'train'}. Set data.max_examples to "
+                "read fewer examples."
             )
         return tuple(Located(str(file), file) for file in saved)
+
     with needing("data", path, raised=DataError):
         import datasets
     try:
-        where = str(folder) if folder.is_dir() else asked.name
-        builder = datasets.load_dataset_builder(where, asked.config, revision=asked.revision)
-        commit = _commit_of(builder, asked)
+        name = str(folder) if folder.is_dir() else dataset.name
+        builder = datasets.load_dataset_builder(name, dataset.config, revision=dataset.revision)
+        commit = _commit_of(builder, dataset)
         splits = list(builder.info.splits or builder.config.data_files)
-        if asked.split not in splits and (asked.split or len(splits) > 1):
-            raise several_splits(asked.address(split=""), splits, sign=":", no=asked.split)
-        split = asked.split or splits[0]
-        if asked.rows is not None:
-            files = [_streamed(builder, asked, split, commit, say)]
+        if dataset.split not in splits and (dataset.split or len(splits) > 1):
+            address = dataset.address(split="")
+            raise split_error(address, splits, sign=":", unknown=dataset.split)
+        split = dataset.split or splits[0]
+        if dataset.rows is not None:
+            files = [_stream_rows(builder, dataset, split, commit, say)]
         else:
             builder.download_and_prepare()
             cached = builder.as_dataset(split=split).cache_files
             files = [Path(entry["filename"]) for entry in cached]
     except ToqueError:
         raise
-    except Exception as error:  # of the library, its readers of files, or the network
-        raise _not_loaded(asked, error) from error
-    where = asked.address(split=split) + (f"/{commit}" if commit else "")
+    except Exception as error:  # the library, its file readers and the network raise any type
+        raise _load_error(dataset, error) from error
+
     if not files:
-        raise DataError(f"{path} has no row on disk. Name another split.")
+        raise DataError(f"{path} has no rows. Name another split.")
+    address = dataset.address(split=split)
     if commit is not None:
-        say(f"{path} is read at the commit {commit}.")
-    return tuple(Located(f"{where}/{file.name}", file) for file in files)
+        say(f"{path} is read at commit {commit}.")
+        address += f"/{commit}"
+    return tuple(Located(f"{address}/{file.name}", file) for file in files)
 
 
-def _streamed(
-    builder: Any, asked: HubDataset, split: str, commit: str | None, say: Callable[[str], None]
+def _stream_rows(
+    builder: Any, dataset: HubDataset, split: str, commit: str | None, say: Callable[[str], None]
 ) -> Path:
-    """An Arrow file of the first rows of a split, written in the cache unless it is there."""
+    """Write the first rows of a split to an Arrow file in the cache, unless the file exists."""
     from pyarrow import ipc
 
-    address, rows, n_read = asked.address(split=split), asked.rows or 0, 0
+    address = dataset.address(split=split)
     digest = hashlib.sha256(f"{address} {commit}".encode()).hexdigest()
     cache = cache_folder("sources")
-    place = cache / "hf" / f"{digest[:16]}.arrow"
-    if commit is not None and place.is_file():  # a folder's content may have changed
-        return place
+    path = cache / "hf" / f"{digest[:16]}.arrow"
+    if commit is not None and path.is_file():  # a local folder may have changed
+        return path
+
+    n_rows = dataset.rows or 0
+    n_read = 0
     tables = builder.as_streaming_dataset(split=split).with_format("arrow")
     with disk_faults(cache, "streaming rows", setting=CACHE_VARIABLE):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(place) as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
             writer = None
-            for table in tables.iter(batch_size=min(rows, _AT_ONCE)):
-                taken = table.slice(0, rows - n_read)
-                writer = writer or ipc.new_stream(file, taken.schema)
-                writer.write_table(taken)
-                n_read += taken.num_rows
-                if n_read == rows:
+            for table in tables.iter(batch_size=min(n_rows, _STREAM_ROWS)):
+                rows = table.slice(0, n_rows - n_read)
+                writer = writer or ipc.new_stream(file, rows.schema)
+                writer.write_table(rows)
+                n_read += rows.num_rows
+                if n_read == n_rows:
                     break
             if writer is None:
-                raise DataError(f"{address} has no row. Name another split.")
+                raise DataError(f"{address} has no rows. Name another split.")
             writer.close()
-    whole = "all of them" if n_read < rows else "in its own order, which is no sample of the whole"
-    say(f"{address}: {n_read:,} rows were streamed, {whole}.")
-    return place
+
+    if n_read < n_rows:
+        say(f"{address}: streamed {n_read:,} rows, the entire split.")
+    else:
+        say(f"{address}: streamed the first {n_read:,} rows, which are not a random sample.")
+    return path
 
 
-def _commit_of(builder: Any, asked: HubDataset) -> str | None:
-    """The commit that a builder reads; None for a folder. DataError where it is another's.
+def _commit_of(builder: Any, dataset: HubDataset) -> str | None:
+    """Return the commit that a builder reads, or None for a folder.
 
-    Without a network the library takes what it fetched last, whatever revision was asked for.
+    Without a network the library uses its last download and ignores the requested revision.
+
+    Raises:
+        DataError: The builder reads another commit than the requested one.
     """
     from datasets.packaged_modules.cache.cache import Cache
 
-    commit = builder.hash if _COMMIT.fullmatch(builder.hash or "") else None
-    if asked.revision not in (None, commit) and (commit is None or isinstance(builder, Cache)):
-        why = f"the hub does not answer, and {commit} is what was fetched before. Name that"
-        why = "a folder has none. Leave it out" if commit is None else why
-        raise DataError(f"{asked.address()} cannot be had at its revision: {why}.")
+    commit: str | None = builder.hash if _COMMIT.fullmatch(builder.hash or "") else None
+    if dataset.revision in (None, commit):
+        return commit
+    if commit is None:
+        raise DataError(
+            f"{dataset.address()} is a folder, and a folder has no revision. Remove the revision."
+        )
+    if isinstance(builder, Cache):
+        raise DataError(
+            f"{dataset.address()} is not available at this revision: the hub does not respond, and "
+            f"the cache has only {commit}. Name that revision, or check the network."
+        )
     return commit
 
 
-def _not_loaded(asked: HubDataset, error: Exception) -> DataError:
-    """The error for what the library refused; it lists the configurations where one is missing."""
+def _load_error(dataset: HubDataset, error: Exception) -> DataError:
+    """Convert an error of the library. If the configuration is missing, list the choices."""
     import datasets
 
     configs: list[str] = []
-    with suppress(Exception):  # the first error says why
-        configs = datasets.get_dataset_config_names(asked.name, revision=asked.revision)
-    if len(configs) > 1 and asked.config not in configs:
-        told = f"no {asked.config} among them" if asked.config else "which to read is not said"
-        meant = asked.split if asked.split in configs else configs[0]
-        split = "train" if asked.split in (None, meant) else asked.split
+    with suppress(Exception):  # the original error is more useful
+        configs = datasets.get_dataset_config_names(dataset.name, revision=dataset.revision)
+    if len(configs) > 1 and dataset.config not in configs:
+        unknown = f", not {dataset.config}" if dataset.config else ""
+        config = dataset.split if dataset.split in configs else configs[0]
+        split = "train" if dataset.split in (None, config) else dataset.split
         return DataError(
-            f"The dataset {asked.address()} has the configurations {', '.join(configs)}, and "
-            f'{told}. Name one before the split: data.sources=[{{path: "'
-            f'{asked.address(config=meant, split=split)}"}}]. Several are several sources.'
+            f"The dataset {dataset.address()} has the configurations {', '.join(configs)}{unknown}."
+            ' Name one configuration before the split: data.sources=[{path: "'
+            f'{dataset.address(config=config, split=split)}"}}]. For several configurations, add '
+            "several sources."
         )
-    why = " ".join((str(error).strip() or type(error).__name__).split())[:300].rstrip(".")
-    if isinstance(error, StopIteration):  # of a reader that waits for a first row
-        why = "no file of it that was asked for holds a row"
+
+    if isinstance(error, StopIteration):  # the library raises it if the files are empty
+        reason = "its files have no rows"
+    else:
+        message = str(error).strip() or type(error).__name__
+        reason = " ".join(message.split())[:300].rstrip(".")
     return DataError(
-        f"The dataset {asked.address()} cannot be loaded: {why}. A name is a folder of data files "
-        "or one on huggingface.co/datasets (HF_TOKEN for a private one; without a network, or with "
-        "HF_HUB_OFFLINE=1, only what was fetched before). No code of a dataset is run: one that "
-        "needs its own is saved first, with save_to_disk, and its folder named."
+        f"The dataset {dataset.address()} cannot be loaded: {reason}. The name must be a folder of "
+        "data files or a dataset on huggingface.co/datasets. A private dataset needs HF_TOKEN. "
+        "Without a network, or with HF_HUB_OFFLINE=1, only cached datasets can be read. Toque does "
+        "not run the code of a dataset: save such a dataset with save_to_disk and name its folder."
     )
 
 
 def saved_splits(folder: Path) -> list[Path]:
-    """The folders of the splits of datasets saved together in `folder`; [] when there are none."""
-    splits = _object(folder / "dataset_dict.json").get("splits")
-    named = splits if isinstance(splits, list) else []
-    return [_inside(folder, name, "dataset_dict.json") for name in named]
+    """Return the split folders of a DatasetDict saved in `folder`, or [] for any other folder."""
+    splits = _read_json(folder / "dataset_dict.json").get("splits")
+    if not isinstance(splits, list):
+        return []
+    return [_listed_path(folder, name, "dataset_dict.json") for name in splits]
 
 
 def saved_files(folder: Path) -> list[Path] | None:
-    """The Arrow files of a dataset saved in `folder`, in order; None when there is none."""
+    """Return the Arrow files of a dataset saved in `folder`, or None for any other folder."""
     if splits := saved_splits(folder):
         if len(splits) > 1:
-            raise several_splits(str(folder), [split.name for split in splits], sign="/")
+            raise split_error(str(folder), [split.name for split in splits], sign="/")
         return saved_files(splits[0])
     if not (folder / "dataset_info.json").is_file() or not (folder / "state.json").is_file():
         return None
-    listed = _object(folder / "state.json").get("_data_files")
-    if not isinstance(listed, list) or not listed:
+    entries = _read_json(folder / "state.json").get("_data_files")
+    if not isinstance(entries, list) or not entries:
         raise DataError(
-            f"{folder} is a saved dataset whose state.json lists no files. Save it again with "
-            "dataset.save_to_disk(folder)."
+            f"{folder} is a saved dataset, but its state.json lists no files. Save the dataset "
+            "again with dataset.save_to_disk(folder)."
         )
-    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
-    return [_inside(folder, name, "state.json") for name in names]
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    return [_listed_path(folder, name, "state.json") for name in names]
 
 
-def _inside(folder: Path, name: Any, listed_in: str) -> Path:
-    """A file or folder of a saved dataset; its lists may come from anyone."""
-    plain = isinstance(name, str) and "\0" not in name
-    plain = plain and 0 < len(name.encode("utf-8", "replace")) < _LONGEST_NAME
-    if not plain or name == ".." or Path(name).name != name or not (folder / name).exists():
+def _listed_path(folder: Path, name: Any, list_name: str) -> Path:
+    """Return the path of a name in an untrusted list of a saved dataset.
+
+    Raises:
+        DataError: The name leads out of the folder or does not exist.
+    """
+    is_text = isinstance(name, str) and "\0" not in name
+    is_valid = is_text and 0 < len(name.encode("utf-8", "replace")) < _MAX_NAME_BYTES
+    if not is_valid or name == ".." or Path(name).name != name or not (folder / name).exists():
         shown = f"{name!r}"[:80]
         raise DataError(
-            f"{folder} is a saved dataset, and its {listed_in} lists {shown}, which is not in the "
-            "folder. Copy the folder whole, or save it again."
+            f"{folder} is a saved dataset, and its {list_name} lists {shown}, which is not in the "
+            "folder. Copy the entire folder, or save the dataset again."
         )
     return folder / str(name)
 
 
-def several_splits(name: str, splits: list[Any], *, sign: str, no: str | None = None) -> DataError:
-    """The error for a dataset of which no split is named, or one that it does not have."""
-    missing = f"no {no} among them" if no else "which to read is not said"
+def split_error(
+    name: str, splits: list[Any], *, sign: str, unknown: str | None = None
+) -> DataError:
+    """Return the error for a dataset with several splits if none or an unknown one is named."""
+    suffix = f", not {unknown}" if unknown else ""
     return DataError(
-        f"The dataset {name} has the splits {', '.join(map(str, splits))}, and {missing}: test "
-        "data must not end up in training. Name one: data.sources=[{path: "
-        f'"{name}{sign}{splits[0]}"}}]. Several are several sources.'
+        f"The dataset {name} has the splits {', '.join(map(str, splits))}{suffix}. Name one split, "
+        "so that test data does not end up in training: data.sources=[{path: "
+        f'"{name}{sign}{splits[0]}"}}]. For several splits, add several sources.'
     )

@@ -1,4 +1,4 @@
-"""Layout detection by content: JSON, JSON lines, CSV, TSV, Parquet and Arrow, of any domain."""
+"""Layouts of record files (JSON, JSON lines, CSV, TSV, Parquet, Arrow), detected by content."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from toque.sources.records import (
 from toque.sources.token_arrays import BROKEN_ARCHIVE
 
 Columns = Mapping[str, str | tuple[str, ...]]
-"""The fields of a source by their role; a prompt may be made of several."""
-_SEEN_BYTES = 8192
-_MOST_SEARCHED = 256 << 20  # bytes of JSON that are searched for a field; they take seconds
-# Columns that make rows without any other; a recipe's would be the first line of many a text.
+"""Field names of a source by role. A prompt may have several fields."""
+_CHECKED_BYTES = 8192
+_MAX_SEARCHED_BYTES = 256 << 20  # JSON searched for a missing field, which takes seconds
 _ALONE = ("text", "Text", "TEXT", "messages", "conversations")
-_CONTROLS = bytes([*range(9), *range(14, 27), 127])  # without separators, of which texts have many
-# By protocol; those before 2 are text, and obsolete since 2003.
+"""Names accepted as the only column of a table. A plain text often begins with a recipe's names."""
+_CONTROLS = bytes([*range(9), *range(14, 27), 127])  # separators are common in texts
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""First bytes of pickles by protocol. Protocols 0 and 1 are text and obsolete since 2003."""
 READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "json-lines": json_records,
     "json": json_records,
@@ -46,16 +46,15 @@ READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "parquet": columnar_records,
     "unreadable": lambda contents: iter([(contents.first, str(contents.meta["reason"]))]),
 }
-"""Kind of a block to the function that reads its records."""
-_IN_WORDS = {
-    "json-lines": "a file of JSON lines",
+"""Functions that read the records of a block, by the block's kind."""
+_DESCRIPTIONS = {
+    "json-lines": "a JSON lines file",
     "json": "a JSON file of records",
     "csv": "a CSV table",
-    "tsv": "a table of tab-separated values",
-    "parquet": "a table of Parquet",
-    "arrow": "a table of Arrow",
+    "tsv": "a TSV table",
+    "parquet": "a Parquet table",
+    "arrow": "an Arrow table",
 }
-"""Layouts in an error's words."""
 
 
 def read_records(
@@ -63,7 +62,10 @@ def read_records(
     make: Callable[[Mapping[str, Any], Counter[str]], Example | list[Example] | str],
     used: Collection[str],
 ) -> BlockExamples:
-    """Examples of each record of a block by `make`, which counts its repairs, or a reason."""
+    """Read the records of a block and make examples of each.
+
+    `make` returns examples, or the reason for dropping the record, and counts repairs.
+    """
     examples: list[Example] = []
     per_record: list[int] = []
     dropped: dict[str, list[int]] = {}
@@ -72,54 +74,62 @@ def read_records(
     contents = unpack(block)
     records = list(READ[contents.kind](contents))
     for number, record in records:
-        found = record if isinstance(record, str) else attempted(make, record, notes)
-        if not isinstance(found, str):
-            made = found if isinstance(found, list) else [found]
-            examples += made
-            per_record.append(len(made))
+        result = record if isinstance(record, str) else attempted(make, record, notes)
+        if not isinstance(result, str):
+            new_examples = result if isinstance(result, list) else [result]
+            examples += new_examples
+            per_record.append(len(new_examples))
             continue
-        numbers = dropped.setdefault(found, [])
+        numbers = dropped.setdefault(result, [])
         if len(numbers) < PER_REASON and not isinstance(record, str):
             texts[number] = shortened(str(record))
         numbers.append(number)
-    unused = unused_in((raw for _, raw in records), used, contents.meta.get("unread", ()))
+
+    unread_columns = contents.meta.get("unread", ())
+    unused = unused_in((record for _, record in records), used, unread_columns)
     return BlockExamples(
         examples, len(records), len(per_record), dropped, dict(notes), unused, texts, per_record
     )
 
 
 def columns_in_words(columns: Columns) -> str:
-    """Columns of a source as a configuration has them.
+    """Format the columns of a source in the syntax of a configuration.
 
     >>> columns_in_words({"prompt": ("question", "hint"), "target": "answer"})
     'columns: {prompt: [question, hint], target: answer}'
     """
-    fields = {
-        part: field if isinstance(field, str) else f"[{', '.join(field)}]"
-        for part, field in columns.items()
-    }
-    return f"columns: {{{', '.join(f'{part}: {field}' for part, field in fields.items())}}}"
+    entries = [
+        f"{role}: {field}" if isinstance(field, str) else f"{role}: [{', '.join(field)}]"
+        for role, field in columns.items()
+    ]
+    return f"columns: {{{', '.join(entries)}}}"
 
 
 class UnknownFormatError(DataError):
-    """A file of none of the known formats; it may be plain text."""
+    """Error for a file of an unknown format, which may be plain text."""
 
 
 class RefusedFileError(DataError):
-    """A file cannot be read as it is; `why`, in a few words: among others it is left out.
+    """Error for a file that cannot be read with the current settings. A folder skips the file.
 
-    `columns` are what would let it be read, as the message writes them by `columns_in_words`.
+    Attributes:
+        why: Reason in a few words, for the list of skipped files.
+        columns: Suggested columns of the source with which the file can be read.
     """
 
     def __init__(self, message: str, why: str, columns: Sequence[Columns] = ()) -> None:
         super().__init__(message)
-        self.why, self.columns = why, columns
+        self.why = why
+        self.columns = columns
 
 
 class TextRecordsError(DataError):
-    """The records are texts or pairs, whose `columns` are named as a source's, not the domain's."""
+    """Error for records that are texts or pairs, not records of the domain.
 
-    def __init__(self, message: str, columns: Mapping[str, str | tuple[str, ...]]) -> None:
+    `columns` has the fields by their role in a source.
+    """
+
+    def __init__(self, message: str, columns: Columns) -> None:
         super().__init__(message)
         self.columns = dict(columns)
 
@@ -129,23 +139,32 @@ class FileLayout:
     """Layout of a file of records."""
 
     name: str  # "json-lines", "json", "csv", "tsv", "parquet" or "arrow"
-    fields: tuple[str, ...]  # column names; of JSON, the field names of the first records
-    blocks: Callable[[Sequence[str]], Iterator[Block]]  # of Parquet and Arrow, of these columns
-    text_columns: tuple[str, ...] = ()  # those of Parquet or Arrow that do not hold bytes
-    sample: tuple[dict[str, Any], ...] = ()  # the first records of JSON that can be decoded
+    fields: tuple[str, ...]
+    """Column names. For JSON, the field names of the first records."""
+    blocks: Callable[[Sequence[str]], Iterator[Block]]
+    """Function that reads the blocks. For Parquet and Arrow it reads the given columns only."""
+    text_columns: tuple[str, ...] = ()  # columns of Parquet or Arrow that do not hold bytes
+    sample: tuple[dict[str, Any], ...] = ()  # first JSON records that can be decoded
     in_dict: bool = False  # True if JSON records are the values of one object, by id
     fits: bool = True  # True if most of a table's first rows have as many fields as its header
 
     @property
     def described(self) -> str:
-        """The layout in an error's words, e.g. "a CSV table"."""
-        return _IN_WORDS[self.name]
+        """Description of the layout for errors, e.g. "a CSV table"."""
+        return _DESCRIPTIONS[self.name]
 
 
 def structured_layout(
     path: Path, start: bytes, *, whole: bool, encoding: str = UTF_8
 ) -> FileLayout | None:
-    """The layout of a Parquet, Arrow or JSON file by its first bytes, in UTF-8; None for others."""
+    """Return the layout of a Parquet, Arrow or JSON file, or None for any other file.
+
+    Args:
+        path: The file.
+        start: The file's first bytes in UTF-8.
+        whole: Whether `start` is the entire file.
+        encoding: The file's text encoding.
+    """
     if name := columnar_format(start):
         columns = columns_of(path)
         return FileLayout(
@@ -156,6 +175,7 @@ def structured_layout(
         )
     if start.lstrip()[:1] not in (b"{", b"["):
         return None
+
     form = form_of(start, whole=whole)
     sample = tuple(sample_records(start, form, whole=whole))
     if not sample and (more := more_of(path, start, whole=whole, encoding=encoding)):
@@ -178,9 +198,15 @@ def table_layout(
     alone: Collection[str] = _ALONE,
     encoding: str = UTF_8,
 ) -> FileLayout | None:
-    """The layout of a CSV or TSV file by its known columns; None without a header.
+    """Return the layout of a CSV or TSV file, or None if the file has no header.
 
-    `alone` are the names of a table's only column.
+    Args:
+        path: The file.
+        start: The file's first bytes in UTF-8.
+        whole: Whether `start` is the entire file.
+        n_known: Function that counts the known names in a header.
+        alone: Names accepted as a table's only column.
+        encoding: The file's text encoding.
     """
     dialect = dialect_of(path, start, whole=whole, n_known=n_known, alone=alone)
     if dialect is None:
@@ -193,14 +219,23 @@ def table_layout(
 
 
 def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> FileLayout:
-    """The layout of a file with these fields, by their role; UnknownFormatError if it has none."""
+    """Return the layout of a file that must have these fields, given by role.
+
+    Raises:
+        UnknownFormatError: The format is unknown.
+        DataError: A field is missing.
+    """
     layout = layout_for(path, set(columns.values()), encoding=encoding)
     refuse_missing(path, layout, columns)
     return layout
 
 
 def layout_for(path: Path, names: set[str], *, encoding: str = UTF_8) -> FileLayout:
-    """The layout of a file that should have fields of these names, which tell a table's header."""
+    """Return the layout of a file. The field names help to recognise the header of a table.
+
+    Raises:
+        UnknownFormatError: The format is unknown.
+    """
     start, whole = head(path, encoding=encoding)
 
     def n_known(fields: tuple[str, ...]) -> int:
@@ -212,64 +247,65 @@ def layout_for(path: Path, names: set[str], *, encoding: str = UTF_8) -> FileLay
     )
     if layout is None:
         raise UnknownFormatError(
-            f"{path} is no file of records: it begins {first_line(start)!r}. A source with columns "
-            "is JSON, JSON lines, CSV or TSV with a header row, Parquet or Arrow. For plain text "
-            "to pretrain on, give the source format: text, without columns."
+            f"{path} is not a file of records. It begins with {first_line(start)!r}. A source with "
+            "columns must be JSON, JSON lines, CSV or TSV with a header row, Parquet or Arrow. To "
+            "pretrain on plain text, set format: text for this source and remove its columns."
         )
     return layout
 
 
 def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -> None:
-    """Raise when a column that the user named is not in the file."""
+    """Raise a DataError if a column that the user named is not in the file."""
     absent = absent_fields(layout, set(columns.values()))
-    gone = [f"{role}: {name}" for role, name in columns.items() if name in absent]
-    if gone:
+    missing = [f"{role}: {name}" for role, name in columns.items() if name in absent]
+    if missing:
         raise DataError(
-            f"{path} is {layout.described} without the column named for {', '.join(gone)}. "
-            f"Its columns are {shown_names(layout.fields) or 'none'}. Correct the columns named "
-            "for this source (a configuration has them in data.sources), or the templates of "
-            "data.tasks."
+            f"{path} is {layout.described} without the column named for {', '.join(missing)}. "
+            f"Its columns are {shown_names(layout.fields) or 'none'}. Correct the columns of this "
+            "source in data.sources, or the templates in data.tasks."
         )
 
 
 def absent_fields(layout: FileLayout, names: set[str]) -> set[str]:
-    """Those of these fields that no record of a file has, of one of JSON none in its beginning."""
+    """Return the given fields that no record has. A long JSON file is searched in part."""
     absent = names.difference(layout.fields)
     if not absent or not layout.name.startswith("json"):
         return absent
-    # A record of JSON may have a field that the first ones lack: read until each is found.
-    n_whole, n_bytes = 0, 0
+
+    # A JSON record may have a field that the first records lack.
+    n_records = 0
+    n_bytes = 0
     for block in layout.blocks(()):
         contents = unpack(block)
         n_bytes += len(contents.body)
         for _, record in json_records(contents):
             if isinstance(record, dict) and record:
-                n_whole += 1
+                n_records += 1
                 absent.difference_update(record)
-        if not absent or n_bytes >= _MOST_SEARCHED:
+        if not absent or n_bytes >= _MAX_SEARCHED_BYTES:
             break
-    return absent if n_whole else set()  # of damaged records alone the reader gives the reasons
+    return absent if n_records else set()  # if all records are damaged, the reader reports why
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """The first twenty of them, quoted, for errors."""
+    """Quote up to twenty names for an error."""
     return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
 
 
 def first_line(start: bytes) -> bytes:
-    """The beginning of a file's first line that is not blank, for errors."""
+    """Return the beginning of the first line that is not blank, for errors."""
     return next(line for line in start.splitlines() if line.strip())[:60]
 
 
 def is_binary(start: bytes) -> bool:
-    """True if bytes hold NUL, which no text does, or more control characters than damage explains.
+    """True if bytes contain NUL or more control characters than a damaged text.
 
     >>> is_binary(bytes(4)), is_binary("crème fraîche".encode("latin-1"))
     (True, False)
     """
-    start = start[:_SEEN_BYTES]
-    controls = len(start) - len(start.translate(None, _CONTROLS))
-    return b"\0" in start or controls > 1 + len(start) // 50
+    start = start[:_CHECKED_BYTES]
+    n_controls = len(start) - len(start.translate(None, _CONTROLS))
+    return b"\0" in start or n_controls > 1 + len(start) // 50
 
 
 def is_columnar(path: Path) -> bool:
@@ -279,7 +315,7 @@ def is_columnar(path: Path) -> bool:
 
 
 def is_pickle(path: Path) -> bool:
-    """True if a file is a pickle, or torch's archive around one."""
+    """True if a file is a pickle or a torch archive that contains a pickle."""
     with suppress(*BROKEN_ARCHIVE):  # the reader reports it
         with path.open("rb") as file:
             start = file.read(2)
@@ -293,10 +329,10 @@ def is_pickle(path: Path) -> bool:
 
 
 def refuse_pickle(path: Path, name: str) -> None:
-    """Raise when the file is a pickle."""
+    """Raise a DataError if the file is a pickle."""
     if is_pickle(path):
         raise DataError(
-            f"{name} is a pickle, and reading one runs whatever code it brings, so it is not read. "
-            "On a machine you trust, write its records as JSON lines once (one json.dumps(record) "
-            "a line) or as Parquet, and name that file in data.sources."
+            f"{name} is a pickle. Toque does not read pickles, because a pickle can run any code. "
+            "If you trust the file, convert its records to JSON lines (one json.dumps(record) per "
+            "line) or Parquet, and name the new file in data.sources."
         )

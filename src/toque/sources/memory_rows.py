@@ -1,7 +1,7 @@
-"""Rows of a program, from its memory to a file that is read like any other.
+"""Files of rows that a program passes in memory. They are read like any other source.
 
-Rows are written as JSON lines while they come, so that memory holds a few of them; the file's name
-is a hash of its content, so that the same rows are the same source, and their store is reused.
+Rows are written as JSON lines one by one, so they do not need much memory. The file name is a hash
+of the content, so equal rows are the same source and reuse its store.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from toque.storage.atomic import atomic_file, disk_faults, sha256_of
 from toque.storage.bucket_lock import died_here, this_machine
 from toque.storage.no_follow import refuse_links
 
-ROWS: Final = "rows"  # folder of such files in a store's
+ROWS: Final = "rows"  # folder of the files, inside the store
 _NAME: Final = re.compile(r"[0-9a-f]{16}\.jsonl")
 _NEW: Final = re.compile(r"\.?new-(.+)-([0-9]+)(\.[0-9a-f]{8})?\.jsonl(\.[0-9a-f]{16}\.partial)?")
-"""A file that is being written, by the machine and the id of the process that writes it."""
-_AT_ONCE: Final = 4096  # rows taken from a frame at a time
-_MISSING: Final = ("NAType", "NaTType")  # pandas' own missing values
+"""Name of an unfinished file, with the machine and the id of the process that writes it."""
+_BATCH_ROWS: Final = 4096  # rows converted from a frame at a time
+_MISSING: Final = ("NAType", "NaTType")  # types of pandas for missing values
 _BYTES: Final = (bytes, bytearray, memoryview)
 _FORMS: Final = (
     "a list of dicts, another iterable of dicts or texts, a datasets.Dataset, or a frame of pandas "
@@ -40,41 +40,51 @@ _FORMS: Final = (
 def write_rows(
     data: object, store: Path, *, name: str, say: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """The file of these rows in the store's folder, written there; DataError where it cannot be.
+    """Write rows to a file in the store's folder, and return its path.
 
-    A text is the row {"text": ...}. `name` is the argument that `data` was given as, for errors;
-    `say` hears of what is not read.
+    Args:
+        data: The rows. A text becomes the row {"text": ...}.
+        store: The folder of the store.
+        name: The name of the argument with `data`, for errors.
+        say: Function that reports data that is not read.
+
+    Raises:
+        DataError: The rows cannot be read or written.
     """
     refuse_links(store, DataError)
-    rows, folder, digest = _rows_of(data, name, say), store / ROWS, hashlib.sha256()
-    encoder, number = msgspec.json.Encoder(enc_hook=_plain), 0
-    with disk_faults(store, "keeping the rows"):
+    rows = _iterate_rows(data, name, say)
+    folder = store / ROWS
+    digest = hashlib.sha256()
+    encoder = msgspec.json.Encoder(enc_hook=_to_json_type)
+    number = 0
+
+    with disk_faults(store, "saving the rows"):
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        # Two threads may write here, too.
-        made = folder / f"new-{_host()}-{os.getpid()}.{secrets.token_hex(4)}.jsonl"
-        with atomic_file(made) as file:
-            for number, row in enumerate(_each(rows, name), start=1):
-                line = _line(encoder, row, f"Row {number:,} of {argument(name)}")
+        # The random part separates threads.
+        unfinished = folder / f"new-{_host()}-{os.getpid()}.{secrets.token_hex(4)}.jsonl"
+        with atomic_file(unfinished) as file:
+            for number, row in enumerate(_report_failure(rows, name), start=1):
+                line = _encode_row(encoder, row, f"Row {number:,} of {argument(name)}")
                 digest.update(line)
                 file.write(line)
             if not number:
-                raise DataError(f"{argument(name)} has no row. Give {_FORMS}.")
+                raise DataError(f"{argument(name)} has no rows. Pass {_FORMS}.")
         path = folder / f"{digest.hexdigest()[:16]}.jsonl"
-        made.replace(path)
+        unfinished.replace(path)
         return path
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes of this machine left; the other ranks of a run write here, too.
+    """Remove the unfinished files of killed processes. Other ranks of a run may be writing.
 
-    No lock is held meanwhile, because the rows of a program may take long to come.
+    The folder has no lock, because a program may take long to produce its rows.
     """
     for path in folder.iterdir():
-        found = _NEW.fullmatch(path.name)
-        if found is None or found[1] != _host():
+        match = _NEW.fullmatch(path.name)
+        if match is None or match[1] != _host():
             continue
-        if died_here({"machine": this_machine(), "pid": int(found[2])}):
+        if died_here({"machine": this_machine(), "pid": int(match[2])}):
             path.unlink(missing_ok=True)
 
 
@@ -83,85 +93,93 @@ def _host() -> str:
 
 
 def forget_rows(store: Path, kept: Collection[str]) -> None:
-    """Remove the files of rows in a store's folder, save those named, and folders left empty."""
+    """Remove the files of rows from a store's folder, except the names in `kept`.
+
+    Also remove the folders if they are then empty.
+    """
     for path in (store / ROWS).glob("*.jsonl"):
         if _NAME.fullmatch(path.name) and path.name not in kept:
             path.unlink(missing_ok=True)
     for folder in (store / ROWS, store):
-        with suppress(OSError):  # it holds something else, or was never made
+        with suppress(OSError):  # the folder has other files or does not exist
             folder.rmdir()
 
 
 def verify_rows(store: Path) -> int:
-    """Compare each file of rows in a store's folder with the hash in its name; the files' number.
+    """Compare each file of rows in a store with the hash in its name, and count the files.
 
     Raises:
-        DataError: one holds other rows than its name says.
+        DataError: The content of a file does not match its name.
     """
-    kept = [path for path in (store / ROWS).glob("*.jsonl") if _NAME.fullmatch(path.name)]
-    for path in kept:
+    paths = [path for path in (store / ROWS).glob("*.jsonl") if _NAME.fullmatch(path.name)]
+    for path in paths:
         if sha256_of(path)[:16] != path.stem:
             raise DataError(
-                f"{path} was damaged: its SHA-256 is not the one in its name. Give the rows again "
-                "from Python, which writes it anew; a prepared store is not affected."
+                f"{path} was damaged: its SHA-256 does not match its name. The prepared store is "
+                "not affected. To write the file again, pass the same rows from Python."
             )
-    return len(kept)
+    return len(paths)
 
 
-def _rows_of(data: object, name: str, say: Callable[[str], None]) -> Iterator[object]:
-    """The rows of what is iterated over otherwise than by them, too."""
-    given, frame = argument(name), cast("Any", data)
+def _iterate_rows(data: object, name: str, say: Callable[[str], None]) -> Iterator[object]:
+    """Iterate over the rows of a list, another iterable, a dataset or a frame."""
+    label = argument(name)
+    frame = cast("Any", data)
     if isinstance(data, str | bytes | Path):
+        path = f"{str(data)[:60]!r}"
         raise DataError(
-            f"{given} is {str(data)[:60]!r}, no rows. Files are named in the configuration: "
-            f"data={{'sources': [{{'path': {str(data)[:60]!r}}}]}}. Here give {_FORMS}."
+            f"{label} must be rows, not {path}. To read a file, name it in the configuration: "
+            f"data={{'sources': [{{'path': {path}}}]}}. To pass rows, use {_FORMS}."
         )
     if isinstance(data, Mapping):
         raise DataError(
-            f"{given} is a dict of {', '.join(map(str, data))[:200]}. Of a DatasetDict give a "
-            "split, e.g. data=found['train'], validation=found['test']; of columns make "
-            "datasets.Dataset.from_dict(columns)."
+            f"{label} is a dict of {', '.join(map(str, data))[:200]}. Pass one split of a "
+            "DatasetDict, e.g. data=splits['train'], validation=splits['test']. Convert a dict of "
+            "columns with datasets.Dataset.from_dict(columns)."
         )
     if hasattr(data, "iloc") and hasattr(data, "columns"):
-        return _pandas_rows(frame, given, say)
+        return _pandas_rows(frame, label, say)
     if hasattr(data, "iter_rows"):
         return cast("Iterator[object]", frame.iter_rows(named=True))
     if hasattr(data, "to_batches"):
-        batches = frame.to_batches(max_chunksize=_AT_ONCE)
+        batches = frame.to_batches(max_chunksize=_BATCH_ROWS)
         return (row for batch in batches for row in batch.to_pylist())
-    try:  # polars' LazyFrame seems to be one
-        return iter(cast("Iterable[object]", None if hasattr(data, "collect") else data))
+    try:
+        if hasattr(data, "collect"):  # a LazyFrame of polars has __iter__, but no rows
+            raise TypeError
+        return iter(cast("Iterable[object]", data))
     except TypeError as error:
         kind = type(data).__name__
         raise DataError(
-            f"{given} is a {kind}, whose rows cannot be read. Give {_FORMS}."
+            f"{label} is a {kind}, which has no readable rows. Pass {_FORMS}."
         ) from error
 
 
-def _pandas_rows(frame: Any, given: str, say: Callable[[str], None]) -> Iterator[object]:
+def _pandas_rows(frame: Any, label: str, say: Callable[[str], None]) -> Iterator[object]:
     names = list(frame.columns)
-    odd = [n for n in names if not isinstance(n, str) or names.count(n) > 1]
-    if odd:
-        raise DataError(
-            f"{given} is a frame with the column {odd[0]!r}: every column needs a text of its own "
-            "as its name. Rename it: frame.columns = [...]."
-        )
+    for name in names:
+        if not isinstance(name, str) or names.count(name) > 1:
+            raise DataError(
+                f"{label} is a frame with the column {name!r}. Column names must be texts and "
+                "unique. Rename the columns: frame.columns = [...]."
+            )
     index = frame.index
-    if index.dtype.kind not in "iu" or any(name is not None for name in index.names):
-        shown = ", ".join(str(name) for name in index.names if name is not None)
+    index_names = [str(name) for name in index.names if name is not None]
+    if index.dtype.kind not in "iu" or index_names:
+        shown = ", ".join(index_names) or index.dtype
         say(
-            f"{given} is a frame with an index of its own ({shown or index.dtype}), which is no "
-            "column and is not read; frame.reset_index() makes it one."
+            f"{label} is a frame with an index ({shown}), which is not read. To read it as a "
+            "column, pass frame.reset_index()."
         )
     return (
         row
-        for at in range(0, len(frame), _AT_ONCE)
-        for row in frame.iloc[at : at + _AT_ONCE].to_dict("records")
+        for start in range(0, len(frame), _BATCH_ROWS)
+        for row in frame.iloc[start : start + _BATCH_ROWS].to_dict("records")
     )
 
 
-def _each(rows: Iterator[object], name: str) -> Iterator[object]:
-    """The rows, and a DataError where the program's iterable raises."""
+def _report_failure(rows: Iterator[object], name: str) -> Iterator[object]:
+    """Yield the rows. Convert an exception of the program's iterable into a DataError."""
     number = 0
     try:
         for row in rows:
@@ -170,39 +188,40 @@ def _each(rows: Iterator[object], name: str) -> Iterator[object]:
     except Exception as error:
         raise DataError(
             f"{argument(name)} raised {type(error).__name__} after {number:,} rows: {error}. "
-            "Nothing of it is kept, and no store was begun."
+            "No rows were saved, and no store was written."
         ) from error
 
 
-def _line(encoder: msgspec.json.Encoder, row: object, which: str) -> bytes:
+def _encode_row(encoder: msgspec.json.Encoder, row: object, label: str) -> bytes:
+    """Encode a row as a JSON line. `label` names the row in errors."""
     if isinstance(row, str):
         row = {"text": row}
     if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
         raise DataError(
-            f"{which} is a {type(row).__name__} ({str(row)[:60]!r}). A row is a dict of fields by "
-            "their names, or a text."
+            f"{label} is a {type(row).__name__} ({str(row)[:60]!r}). A row must be a text or a "
+            "dict with field names as keys."
         )
     try:
-        plain = msgspec.to_builtins(dict(row), builtin_types=_BYTES, enc_hook=_plain)
-        if place := _place_of_bytes(plain):
+        value = msgspec.to_builtins(dict(row), builtin_types=_BYTES, enc_hook=_to_json_type)
+        if keys := _find_bytes(value):
             raise DataError(
-                f"{which} holds bytes in {place}. Decode them to text, or leave it out."
+                f"{label} holds bytes in {keys}. Decode the bytes to text or remove the field."
             )
         try:
-            return encoder.encode(plain) + b"\n"
-        except UnicodeEncodeError:  # half a character, which the reader replaces and counts
-            return json.dumps(plain).encode() + b"\n"
+            return encoder.encode(value) + b"\n"
+        except UnicodeEncodeError:  # a lone surrogate, which the reader replaces and counts
+            return json.dumps(value).encode() + b"\n"
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
-            f"{which} cannot be kept as JSON: {error}. Make its fields texts, numbers or lists of "
-            "them, or leave them out."
+            f"{label} cannot be saved as JSON: {error}. Convert its fields to texts, numbers or "
+            "lists, or remove them."
         ) from error
 
 
-def _place_of_bytes(value: object) -> str:
-    """The place of the first bytes in a row, which JSON would hold as base64; "" for no bytes.
+def _find_bytes(value: object) -> str:
+    """Return the keys that lead to the first bytes in a row, or "". JSON would use base64.
 
-    >>> _place_of_bytes({"messages": [{"content": b"x"}]}), _place_of_bytes({"text": "x"})
+    >>> _find_bytes({"messages": [{"content": b"x"}]}), _find_bytes({"text": "x"})
     ("'messages', 0, 'content'", '')
     """
     items: Iterable[tuple[object, object]] = ()
@@ -213,13 +232,13 @@ def _place_of_bytes(value: object) -> str:
     for key, inner in items:
         if isinstance(key, _BYTES) or isinstance(inner, _BYTES):
             return repr(key)
-        if below := _place_of_bytes(inner):
-            return f"{key!r}, {below}"
+        if inner_keys := _find_bytes(inner):
+            return f"{key!r}, {inner_keys}"
     return ""
 
 
-def _plain(value: Any) -> object:
-    """A value that JSON can hold, of numpy, torch, pandas or a mapping of another type."""
+def _to_json_type(value: Any) -> object:
+    """Convert a value of numpy, torch or pandas, or another mapping, to a type of JSON."""
     if type(value).__name__ in _MISSING:
         return None
     if isinstance(value, Mapping):
@@ -227,4 +246,4 @@ def _plain(value: Any) -> object:
     for name in ("isoformat", "tolist"):
         if hasattr(value, name):
             return getattr(value, name)()
-    raise TypeError(f"a {type(value).__name__} is no text, number or list")
+    raise TypeError(f"{type(value).__name__} is not a text, number or list")

@@ -1,4 +1,4 @@
-"""Source files: those that paths, patterns and saved data sets name, their checksums and blocks."""
+"""Source files of paths, patterns and datasets, with their checksums and blocks."""
 
 from __future__ import annotations
 
@@ -34,30 +34,36 @@ class SourceFile:
     """One file to read."""
 
     path: Path
-    name: str  # its name in reports and errors: its path, or the address it was fetched from
-    source: int
+    name: str  # name in reports and errors: the path, or the address it was fetched from
+    source: int  # index of the source
     reader: RecordReader
     sha256: str
     bytes: int
 
     @cached_property
     def plain_bytes(self) -> int:
-        """Bytes once decompressed: as Parquet says, or as `plain_size` finds."""
+        """Decompressed size in bytes, from Parquet's metadata or an estimate by `plain_size`."""
         with self.path.open("rb") as stream:
             is_parquet = columnar_format(stream.read(8)) == "parquet"
-        return max(self.bytes, (decompressed_bytes if is_parquet else plain_size)(self.path))
+        measure = decompressed_bytes if is_parquet else plain_size
+        return max(self.bytes, measure(self.path))
 
 
 def find_files(sources: Sequence[Source]) -> list[SourceFile]:
-    """The files of all sources in order, hashed; each must be there, readable and not empty."""
+    """List and hash the files of all sources, in order.
+
+    Raises:
+        DataError: A file is missing, unreadable or empty.
+    """
     if not sources:
         raise DataError("data.sources is empty. Name at least one file, folder or pattern.")
-    files: list[SourceFile] = []
+    source_files: list[SourceFile] = []
     for number, source in enumerate(sources):
-        for file in source.files if source.files is not None else located(source.path):
-            reader = source.readers.get(file.name, source.reader)
+        files = located(source.path) if source.files is None else source.files
+        for file in files:
             try:
-                size, digest = file.path.stat().st_size, file.sha256 or sha256_of(file.path)
+                size = file.path.stat().st_size
+                digest = file.sha256 or sha256_of(file.path)
             except OSError as error:
                 raise DataError(
                     f"The source {file.name} cannot be read ({error.strerror}). Check data.sources "
@@ -65,54 +71,60 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
                 ) from error
             if size == 0:
                 raise DataError(
-                    f"The source {file.name} is empty (0 bytes). Fetch it again, or take it out of "
-                    "data.sources."
+                    f"The source {file.name} is empty (0 bytes). Download it again, or remove it "
+                    "from data.sources."
                 )
-            files.append(SourceFile(file.path, file.name, number, reader, digest, size))
-    return files
+            reader = source.readers.get(file.name, source.reader)
+            source_files.append(SourceFile(file.path, file.name, number, reader, digest, size))
+    return source_files
 
 
 def is_documentation(name: str) -> bool:
-    """True if a file is documentation by its name: README.md, LICENSE, CHANGELOG.txt, notes.rst."""
+    """True if a file name is typical of documentation: README.md, LICENSE, CHANGELOG.txt."""
     return _DOCUMENTATION.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def located(pattern: str, say: Callable[[str], None] = lambda _: None) -> tuple[Located, ...]:
-    """The files that a source's path names: itself, those of a folder, a pattern or a data set.
+    """List the files of a source's path, which is a file, folder, pattern or dataset.
 
-    `say` hears which commit of a data set was read, and of how many rows.
+    `say` reports the commit and the number of streamed rows of a dataset.
     """
     if pattern.startswith(PREFIX):
         return dataset_files(pattern, say)
     saved = saved_files(named_path(pattern))
-    paths = _files_of(pattern) if saved is None else saved
+    paths = _list_files(pattern) if saved is None else saved
     return tuple(Located(str(path), path) for path in paths)
 
 
-def _files_of(pattern: str) -> list[Path]:
+def _list_files(pattern: str) -> list[Path]:
     path = named_path(pattern)
     if path.is_file():
         return [path]
+
     if path.is_dir():
-        found = _files_inside(path)
-        lacks = f"The source folder {path} holds no files. Correct data.sources."
+        paths = _files_inside(path)
+        message = f"The source folder {path} has no files. Correct data.sources."
+    elif any(sign in pattern for sign in "*?["):
+        paths = _matching_paths(path)
+        message = f"No file matches the source {pattern!r}. Correct data.sources."
     else:
-        found = _matching(path)
-        lacks = f"No file matches the source {pattern!r}. Correct data.sources."
-    if path.is_dir() or any(sign in pattern for sign in "*?["):
-        if found := sorted(p for p in found if p.is_file()):
-            return found
-        raise DataError(lacks)
-    near = sorted(p.name for p in path.parent.iterdir())[:8] if path.parent.is_dir() else []
-    beside = f" Beside it: {', '.join(near)}." if near else ""
-    raise DataError(
-        f"There is no source file {path}. Give a file, a folder or a pattern such as "
-        f'"recipes/*.jsonl.gz" in data.sources.{beside}'
-    )
+        message = (
+            f"The source file {path} does not exist. Name a file, a folder or a pattern such as "
+            '"recipes/*.jsonl.gz" in data.sources.'
+        )
+        if path.parent.is_dir():
+            names = sorted(p.name for p in path.parent.iterdir())[:8]
+            message += f" Its folder contains: {', '.join(names) or 'nothing'}."
+        raise DataError(message)
+
+    files = sorted(p for p in paths if p.is_file())
+    if not files:
+        raise DataError(message)
+    return files
 
 
-def _matching(pattern: Path) -> list[Path]:
-    """The paths that match a pattern, in which the name of a folder may have brackets, too."""
+def _matching_paths(pattern: Path) -> list[Path]:
+    """Return the paths that match a pattern. Names of folders in it may contain brackets."""
     folder = Path(pattern.anchor)
     parts = list(pattern.relative_to(folder).parts)
     while parts and (folder / parts[0]).is_dir():
@@ -122,7 +134,7 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def brackets_as_names(pattern: str) -> str:
-    """A pattern whose brackets stand for themselves.
+    """Escape the brackets in a pattern, so that they match brackets.
 
     >>> brackets_as_names("data[old]/*.csv")
     'data[[]old]/*.csv'
@@ -131,55 +143,58 @@ def brackets_as_names(pattern: str) -> str:
 
 
 def _files_inside(folder: Path) -> list[Path]:
-    """The files below a folder, and below those linked to in it; none that is hidden.
+    """List the files below a folder and its linked folders, without hidden files.
 
-    A folder is read once, under its own name if it has one there, and a link to a folder around
-    the first one is not followed.
+    Each folder is read once, under its real name rather than a link's if possible. Links to the
+    folder's parents are not followed.
     """
-    found, seen, around = list[Path](), set[Path](), folder.resolve()
+    files: list[Path] = []
+    visited: set[Path] = set()
+    root = folder.resolve()
     tops = [folder]
-    for top in tops:  # links join its end, behind all that is really there
-        for name, below, files in os.walk(top):
-            place = Path(name)
-            if (real := place.resolve()) in seen:
-                below.clear()
+    for top in tops:  # linked folders are appended, so that real folders come first
+        for parent_name, folder_names, file_names in os.walk(top):
+            parent = Path(parent_name)
+            real = parent.resolve()
+            if real in visited:
+                folder_names.clear()
                 continue
-            seen.add(real)
-            below[:] = sorted(n for n in below if n[0] != ".")
-            links = (place / n for n in below if (place / n).is_symlink())
-            tops += [link for link in links if not around.is_relative_to(link.resolve())]
-            found += [place / n for n in files if n[0] != "."]
-    return found
+            visited.add(real)
+            folder_names[:] = sorted(name for name in folder_names if name[0] != ".")
+            links = (parent / n for n in folder_names if (parent / n).is_symlink())
+            tops += [link for link in links if not root.is_relative_to(link.resolve())]
+            files += [parent / name for name in file_names if name[0] != "."]
+    return files
 
 
 def is_here(path: str) -> bool:
-    """True if a source can be read on this machine without fetching anything."""
+    """True if a source can be read on this machine without a download."""
     if path.startswith(PREFIX):
         return names_a_folder(path)
     if is_remote(path):
         return False
     try:
-        return bool(_files_of(path))
+        return bool(_list_files(path))
     except DataError:
         return False
 
 
 def blocks_of(file: SourceFile) -> Iterator[Block]:
-    """The file's blocks, with its name and the index of its source."""
+    """Read the blocks of a file and add its name and the index of its source."""
     try:
         with named(file.path, file.name):
             for block in file.reader.blocks(file.path):
                 yield replace(block, source=file.source, path=file.name)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
-            f"The source {file.name} cannot be read to its end: {error}. It may be cut short or "
-            "damaged; fetch it again."
+            f"The source {file.name} cannot be read to its end: {error}. The file may be truncated "
+            "or damaged. Download it again."
         ) from error
 
 
 @contextmanager
 def named(path: Path, name: str) -> Iterator[None]:
-    """Put a fetched file's address into errors, in place of its path in the cache."""
+    """Replace the cache path of a downloaded file in errors with the file's address."""
     try:
         yield
     except DataError as error:

@@ -126,7 +126,7 @@ def test_preparing_needs_neither_torch_nor_transformers() -> None:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("absent.jsonl", None, r"There is no source file .*absent\.jsonl"),
+        ("absent.jsonl", None, r"source file .*absent\.jsonl does not exist"),
         ("empty.jsonl", b"", r"empty\.jsonl is empty \(0 bytes\)"),
         ("none.jsonl", b'{"prompt": "a", "target": ""}\n', "None of the 1 records in none.jsonl"),
         ("bad.jsonl", b"{\n{\n{\n", r"3 of the 3 records in bad\.jsonl cannot be used, more than"),

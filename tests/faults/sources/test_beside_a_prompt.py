@@ -99,7 +99,7 @@ def test_a_question_whose_context_would_be_ignored_is_refused_unless_told(
     Path("qa.jsonl").write_bytes(as_lines(records))
     assert main(["init", "qa.jsonl"]) == 3
     error = capsys.readouterr().err
-    assert "qa.jsonl is a file of JSON lines of prompts and answers (its columns" in error
+    assert "qa.jsonl is a JSON lines file of prompts and answers (its columns" in error
     assert f"with a column {name!r} beside them" in error
     assert "--columns prompt=question --columns target=answer without" in error
     Path("my.yaml").write_text("model: {family: gpt2, tokenizer: 'trained:512'}")

@@ -80,7 +80,7 @@ def test_fault_53_documentation_and_pictures_stay_beside_the_recipes(
     for why, names in left_out.items():
         assert report.notes[f"files left out: {why}"] == len(names)
     assert "a.png, b.jpg, c (no text, such as a picture)" in err
-    assert "To train on such a text too, name it as a source of its own." in err
+    assert "To train on a skipped text, add it as a separate source." in err
     assert "files left out: documentation" in out
 
 
@@ -180,7 +180,7 @@ def test_a_picture_alone_is_refused(tmp_path: Path, prepare_files: Prepare) -> N
     picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100))
     code, _, err = prepare_files(picture)
     assert code == 3
-    assert "is no text, such as a picture" in err
+    assert "a.txt is not a text file" in err
     folder = tmp_path / "pictures"
     folder.mkdir()
     for name in "ab":
