@@ -24,32 +24,32 @@ from toque.storage.json_files import decode_json
 from toque.storage.locks import STALE
 
 _LOCK: Final = "checkpoints/.lock"
-_CLOCK_SLACK: Final = 5.0  # seconds by which a process may seem younger than what it wrote
+_CLOCK_SLACK: Final = 5.0  # seconds by which a process may seem younger than its files
 SAMPLES: Final = "samples.jsonl"
 EVALUATION: Final = "evaluation.json"
 HELD_OUT: Final = ("loss", "perplexity")
-BITS: Final = "bits_per_byte"  # measured where the bytes of the held-out targets are known
-COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})  # beside them; no scores
+BITS: Final = "bits_per_byte"  # measured if the bytes of the held-out targets are known
+COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})  # counts among the scores
 TASK_SCORES: Final[Mapping[str, str]] = {
     "loss": "loss",
     "choice_accuracy": "accuracy",
     "choice_macro_f1": "macro_f1",
     "ece": "ece",
 }
-"""Scores of a task's held-out examples, after its name and "_", and what EVALUATION calls them.
+"""Scores of a task's held-out examples: suffix of the metric's name, and key in EVALUATION.
 
-A choice among the classes is another answer than what a model writes, which is scored, too.
+The choice scores compare the classes only. The task's generated answers have separate scores.
 """
 CONFIG: Final = "config.yaml"
 END: Final = "end.json"
-"""File of a run's folder that says which end its model and its scores are of; written last."""
-_LONGEST_LINE: Final = 4 << 20  # bytes of a line that has no end; a longer one is passed over
+"""File in a run's folder that identifies the end of its model and scores. It is written last."""
+_LONGEST_LINE: Final = 4 << 20  # bytes of an incomplete line; a longer line is skipped
 _MOST_PROMPTS: Final = 64
-_MOST_TEXTS: Final = 32  # kept of a prompt; of more, every second one and the newest stay
+_MOST_TEXTS: Final = 32  # texts per prompt; of more, every second text and the newest remain
 
 
 class FinalScores(msgspec.Struct):
-    """The scores of EVALUATION, as every reader takes them."""
+    """Scores of EVALUATION with checked types."""
 
     step: int | None = None
     heldout: dict[str, int | float | None] = {}
@@ -58,21 +58,21 @@ class FinalScores(msgspec.Struct):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Every score by the name that `toque.evaluate` gives it; those that are null have none."""
-        of_tasks = {
-            f"{task}_{name}": own.get(field)
-            for task, own in self.tasks.items()
+        """Every score that is not null, by its name in `toque.evaluate`."""
+        task_scores = {
+            f"{task}_{name}": scores.get(field)
+            for task, scores in self.tasks.items()
             for name, field in TASK_SCORES.items()
         }
-        pairs = {**self.heldout, **of_tasks, **self.generated}
+        pairs = {**self.heldout, **task_scores, **self.generated}
         return {name: value for name, value in pairs.items() if isinstance(value, int | float)}
 
 
 @final
 class Tail:
-    """Lines of a growing file, each given once.
+    """Reader of a growing file that returns each line once.
 
-    A line without its end is kept until the end comes; a writer ends a torn line before the next.
+    An incomplete line waits for its end. A writer ends a torn line before it adds another.
     """
 
     def __init__(self, place: Place, name: str) -> None:
@@ -81,17 +81,22 @@ class Tail:
         self._waiting = b""
         self._skipping = False
         self.found: FoundFile | None = None
-        """The file at the last look; None while there is none."""
+        """The file at the last look, or None before it exists."""
         self.restarted = False
-        """True if it was replaced or cut before the last look: all lines so far are void."""
+        """True if the file was replaced or cut before the last look. Earlier lines are void."""
 
     @property
     def behind(self) -> bool:
-        """True if the file holds more than was read."""
+        """True if the file has unread bytes."""
         return self.found is not None and self._at < self.found.bytes
 
     def lines(self) -> list[str]:
-        """New lines, from at most some megabytes; OSError or BucketError where reading fails."""
+        """Read new lines, from at most MOST_BYTES of the file.
+
+        Raises:
+            OSError: The file cannot be read.
+            BucketError: The bucket cannot be read.
+        """
         before, self.found = self.found, self._place.look(self._name)
         now = self.found
         self.restarted = before is not None and (
@@ -103,17 +108,17 @@ class Tail:
             return []
         data = self._place.read(self._name, self._at, min(now.bytes, self._at + MOST_BYTES))
         self._at += len(data)
-        *whole, self._waiting = (self._waiting + data).split(b"\n")
-        if whole and self._skipping:
-            whole, self._skipping = whole[1:], False
+        *complete, self._waiting = (self._waiting + data).split(b"\n")
+        if complete and self._skipping:
+            complete, self._skipping = complete[1:], False
         if len(self._waiting) > _LONGEST_LINE:
             self._waiting, self._skipping = b"", True
-        return [line.decode("utf-8", "replace") for line in whole if line.strip()]
+        return [line.decode("utf-8", "replace") for line in complete if line.strip()]
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Process that trains a run, as far as it is known."""
+    """Process that trains a run, and its state."""
 
     state: Literal["alive", "gone", "unknown"]
     pid: str = ""
@@ -121,7 +126,7 @@ class Holder:
 
 @final
 class HolderWatch:
-    """Looks at who holds a run."""
+    """Observer of the process that holds a run's lock or lease."""
 
     def __init__(self, place: Place, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._place, self._clock = place, clock
@@ -129,11 +134,16 @@ class HolderWatch:
         self._unchanged_since = clock()
 
     def look(self) -> Holder:
-        """The newest holder; OSError or BucketError where the place cannot be read."""
+        """Return the current holder.
+
+        Raises:
+            OSError: The folder cannot be read.
+            BucketError: The bucket cannot be read.
+        """
         is_local = self._place.folder is not None
         lease = f"{_LOCK}.lease" if is_local else BUCKET_LOCK
         if (found := self._place.look(lease)) is not None:
-            # A holder is gone if its process is known to be, or if the lease stays as it is.
+            # A holder is gone if its process has ended or if it no longer renews its lease.
             now, record = self._clock(), self._place.read(lease, 0, min(found.bytes, 1 << 12))
             if (record, found.changed) != self._record:
                 self._record, self._unchanged_since = (record, found.changed), now
@@ -147,13 +157,13 @@ class HolderWatch:
         return Holder("unknown") if found is None else _process(self._pid(), found)
 
     def _pid(self) -> str:
-        """The process id with which the text in `.lock` begins."""
+        """Read the process id at the start of `.lock`."""
         text = self._place.read(_LOCK, 0, 64).decode("ascii", "replace")
         return text.partition(" ")[0].strip()
 
 
 def _process(pid: str, lock: FoundFile) -> Holder:
-    """The holder with a process id, which is gone if another process has the id by now."""
+    """Return the holder with a process id. It is gone if a younger process has the id."""
     if not pid.isascii() or not pid.isdigit() or len(pid) > 9:
         return Holder("unknown")
     try:
@@ -187,12 +197,12 @@ class RunRecord:
         self._files: dict[str, tuple[FoundFile, str]] = {}
         self.history = RunHistory()
         self.texts: dict[str, list[Mapping[str, Any]]] = {}
-        """Texts by prompt; the prompt seen last stands last."""
+        """Texts by prompt, the newest prompt last."""
         self.holder = Holder("unknown")
         self.version = 0
-        """Number that rises with every change that is seen."""
+        """Number of observed changes."""
         self.trouble = ""
-        """Reason why the files could not be read at the last look; "" where they could."""
+        """Reason why the files could not be read at the last look, or ""."""
         self._grew_at: float | None = None
         self._gone_since: float | None = None
 
@@ -210,34 +220,39 @@ class RunRecord:
     @property
     def written_at(self) -> float | None:
         """Time of the newest event, in seconds since 1970."""
-        found = self._events.found
-        return None if found is None else found.changed
+        events = self._events.found
+        return None if events is None else events.changed
 
     def text(self, name: str) -> str:
-        """Text of CONFIG or EVALUATION; "" where there is none."""
+        """Return the text of CONFIG or EVALUATION, or "" before the file exists."""
         return self._files[name][1] if name in self._files else ""
 
     def evaluation(self) -> dict[str, Any]:
-        """The values of evaluation.json; empty where there is none, or it is damaged."""
+        """Decode evaluation.json. A missing or damaged file is empty."""
         try:
             return decode_json(self.text(EVALUATION), dict[str, Any])
         except msgspec.DecodeError:
             return {}
 
     def read_whole(self) -> None:
-        """Take in all that the files hold; a CheckpointError or BucketError where it fails."""
+        """Read the files to their ends.
+
+        Raises:
+            CheckpointError: A file cannot be read.
+            BucketError: The bucket cannot be read.
+        """
         try:
             self._look()
             while self._events.behind or self._samples.behind:
                 self._look()
         except OSError as error:
             raise CheckpointError(
-                f"{error.filename or self.place.address} cannot be read: {error.strerror}. Give "
-                "yourself the right to read it, or name another run."
+                f"Cannot read {error.filename or self.place.address}: {error.strerror}. Check "
+                "that you may read this file, or choose another run."
             ) from error
 
     def refresh(self) -> None:
-        """Take in what is new. A reason why it cannot be read stands in `trouble`."""
+        """Read new lines and changed files. If this fails, `trouble` has the reason."""
         before = (self.trouble, self.holder)
         try:
             self._look()
@@ -286,20 +301,23 @@ class RunRecord:
         return self._last_step is not None and isinstance(step, int) and step > self._last_step
 
     def _reread(self, name: str) -> bool:
-        """Read a small file again if it is another one than at the last look."""
+        """Read a small file again if it changed since the last look, and return True if it did."""
         path = self.path_of(name)
-        found, known = self.place.look(path), self._files.get(name)
-        if found is None:
+        file = self.place.look(path)
+        previous = self._files.get(name)
+        if file is None:
             return self._files.pop(name, None) is not None
-        if known is not None and known[0] == found:
+        if previous is not None and previous[0] == file:
             return False
-        data = self.place.read(path, 0, min(found.bytes, MOST_BYTES))
-        self._files[name] = (found, data.decode("utf-8", "replace"))
+        data = self.place.read(path, 0, min(file.bytes, MOST_BYTES))
+        self._files[name] = (file, data.decode("utf-8", "replace"))
         return True
 
     def _take_text(self, sample: Mapping[str, Any]) -> None:
         prompt = str(sample.get("prompt", ""))
-        own = [*self.texts.pop(prompt, []), sample]
-        self.texts[prompt] = own if len(own) <= _MOST_TEXTS else own[len(own) % 2 :: 2]
+        texts = [*self.texts.pop(prompt, []), sample]
+        if len(texts) > _MOST_TEXTS:
+            texts = texts[len(texts) % 2 :: 2]
+        self.texts[prompt] = texts
         while len(self.texts) > _MOST_PROMPTS:
             del self.texts[next(iter(self.texts))]

@@ -1,4 +1,4 @@
-"""Time left of a run: its updates, the evaluations between them, and what follows the last one."""
+"""Time left of a run: its updates, its evaluations and its final scoring."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Final
 from toque.reporter import clock_text
 from toque.units import Duration, Progress
 
-_WORTH_SAYING_SECONDS: Final = 2.0
+_MIN_SECONDS: Final = 2.0
+"""Shortest time left that is reported, in seconds."""
 _CORRECTED_AFTER: Final = 10
-"""Updates of a session: then a time that was foreseen wrongly is told again."""
-_ROUNDING: Final = 1e-12  # a share of the run that is no update's
+"""Number of updates in a session after which a wrong forecast is corrected."""
+_ROUNDING: Final = 1e-12  # share of the run that is a rounding error, not an update
 
 
 def times_in(whole: Duration, expected: Mapping[str, float], every: Duration) -> int:
-    """Number of times that something happens once `every` in a run, the end among them.
+    """Count the events of a run that happen once `every`, including the event at its end.
 
-    The run is `whole` long, and has the `expected` totals by unit, as far as they are known; those
-    of the clock in minutes.
+    Args:
+        whole: Length of the run.
+        expected: Known totals of the run by unit. The unit of time is minutes.
+        every: Interval between two events.
     """
     whole, every = whole.in_minutes(), every.in_minutes()
     total = whole.amount if every.unit == whole.unit else expected.get(every.unit, 0.0)
@@ -30,18 +33,18 @@ def times_in(whole: Duration, expected: Mapping[str, float], every: Duration) ->
 
 @dataclass
 class TimeLeft:
-    """Seconds until a training command ends, foreseen and then corrected by what is measured.
+    """Forecast of the seconds until a training command ends, corrected by measurements.
 
-    `expected` holds the run's totals by unit, as far as they are known, and `n_texts` are written
-    at its end. The end always has an evaluation.
+    `expected` has the known totals of the run by unit. The run ends with an evaluation and with
+    `n_texts` generated texts.
     """
 
     stop_after: Duration
     evaluate_every: Duration | None = None
     expected: Mapping[str, float] = field(default_factory=dict)
-    training_seconds: float = 0.0  # of all updates of the run; 0 where nothing is foreseen
-    evaluation_seconds: float = 0.0  # of one, with the texts it writes
-    final_seconds: float = 0.0  # scoring, writing and saving the finished model
+    training_seconds: float = 0.0  # forecast for all updates of the run; 0 if there is no forecast
+    evaluation_seconds: float = 0.0  # forecast for one evaluation with its texts
+    final_seconds: float = 0.0  # forecast for scoring, generating and saving at the end
     n_texts: int = 0
     counts_evaluations: bool = False  # `stop_after` includes the evaluations between updates
 
@@ -51,37 +54,40 @@ class TimeLeft:
         self._slowed_seconds = self._slowed_share = 0.0
 
     def start(self, at: Progress) -> None:
-        """A session begins; updates are measured from here."""
+        """Start a session and measure its updates."""
         self._began = at
         self._slowed_seconds = self._slowed_share = 0.0
 
     def updated(self, before: Progress, after: Progress, *, slowed: bool = False) -> str:
-        """An update is done; a sentence where ten of them say another time than was foreseen."""
+        """Record an update and return a message if the first ten updates contradict the forecast.
+
+        An update is `slowed` if an observer delayed it.
+        """
         done = after.step - self._began.step
-        if slowed or done == 1:  # by an observer, or by loading kernels: no other takes so long
+        if slowed or done == 1:  # the first update loads kernels
             self._slowed_seconds += after.seconds - before.seconds
             self._slowed_share += self.stop_after.fraction(after) - self.stop_after.fraction(before)
         left = self.seconds(after)
-        right = 0.8 < self._pace(after) < 1.25
-        if done != _CORRECTED_AFTER or right or left < _WORTH_SAYING_SECONDS:
+        is_right = 0.8 < self._pace(after) < 1.25
+        if done != _CORRECTED_AFTER or is_right or left < _MIN_SECONDS:
             return ""
         return f"corrected by the first {done} updates: about {clock_text(left)} left"
 
     def evaluated(self, seconds: float) -> None:
-        """An evaluation took so long, texts included."""
+        """Record the seconds of an evaluation with its texts."""
         self._evaluations.append(seconds)
 
     def seconds(self, at: Progress) -> float:
-        """Until the command ends."""
+        """Estimate the seconds until the command ends."""
         pace = self._pace(at)
-        of_one = pace * self.evaluation_seconds
+        per_evaluation = pace * self.evaluation_seconds
         if self._evaluations:
-            of_one = sum(self._evaluations) / len(self._evaluations)
-        after = 1 if self.counts_evaluations else self.evaluations(at)
-        return self._training(at) + after * of_one + pace * self.final_seconds
+            per_evaluation = sum(self._evaluations) / len(self._evaluations)
+        n = 1 if self.counts_evaluations else self.evaluations(at)
+        return self._training(at) + n * per_evaluation + pace * self.final_seconds
 
     def evaluations(self, at: Progress) -> int:
-        """Number of evaluations still to come, at least the one at the end."""
+        """Count the remaining evaluations. The final evaluation always remains."""
         every, whole = self.evaluate_every, self.stop_after
         if every is None or every.amount <= 0:
             return 1
@@ -89,9 +95,9 @@ class TimeLeft:
         return max(1, times_in(whole, self.expected, every) - done)
 
     def in_words(self, at: Progress) -> str:
-        """A sentence for the begin of a session; "" when it is over in a moment."""
+        """Describe the forecast at the start of a session, or return "" if it ends in a moment."""
         training, total = self._training(at), self.seconds(at)
-        if self.stop_after.reached(at) or total < _WORTH_SAYING_SECONDS:
+        if self.stop_after.reached(at) or total < _MIN_SECONDS:
             return ""
         n = self.evaluations(at)
         if self.counts_evaluations:
@@ -106,17 +112,19 @@ class TimeLeft:
         )
 
     def _training(self, at: Progress) -> float:
-        own = self._own(at)
-        whole = self.training_seconds if own is None else own
-        return whole * (1.0 - self.stop_after.fraction(at))
+        measured = self._measured_seconds(at)
+        seconds = self.training_seconds if measured is None else measured
+        return seconds * (1.0 - self.stop_after.fraction(at))
 
     def _pace(self, at: Progress) -> float:
-        """Seconds of the updates over those foreseen; what slows them slows the rest."""
-        own = self._own(at)
-        return 1.0 if own is None or not self.training_seconds else own / self.training_seconds
+        """Return measured over forecast seconds. A slow machine slows evaluations alike."""
+        measured = self._measured_seconds(at)
+        if measured is None or not self.training_seconds:
+            return 1.0
+        return measured / self.training_seconds
 
-    def _own(self, at: Progress) -> float | None:
-        """Seconds of all updates of the run at this session's pace; None before it is known."""
+    def _measured_seconds(self, at: Progress) -> float | None:
+        """Extrapolate the session's pace to all updates, or return None before it has a pace."""
         gained = self.stop_after.fraction(at) - self.stop_after.fraction(self._began)
         took = at.seconds - self._began.seconds
         if gained - self._slowed_share > _ROUNDING:
