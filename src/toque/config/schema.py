@@ -221,8 +221,8 @@ class DataConfig(Config):
     """Character encoding of text, JSON, CSV and web pages. If the data report counts many bytes
     that are not UTF-8, try latin-1 or cp1252, which old exports use."""
     dedup: Literal["none", "exact", "near"] = "exact"
-    """exact: keep one of several recipes that are equal apart from case and spacing. near: also keep
-    one of several recipes or documents that share most of their wording."""
+    """exact: keep one of several recipes that are equal apart from case and spacing. near: also
+    keep one of several recipes or documents that share most of their wording."""
     engine: Literal["local", "ray"] = "local"
     """Machines that prepare the data. local: the cores of this machine. ray: a Ray cluster that
     shares a file system. The store is the same."""
@@ -332,8 +332,8 @@ class TrainConfig(Config):
     precision: Literal["auto", "bf16", "fp16", "float32"] = "auto"
     """Number format of the matrix products. Weights stay float32. auto: bf16 if it is fast."""
     compile: bool | Auto = "auto"
-    """Use torch.compile, which takes a minute. auto: on a GPU. If compiling fails, the run continues
-    without it."""
+    """Use torch.compile, which takes a minute. auto: on a GPU. If compiling fails, the run
+    continues without it."""
     gradient_checkpointing: bool | Auto = "auto"
     """Recompute activations in backward to save memory. The result is the same to the bit, about a
     third slower. auto: if a single row does not fit into memory otherwise."""
