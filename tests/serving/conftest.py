@@ -64,7 +64,7 @@ def served_as(name: str, codec: Codec, family: str) -> ServedModel:
         model=eager_to_end(build(codec, family), codec.eos_id),
         codec=codec,
         record=Provenance(form="pairs", max_new_tokens=24),
-        asked=asked,
+        to_prompt=asked,
     )
 
 

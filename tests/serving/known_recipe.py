@@ -57,5 +57,7 @@ def served_models(names: Sequence[str], *, steps: int = _STEPS) -> ServedModels:
         tasks = ["write", "difficulty"] if name == names[0] else ["write"]
         record = Provenance(form="recipes", max_new_tokens=400, tasks=tasks)
         asked = partial(trained_prompt, task="write")
-        found.append(ServedModel(name=name, model=model, codec=codec, record=record, asked=asked))
+        found.append(
+            ServedModel(name=name, model=model, codec=codec, record=record, to_prompt=asked)
+        )
     return ServedModels(found)

@@ -48,7 +48,7 @@ def expected(gpt2, prompt, most=24):
 def test_models_are_listed_and_looked_up(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").max_model_len == 96
-    with pytest.raises(openai.NotFoundError, match="There are: tiny") as error:
+    with pytest.raises(openai.NotFoundError, match="This server has: tiny") as error:
         client.models.retrieve("other")
     assert error.value.code == "model_not_found"
 
@@ -134,10 +134,10 @@ def test_a_failure_that_nobody_foresaw_is_in_the_servers_own_log(gpt2, serving, 
     def broken(_):
         raise RuntimeError("the cupboard is bare")
 
-    with serving(ServedModels([replace(gpt2, asked=broken)])) as address:
+    with serving(ServedModels([replace(gpt2, to_prompt=broken)])) as address:
         status, error = refusal(address, CHAT, {"model": "tiny", "messages": USER})
     assert (status, error["code"]) == (500, "internal_error")
-    assert "its log says why" in error["message"]
+    assert "the server's log" in error["message"]
     (said,) = [one for one in caplog.records if one.name == "toque.serving"]
     assert said.getMessage() == f"answering {CHAT!r} failed"
     assert "the cupboard is bare" in str(said.exc_info[1])
@@ -193,7 +193,7 @@ def test_the_best_of_several_is_answered(kind, by, gpt2, serving, monkeypatch):
     monkeypatch.setattr(best_of, "text_metrics", length)
     asked = "Generate recipe for: rice"
     how = {"model": "tiny", "seed": 5, "temperature": 1.5, "stop": ["soup"]}
-    with serving(ServedModels([replace(gpt2, asked=str)])) as where, client_of(where) as client:
+    with serving(ServedModels([replace(gpt2, to_prompt=str)])) as where, client_of(where) as client:
         if kind == "text":
             how |= {"prompt": [asked, "Generate recipe for: cake"], "logprobs": 0}
             create, said = client.completions.create, lambda choice: choice.text

@@ -203,7 +203,7 @@ def test_others_are_answered_while_a_prompt_is_made(gpt2, serving):
         assert asked_meanwhile.wait(20)
         return typed
 
-    served = ServedModels([replace(gpt2, asked=slowly)])
+    served = ServedModels([replace(gpt2, to_prompt=slowly)])
     with serving(served) as address, closing(open_to(address)) as connection:
         body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "rice"}]})
         kind = {"Content-Type": "application/json"}

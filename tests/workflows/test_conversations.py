@@ -25,7 +25,7 @@ from toque.data.prepare.store_plan import LIMITS
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES, dated, prompt_ids
 from toque.errors import ConfigError, DataError
-from toque.serving.protocol import ChatRequest, CompletionRequest, parsed
+from toque.serving.protocol import ChatRequest, CompletionRequest, parse_request
 from toque.serving.server import RequestError
 from toque.sources.conversations import NOT_LEARNT, UNWRITTEN
 from toque.units import Cursor
@@ -181,7 +181,7 @@ def test_a_served_chat_model_refuses_fields_that_it_would_not_read(base):
 
     def ids(**fields: Any) -> list[list[int]]:
         body = json.dumps({"model": "base", "messages": [ask, {**answer, **fields}, ask]})
-        return asyncio.run(parsed(ChatRequest, body.encode()).prompt_ids(served))
+        return asyncio.run(parse_request(ChatRequest, body.encode()).prompt_ids(served))
 
     plain = ids()
     assert ids(**empty) == plain
@@ -191,7 +191,7 @@ def test_a_served_chat_model_refuses_fields_that_it_would_not_read(base):
         with pytest.raises(RequestError, match=f"does not write the field '{name}'"):
             ids(**{name: value})
     served = single
-    with pytest.raises(RequestError, match="'tool_calls' of message 2 cannot be read"):
+    with pytest.raises(RequestError, match="does not support 'tool_calls' of message 2"):
         ids(tool_calls=calls)
 
 

@@ -1,7 +1,7 @@
 """Settings of a run: one frozen tree of pydantic models, strict about names and values.
 
-The text under a field is its help, and its line in the configuration page. Combinations of values
-are checked by `toque.config.cross_checks`; `toque.config.resolve` runs both.
+The docstring of a field is its help, and its line on the configuration page.
+`toque.config.cross_checks` checks combinations of values. `toque.config.resolve` runs both checks.
 """
 
 from __future__ import annotations
@@ -55,89 +55,88 @@ from toque.config.schema_methods import (
 from toque.units import Duration
 
 TRAINED = "trained:"
-"""Prefix of a `model.tokenizer` that is learnt, before its number of pieces."""
+"""Prefix of a `model.tokenizer` to train. The number of its pieces follows."""
 CHAT_DATE = "2024-07-26"
-"""Day that Llama 3's chat template writes if it cannot read a clock."""
+"""Date that Llama 3's chat template writes if it cannot read a clock."""
 DEFAULT_VOCABULARY = 8192
-"""Pieces learnt when a model from scratch names no tokenizer; small models spend little on them."""
+"""Pieces of the tokenizer trained for a model from scratch, few enough for a small model."""
 
 
 class ModelConfig(Config):
-    """The model, and the weights it starts from."""
+    """The model and its initial weights."""
 
     family: Literal["t5", "gpt2", "neox", "llama", "auto"] = "t5"
-    """Architecture. auto: read from the checkpoint that `start_from` names."""
+    """Architecture. auto: the architecture of the checkpoint in `start_from`."""
     start_from: Annotated[FileName, Allowed("scratch, a Hugging Face folder or a hub name")] = (
         "scratch"
     )
     """scratch (random weights), a Hugging Face folder, or a hub name."""
     shape: dict[str, Any] = {}  # noqa: RUF012  # pydantic copies it
-    """Arguments of the family's Hugging Face config, e.g. {d_model: 256}; from scratch only."""
+    """Arguments of the family's Hugging Face config, e.g. {d_model: 256}. From scratch only."""
     tokenizer: TokenizerName = "auto"
-    """A Hugging Face folder, a hub name, or trained:N (learnt from the data and kept in the store).
-    auto: the checkpoint's own; from scratch, trained:8192."""
+    """A Hugging Face folder, a hub name, or trained:N for a tokenizer of N pieces that is trained
+    on the data and kept in the store. auto: the checkpoint's tokenizer; from scratch, trained:8192.
+    """
 
     licence: str | None = None
-    """Licence of the finished model as the hub spells it, e.g. apache-2.0, for its card. null: the
-    one that the card of `start_from` names; a card of which none is known says so."""
+    """Licence of the finished model for its model card, as a hub identifier such as apache-2.0.
+    null: the licence on the card of `start_from`, if there is one."""
 
     @property
     def tokenizer_source(self) -> str:
-        """`tokenizer` with auto resolved: a folder, a hub name or "trained:N"."""
+        """Folder, hub name or "trained:N" of the tokenizer, with auto resolved."""
         if self.tokenizer != "auto":
             return self.tokenizer
-        scratch = self.start_from == "scratch"
-        return f"{TRAINED}{DEFAULT_VOCABULARY}" if scratch else self.start_from
+        if self.start_from == "scratch":
+            return f"{TRAINED}{DEFAULT_VOCABULARY}"
+        return self.start_from
 
 
 class FilesConfig(Config):
-    """One file, folder or pattern of raw data, here, in a bucket or on the hub."""
+    """One file, folder or pattern of raw data, on this machine, in a bucket or on the hub."""
 
     path: Annotated[
         FileName, Allowed("a file, a folder or a pattern, also at gs:// or s3://, or hf:NAME:SPLIT")
     ]
     """A file, a folder or a pattern such as "dump/*.jsonl.gz" or "gs://bucket/dumps/"; or a Hugging
-    Face dataset, "hf:NAME:SPLIT", in full "hf:NAME@REVISION:CONFIGURATION:SPLIT[:ROWS]", of which
-    the first ROWS rows are streamed and the rest is not downloaded."""
+    Face dataset, "hf:NAME:SPLIT", in full "hf:NAME@REVISION:CONFIGURATION:SPLIT[:ROWS]". With ROWS,
+    only the first ROWS rows are streamed."""
     format: Literal["auto", "recipes", "text", "tokens"] = "auto"
-    """recipes: any of the known recipe formats (docs/reference/formats.md); text: plain text
-    documents; tokens: .npy or .npz files of token ids; auto: by what the file holds, never by its
-    name."""
+    """recipes: any recipe format of docs/reference/formats.md; text: plain text documents; tokens:
+    .npy or .npz files of token ids; auto: detected from the content of the file, not its name."""
     columns: dict[
         ColumnPart,
         str | Annotated[tuple[str, ...], AsTuple, Field(min_length=1)],
     ] = {}  # noqa: RUF012
-    """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
-    file's own names are not recognised; or {text: body}, the field that holds a document; or
-    {prompt: question, target: answer}, for texts of your own task, taken as they are; a prompt of
-    several fields is a list, {prompt: [question, context], target: answer}, or a template over
-    fields, "Q: {question} Context: {context}"; or {messages: messages} for conversations, which are
-    lists of messages, or {system: role, prompt: question, target: answer} for those of one
-    answer."""
+    """Fields of a table or JSON file, by part. Recipes, if the names of the fields are not
+    recognised: {title: dish, steps: method}. Documents: {text: body}. A task of your own:
+    {prompt: question, target: answer}; these texts are not changed. A prompt of several fields is
+    a list, {prompt: [question, context], target: answer}, or a template,
+    "Q: {question} Context: {context}". Conversations: {messages: messages}, a list of messages, or
+    {system: role, prompt: question, target: answer} for conversations of one answer."""
     max_files: Annotated[int, Field(ge=1)] | None = None
-    """Read only this many files, the first ones by name, so that every start reads the same; in a
-    bucket the others are not fetched. null for all."""
+    """Number of files to read, the first ones by name. Other files of a bucket are not downloaded.
+    null: all."""
     licence: str | None = None
-    """Licence of the data, e.g. CC-BY-4.0, as the finished model's card names it; null: not known.
-    """
+    """Licence of the data for the card of the finished model, e.g. CC-BY-4.0. null: unknown."""
 
 
 class SourceConfig(FilesConfig):
-    """Raw data to train on, of which a share may be held out."""
+    """Raw data to train on. `validation_fraction` may hold out a share."""
 
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
-    of them, the other half in the next epoch. Changing it needs no new store."""
+    """Passes over this source's training examples per epoch. 2.0 repeats each example; 0.5 uses one
+    half in this epoch and the other half in the next. A change does not need a new store."""
 
 
 class TaskConfig(Config):
-    """A task of your own, made of the columns of the data (docs/guides/own-tasks.md)."""
+    """A task of your own, built from the columns of the data (docs/guides/own-tasks.md)."""
 
     prompt: str | Annotated[tuple[str, ...], AsTuple, Field(min_length=1)]
-    """Template of the prompts over columns, "Review: {text}\\nSentiment:"; or a column, or a list
-    of columns."""
+    """Prompt: a template over columns, "Review: {text}\\nSentiment:", a column or a list of
+    columns."""
     target: str
-    """Template of the answers, or their column."""
+    """Answer: a template over columns or a column."""
     classes: Annotated[
         tuple[str, ...],
         AsTuple,
@@ -145,32 +144,32 @@ class TaskConfig(Config):
         Predicate(lambda classes: len(classes) != 1 and all(map(str.strip, classes))),
         Allowed("a list of two texts or more, each once"),
     ] = ()
-    """Answers that there are. A row with another one is left out and counted; a model's answer
-    counts where it is one of them, blanks around it aside. []: any text."""
+    """Allowed answers. A row with another answer is dropped and counted. A model's answer must
+    match one of them, apart from surrounding blanks. []: any text."""
     metrics: Annotated[
         tuple[TaskMetricName, ...],
         AsTuple,
         Once,
         Allowed(f"a list of {', '.join((*ANY_TEXTS, *OF_CLASSES))}, module:function, each once"),
     ] = ()
-    """Metrics of the model's answers, shown as NAME_METRIC, e.g. sentiment_accuracy; a function of
-    your own is module:function. []: accuracy and macro_f1 of classes, and otherwise those of
-    evaluation.metrics."""
+    """Metrics of the model's answers, shown as NAME_METRIC, e.g. sentiment_accuracy. A function of
+    your own is module:function. []: accuracy and macro_f1 if the task has classes, else
+    `evaluation.metrics`."""
 
 
 class DataConfig(Config):
-    """Raw files, and the store that is made of them."""
+    """Raw files, and the store prepared from them."""
 
     sources: Annotated[
         tuple[SourceConfig, ...], AsTuple, Allowed("a list such as [{path: recipes.jsonl.gz}]")
     ] = ()
-    """Raw files; `train` refuses other ones than the store was prepared from. May stay empty when
-    the store exists already."""
+    """Raw files. `train` refuses files that differ from the files of the store. May be empty if the
+    store exists already."""
     validation: Annotated[
         tuple[FilesConfig, ...], AsTuple, Allowed("a list such as [{path: heldout.jsonl}]")
     ] = ()
-    """Raw files that are held out, whole, from training; `validation_fraction` then does not apply.
-    A record that is also in `sources` is left out there, as a duplicate."""
+    """Raw files that are held out completely from training. `validation_fraction` then does not
+    apply. A record that is also in `sources` is dropped from `sources` as a duplicate."""
     store: FolderName = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[
@@ -179,62 +178,63 @@ class DataConfig(Config):
         Discriminator(lambda value: "(own)" if isinstance(value, Mapping) else "(names)"),
         Allowed(
             f"a list of {', '.join(get_args(TaskName))}, each once; or tasks of your own, "
-            "{NAME: {prompt: ..., target: ...}}, each NAME a word that is none of these"
+            "{NAME: {prompt: ..., target: ...}}, each NAME a word that is not in this list"
         ),
     ] = ("write",)
-    """Tasks a recipe is turned into, all in one store (docs/guides/tasks-and-curriculum.md). write:
-    the recipe from its title and ingredients. Text sources always make documents. Or tasks of your
-    own, by name, which every source without `columns` is turned into that has their columns."""
+    """Tasks that each recipe becomes, all in one store (docs/guides/tasks-and-curriculum.md).
+    write: the recipe from its title and ingredients. Text sources always become documents. Tasks of
+    your own, by name, apply to every source without `columns` that has the columns they need."""
     task_weights: dict[str, Annotated[float, Field(gt=0, le=100)]] = {}  # noqa: RUF012
-    """Times an epoch passes over a task's training examples, e.g. {nutrition: 0.5}; 1 where not
-    named. Changing it needs no new store."""
+    """Passes over a task's training examples per epoch, e.g. {nutrition: 0.5}; 1 for other tasks.
+    A change does not need a new store."""
     task_temperature: Annotated[float, Field(ge=1, le=100)] | None = None
-    """Mix tasks by (their examples)^(1/T) instead (Raffel et al. 2020): 1 as they are, 100 nearly
-    equal shares; an epoch stays as long. null: by task_weights."""
+    """Temperature T: mix tasks in proportion to (number of examples)^(1/T) (Raffel et al. 2020). 1
+    keeps their shares; 100 makes them nearly equal. The length of an epoch does not change. null:
+    use `task_weights`."""
     chat_template: str = "auto"
-    """Jinja by which conversations become text: a file, or plain or chatml. auto: the tokenizer's
-    own, and plain where it has none. The finished model keeps it."""
+    """Jinja template that turns conversations into text: a file, plain or chatml. auto: the
+    tokenizer's template, or plain if it does not have one. The finished model keeps it."""
     chat_date: Day = CHAT_DATE
-    """Today's date for a template that reads the clock (strftime_now), in every conversation and
-    whenever the model is asked, so that the same data give the same store on any day."""
+    """Today's date for a template that reads the clock (strftime_now), in training and in use. With
+    a fixed date, the same data give the same store on any day."""
     loss_on: Literal["answers", "last_answer"] = "answers"
-    """Part of a conversation that is learnt: all its answers, or the last one."""
+    """Answers of a conversation that count in the loss: all, or only the last one."""
     max_prompt_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
-    """Longest prompt, in tokens. auto: what 99 % of a sample's prompts fit in, within the model's
-    positions and 2048; the data report says what was chosen. Documents are split at 256 and 512."""
+    """Longest prompt, in tokens. auto: long enough for 99 % of a sample, at most 2048 and the
+    model's positions; see the data report. Documents are split at 256 and 512."""
     max_target_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
-    """Longest target, in tokens. auto: as of prompts. Both limits together bound a conversation."""
+    """Longest target, in tokens. auto: as for prompts. The sum of both limits applies to
+    conversations."""
     on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
-    """Treatment of an example that is longer; what was done is counted and printed.
-    auto: recipes are truncated, documents are split."""
+    """Treatment of longer examples. Their number is printed. auto: truncate recipes, split
+    documents."""
     validation_fraction: Fraction = 0.1
     """Share of the recipes or documents held out from training."""
     max_examples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many examples, the first ones: files take turns, and reading stops when enough
-    are found. null for all."""
+    """Number of examples to use. Files take turns, and reading stops at this number. null: all."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Leave out recipes whose quality score is below this."""
+    """Lowest quality score of a recipe. Recipes below it are dropped."""
     max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of a source's records that may be unusable; with more, the source is refused: its
-    format is likely another one. What is dropped is counted by reason in any case."""
+    """Largest share of unusable records in a source. A source with a larger share is refused,
+    because it probably has another format. Dropped records are always counted by reason."""
     encoding: EncodingName = "utf-8"
-    """Character encoding of text, JSON, CSV and web pages. Old exports may be latin-1 or cp1252:
-    then many of their bytes are not UTF-8, which the data report counts."""
+    """Character encoding of text, JSON, CSV and web pages. If the data report counts many bytes
+    that are not UTF-8, try latin-1 or cp1252, which old exports use."""
     dedup: Literal["none", "exact", "near"] = "exact"
-    """exact: of equal recipes, apart from case and spacing, only one is kept. near: of recipes and
-    documents that share most of their wording, too."""
+    """exact: keep one of several recipes that are equal apart from case and spacing. near: also
+    keep one of several recipes or documents that share most of their wording."""
     engine: Literal["local", "ray"] = "local"
-    """Place where preparing runs. local: the cores of this machine. ray: a Ray cluster that shares
-    a file system; the store is the same."""
+    """Machines that prepare the data. local: the cores of this machine. ray: a Ray cluster that
+    shares a file system. The store is the same."""
 
     @property
     def own_tasks(self) -> Mapping[str, TaskConfig]:
-        """The tasks of the user's own by name; none where recipes are turned into theirs."""
+        """The user's own tasks by name, or an empty mapping."""
         return self.tasks if isinstance(self.tasks, Mapping) else {}
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The tasks that a store may hold; an index is a code of its column `task`."""
+        """Tasks that a store may have. The store's column `task` holds an index into them."""
         return *get_args(TaskName), *self.own_tasks
 
 
@@ -246,48 +246,51 @@ class OptimConfig(Config):
         Allowed("adamw, adafactor, muon, adamw8bit, or module:function"),
     ] = "adamw"
     """adamw: decoupled weight decay. muon: orthogonalised updates of the inner matrices, AdamW for
-    the rest. adamw8bit keeps 2 bytes a weight where AdamW keeps 8. Their peak_lr is AdamW's.
-    adafactor keeps next to nothing; its peak_lr is relative to the size of each weight and capped
-    at 1 / sqrt(step): 1e-3 to fine-tune a T5, 1e-2 to train one from scratch, schedule constant.
-    Weights that begin at zero move very slowly under it: not for adapters. module:function, such as
-    torch.optim:NAdam: one of your own, called with groups of weights, lr, and those of betas, eps
-    and momentum that are set."""
+    the rest. adamw8bit: 2 bytes of state per weight instead of AdamW's 8. All three use the same
+    peak_lr. adafactor: almost no state; its peak_lr is relative to the size of each weight and
+    capped at 1 / sqrt(step): 1e-3 to fine-tune a T5, 1e-2 to train one from scratch, with a
+    constant schedule. It is not for adapters, because it moves weights that start at zero very
+    slowly. module:function, e.g. torch.optim:NAdam: your own optimizer, called with groups of
+    weights, lr, and each of betas, eps and momentum that is set."""
     betas: (
         Annotated[tuple[Fraction, Fraction], AsTuple, Allowed("two numbers from 0 below 1")] | None
     ) = None
-    """Decay rates of AdamW's averages of gradients and of their squares; null: 0.9 and 0.999."""
+    """Decay rates of AdamW's averages of gradients and of squared gradients. null: 0.9 and 0.999.
+    """
     eps: Annotated[float, Field(gt=0)] | None = None
-    """Number added to the root of AdamW's average of squares; null: 1e-8."""
+    """Number added to the root of AdamW's average of squares. null: 1e-8."""
     momentum: Fraction | None = None
-    """Decay rate of muon's average of gradients, null: 0.95; or the momentum of your own."""
+    """Decay rate of muon's average of gradients, or the momentum of your own optimizer. null: 0.95
+    for muon."""
     peak_lr: Annotated[float, Field(gt=0)] = 3e-4
     """Highest learning rate, reached when warmup ends."""
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd"] = (
         "cosine"
     )
-    """Course of the rate from the peak to `min_lr`. linear, cosine: down by the end of the run;
-    cosine_restarts: in cycles; inverse_sqrt: as 1 / sqrt(time), never quite down; wsd: at the peak
-    until a linear cooldown at the end."""
+    """Decay of the rate from the peak to `min_lr`. linear, cosine: until the end of the run;
+    cosine_restarts: in cycles; inverse_sqrt: as 1 / sqrt(time), without reaching `min_lr`; wsd:
+    constant, then a linear cooldown at the end."""
     cycles: CyclesConfig | None = None
-    """Cycles of cosine_restarts; null: 1000 steps, then each twice as long."""
+    """Cycles of cosine_restarts. null: the first takes 1000 steps, and each next one twice as many.
+    """
     cooldown: Interval | None = None
-    """Length of the cooldown of wsd, at the end of the run; null: 20 %."""
+    """Length of the cooldown of wsd, at the end of the run. null: 20 %."""
     warmup: AnyDuration = Duration(3, "%")
-    """Time in which the rate rises linearly to the peak; a share of the run, so that the shortest
-    run reaches it."""
+    """Length of the linear rise of the rate to the peak. The default is a share, so that even a
+    short run reaches the peak."""
     min_lr: Annotated[float, Field(ge=0)] = 0.0
-    """Learning rate the decay falls to."""
+    """Learning rate at the end of the decay."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Applied to matrices; never to biases and norms."""
+    """Weight decay of matrices. Biases and norms have no decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """A longer gradient is scaled down to this norm."""
+    """Largest norm of the gradient. Longer gradients are scaled down to it."""
     label_smoothing: Fraction = 0.0
     """Share of the target probability spread over the vocabulary (Szegedy et al. 2016)."""
     gradient_noise: NoiseConfig | None = None
-    """Noise added to the clipped gradients, annealed."""
+    """Annealed noise added to the clipped gradients."""
     outliers: OutliersConfig | None = None
-    """Leave out updates whose loss or gradient lies far above those before, or is not a number.
-    null: apply all, and end the run at what is not a number
+    """Skip updates if the loss or gradient is not finite, or far above the previous ones. null:
+    apply all updates, and end the run if the loss or gradient is not finite
     (docs/guides/train-and-resume.md)."""
 
 
@@ -295,77 +298,83 @@ class EarlyStoppingConfig(Config):
     """Conditions for stopping before `stop_after`."""
 
     patience: Annotated[int, Field(ge=1)] = 3
-    """Evaluations in a row without improvement that end the run."""
+    """Evaluations in a row without improvement before the run ends."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """Change for the better that counts as an improvement; nats for the loss."""
+    """Smallest improvement that counts, in units of the metric; nats for the loss."""
     metric: ScoreName = "loss"
     """Metric that must improve: the held-out loss, perplexity, or a score of the texts written at
     every evaluation, e.g. bleu, rougeL, recipe_score (docs/guides/evaluate-and-compare.md)."""
 
 
 class TrainConfig(Config):
-    """The loop: how long, how much at a time, when to evaluate and save."""
+    """The training loop: its length, its batches, its evaluations and checkpoints."""
 
     stop_after: RunLength = Duration(3, "epochs")
-    """Length of the whole run. A time is that of its updates; "10 minutes total" or "8 hours total"
-    is that of the whole command, reading, measuring, evaluating and writing included."""
+    """Length of the whole run. A time such as "10 minutes" counts only updates. With "total", as in
+    "10 minutes total" or "8 hours total", it also counts reading, measuring, evaluating and
+    writing."""
     time_limit: Seconds | None = None
-    """Time of the whole command after which training ends, even if `stop_after` is not reached.
-    null: no limit but a `stop_after` such as "10 minutes total"."""
+    """Time of the whole command after which training ends, even before `stop_after`. null: no
+    limit except a `stop_after` such as "10 minutes total"."""
     batch: BatchSize = Duration(16384, "tokens")
-    """Amount of data in one update. Changing it changes the result."""
+    """Amount of data per update. A change changes the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Rows computed at once. Less needs less memory; the update stays the same. auto: on a CPU
-    4,096 tokens, on a GPU the most that fit, measured before the first update."""
+    """Rows computed at a time. Fewer rows need less memory and give the same update. auto: 4,096
+    tokens on a CPU; on a GPU the largest number that fits, measured before the first update."""
     readers: Annotated[int, Field(ge=1, le=64)] = 1
-    """Threads that make batches ahead of the loop; the batches stay the same. One is enough for a
-    local disk; more help where reading waits, as on a network disk (docs/guides/doctor.md)."""
+    """Threads that prepare batches in advance, without changing them. One is enough for a local
+    disk. More help if reading is slow, e.g. on a network disk (docs/guides/doctor.md)."""
     row_tokens: Annotated[int, Field(ge=16)] | Auto = "auto"
-    """Length of a packed row, in tokens; for T5, of its target side. auto: chosen from the data."""
+    """Length of a packed row, in tokens; for T5, length of its target side. auto: chosen from the
+    data."""
     pack: bool = True
-    """Put several examples in one row; attention never crosses examples."""
+    """Put several examples in one row. Attention never crosses examples."""
     precision: Literal["auto", "bf16", "fp16", "float32"] = "auto"
-    """Number format of the matrix products; weights stay float32. auto: bf16 where it is fast."""
+    """Number format of the matrix products. Weights stay float32. auto: bf16 if it is fast."""
     compile: bool | Auto = "auto"
-    """torch.compile, which takes a minute. auto: on a GPU. If it fails, the run goes on without."""
+    """Use torch.compile, which takes a minute. auto: on a GPU. If compiling fails, the run
+    continues without it."""
     gradient_checkpointing: bool | Auto = "auto"
-    """Recompute activations in backward to save memory; the same bits, about a third slower.
-    auto: when a single row does not fit without."""
+    """Recompute activations in backward to save memory. The result is the same to the bit, about a
+    third slower. auto: if a single row does not fit into memory otherwise."""
     activation_offload: bool = False
-    """Keep what `gradient_checkpointing` keeps, the inputs of the blocks, in the machine's memory
-    until backward asks for them. The same bits; for GPUs only (docs/explanation/fit-a-model.md)."""
+    """Move the block inputs that `gradient_checkpointing` keeps to the machine's memory until
+    backward needs them. The result is the same to the bit. GPUs only
+    (docs/explanation/fit-a-model.md)."""
     evaluate_every: Interval = Duration(200, "steps")
-    """Time between evaluations on the held-out examples; the end is always evaluated."""
+    """Time between evaluations on the held-out examples. The end is always evaluated."""
     save_every: Interval = Duration(200, "steps")
-    """Time between checkpoints; the end is always saved."""
+    """Time between checkpoints. The end is always saved."""
     keep_last: Annotated[int, Field(ge=1)] = 2
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     keep_best: Annotated[int, Field(ge=0)] = 1
-    """Checkpoints with the best evaluation that are kept besides."""
+    """Number of checkpoints with the best evaluations to keep in addition."""
     best_by: ScoreName = "loss"
-    """Metric that makes an evaluation the best, for `keep_best` and the finished model: loss, or
-    another metric, as of `early_stopping.metric`."""
+    """Metric that selects the best evaluation, for `keep_best` and the finished model: loss, or
+    another metric as in `early_stopping.metric`."""
     early_stopping: EarlyStoppingConfig | None = None
-    """End the run when the held-out loss, or another metric, stops improving; null: never."""
+    """End the run when the held-out loss, or another metric, stops improving. null: never."""
     deterministic: bool = True
-    """The same bits in every run on the same machine; costs a little speed on some GPUs."""
+    """Compute the same bits in every run on the same machine. Costs a little speed on some GPUs."""
     strategy: Literal["auto", "single", "ddp", "fsdp"] = "auto"
-    """Division of the model among processes (docs/guides/several-gpus.md). single: refuse to be one
-    of several. ddp: all of it in each. fsdp: a part of every weight, gradient and optimizer state
-    in each. auto: single alone, else ddp where it fits into memory, else fsdp."""
+    """Division of the model among processes (docs/guides/several-gpus.md). single: refuse to run in
+    several processes. ddp: a full copy in each process. fsdp: a part of every weight, gradient and
+    optimizer state in each process. auto: single for one process, else ddp if the model fits into
+    memory, else fsdp."""
     optimisations: OptimisationsConfig = Field(default_factory=OptimisationsConfig)
-    """Switches of what makes a run faster; everything is on."""
+    """Switches for optimisations. All are on by default."""
 
     @property
     def command_seconds(self) -> float | None:
-        """Seconds that the whole command may take; None without a limit."""
+        """Longest time of the whole command, in seconds; None without a limit."""
         limits = [self.stop_after] if self.stop_after.total else []
-        limits += [] if self.time_limit is None else [self.time_limit]
+        if self.time_limit is not None:
+            limits.append(self.time_limit)
         return min((limit.seconds or 0.0 for limit in limits), default=None)
 
 
 class CheckpointConfig(Config):
-    """Copies of checkpoints beside the run's folder, and the layout of all."""
+    """Copies of checkpoints outside the run's folder, and the layout of all checkpoints."""
 
     upload: (
         Annotated[
@@ -375,13 +384,13 @@ class CheckpointConfig(Config):
         ]
         | None
     ) = None
-    """Folder in a bucket that checkpoints, metrics and the finished model are copied to while
-    training goes on; from there another machine continues
-    (docs/guides/buckets-and-the-hub.md). null: nowhere."""
+    """Folder in a bucket for copies of checkpoints, metrics and the finished model, uploaded during
+    training. Another machine can continue from it (docs/guides/buckets-and-the-hub.md). null: no
+    copies."""
     layout: Literal["auto", "whole", "sharded"] = "auto"
-    """whole: rank 0 writes whole tensors. sharded: every rank writes its own slices, side by side,
-    under one manifest; all ranks must see the run's folder. Each is continued from by any number of
-    processes and any strategy. auto: sharded where the strategy shards the weights and a whole
+    """whole: rank 0 writes whole tensors. sharded: every rank writes its own slices in parallel
+    under one manifest; all ranks need access to the run's folder. Any number of processes and any
+    strategy can continue from either. auto: sharded if the strategy shards the weights and a whole
     checkpoint would take more than half of rank 0's free memory."""
 
 
@@ -389,58 +398,56 @@ class EvaluationConfig(Config):
     """Measurements on held-out examples."""
 
     max_examples: Annotated[int, Field(ge=1)] | None = 512
-    """Held-out examples per evaluation; null for all."""
+    """Held-out examples per evaluation. null: all."""
     generate: Annotated[int, Field(ge=0)] = 16
-    """Held-out prompts to write for in the final evaluation, and as many of each task with metrics
-    of its own; the texts are scored. 0: no text is written for held-out prompts, while training
-    neither."""
+    """Held-out prompts to write and score in the final evaluation, and as many for each task with
+    metrics of its own. 0: no texts for held-out prompts, also during training."""
     texts: Annotated[int, Field(ge=0)] = 16
-    """Number of those prompts that are written for and scored at every evaluation while training,
-    the same each time. What that costs is printed; 0: the held-out loss alone."""
+    """Number of the `generate` prompts to write and score at every evaluation during training. The
+    prompts stay the same, and their cost is printed. 0: only the held-out loss."""
     prompts: Annotated[tuple[str, ...], AsTuple] = ()
-    """Own prompts to write for at every evaluation, in any words, e.g. [Make a healthy breakfast]:
-    asked in the form the model is trained on, shown with their quality, kept in `samples.jsonl`."""
+    """Your own prompts to write for at every evaluation, as plain text, e.g.
+    [Make a healthy breakfast]. They are put in the form of the training prompts. The texts are
+    printed with their quality and kept in `samples.jsonl`."""
     metrics: Annotated[
         Auto | Annotated[tuple[MetricName, ...], AsTuple],
         Allowed(f"auto, or a list of auto, {', '.join(ANY_TEXTS)}, module:function"),
     ] = "auto"
-    """Metrics of the texts that are written, those of tasks with metrics of their own aside; auto:
-    bleu, rouge, repetition and recipe.
-    A function of your own is module:function, e.g. [auto, mymodule:my_metric]
-    (docs/guides/evaluate-and-compare.md)."""
+    """Metrics of the written texts, except texts of tasks with metrics of their own. auto: bleu,
+    rouge, repetition and recipe. A function of your own is module:function, e.g.
+    [auto, mymodule:my_metric] (docs/guides/evaluate-and-compare.md)."""
 
 
 class ObserveConfig(Config):
-    """Records of a training run; nothing here can change a number."""
+    """Records of a training run. They never change its results."""
 
     log_every: Interval = Duration(10, "steps")
     """Time between lines of `metrics.jsonl`."""
     summary: Interval | None = Duration(500, "steps")
-    """Time between summaries in `training.log`: speed, utilisation, memory, what an update sees,
+    """Time between summaries in `training.log`: speed, utilisation, memory, data per update,
     scaling, signs of convergence. null: none."""
     system: Seconds | None = Duration(10, "seconds")
-    """Time between looks at the machine, written as `system` events: processor, memory, disk and
-    network, and each GPU's use, memory, power, heat and throttling; null: never
-    (docs/guides/watch-the-machine.md)."""
+    """Time between `system` events: processor, memory, disk and network, and use, memory, power,
+    temperature and throttling of each GPU. null: never (docs/guides/watch-the-machine.md)."""
     gradients: StepInterval | None = Duration(100, "steps")
-    """Updates between `gradients` events: for each group of layers the norm of its gradient; null:
-    never."""
+    """Updates between `gradients` events, the gradient norms of each group of layers. null: never.
+    """
     profile: ProfileConfig | None = None
-    """Trace some updates with torch's profiler, into `trace/` of the run folder; rates leave these
-    updates out. null: none."""
+    """Updates to trace with torch's profiler into `trace/` of the run folder. Rates exclude these
+    updates. null: none."""
     trackers: Annotated[
         tuple[Literal["tensorboard", "wandb", "trackio"], ...],
         AsTuple,
         Allowed("a list of tensorboard, wandb, trackio"),
     ] = ()
-    """Experiment trackers fed with copies of `metrics.jsonl`, from threads of their own: one that
-    hangs or fails costs its copies, nothing else (docs/guides/callbacks-and-trackers.md)."""
+    """Experiment trackers that receive copies of `metrics.jsonl`, each in its own thread. A tracker
+    that hangs or fails loses only its copies (docs/guides/callbacks-and-trackers.md)."""
     webhook: Annotated[SecretAddress, Field(repr=False)] = None
-    """Address notified when a run starts, has a new lowest held-out loss, ends or fails;
-    Discord's form for its addresses, plain JSON for others. It is kept out of every file and
-    message: better env:NAME, so that the run's own config.yaml works, too."""
+    """Address notified when a run starts, has a new lowest held-out loss, ends or fails. Discord's
+    addresses get Discord's format, others plain JSON. No file or message contains the address.
+    Prefer env:NAME, so that the run's own config.yaml also works."""
     callbacks: Annotated[tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")] = ()
-    """Classes of your own that watch the run, e.g. [mymodule:Watcher]
+    """Classes of your own that observe the run, e.g. [mymodule:Watcher]
     (docs/guides/callbacks-and-trackers.md)."""
 
 
@@ -448,22 +455,23 @@ class RunConfig(Config):
     """A whole run."""
 
     run_dir: FolderName = "runs/cookbook"
-    """Folder of the run: checkpoints, metrics, the finished model. At gs:// or s3:// it is worked
-    on in a folder of this machine and uploaded (`checkpoint.upload`). In every path `~` is your
-    home folder."""
+    """Folder of the run: checkpoints, metrics, the finished model. For gs:// or s3://, the run uses
+    a local folder and uploads it (`checkpoint.upload`). In every path `~` is your home folder."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 17
     """Seed of all randomness: weights, data order, dropout, sampling."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     adapter: AdapterConfig | None = None
-    """Train a small adapter (LoRA) beside the frozen weights of a checkpoint."""
+    """Train a small adapter (LoRA) and freeze the weights of the checkpoint. null: train all
+    weights."""
     data: DataConfig = Field(default_factory=DataConfig)
     curriculum: CurriculumConfig | None = None
-    """Stages that see different examples, e.g. the easy ones first; null: all from the start."""
+    """Stages with different examples, e.g. easy examples first. null: all examples from the start.
+    """
     span_corruption: SpanCorruptionConfig | None = None
-    """Pretrain a T5: every example, prompt and target joined, becomes a text with gaps and the
-    gaps' content, new in each epoch; null: examples are asked and answered as they are."""
+    """Pretrain a T5: join prompt and target of each example, and replace random spans with gaps to
+    fill. Each epoch has new gaps. null: train on prompts and targets as they are."""
     augmentation: AugmentationConfig | None = None
-    """Vary prompts and texts while training; null: as they are stored."""
+    """Vary prompts and texts during training. null: use them as stored."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
@@ -474,15 +482,15 @@ class RunConfig(Config):
 
     @property
     def foreign_code(self) -> Mapping[str, Mapping[str, str]]:
-        """Code that a run's own file names and nobody vouches for.
+        """Untrusted code named by the configuration of a run folder.
 
-        By setting: each name, and the file and line where it is written. It goes with every copy of
-        the configuration, and is no part of what is written down.
+        Maps each setting to names of code, and each name to its file and line. Copies of the
+        configuration keep it, but files do not store it.
         """
         return self._foreign
 
     def with_foreign_code(self, names: Mapping[str, Mapping[str, str]]) -> Self:
-        """The same configuration with these names not vouched for; with none, all are."""
+        """Return a copy with these names as its untrusted code."""
         copy = self.model_copy()
-        copy._foreign = {setting: dict(found) for setting, found in names.items()}  # noqa: SLF001
+        copy._foreign = {setting: dict(places) for setting, places in names.items()}  # noqa: SLF001
         return copy

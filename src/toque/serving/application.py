@@ -15,7 +15,7 @@ from starlette.routing import Route
 from toque.models.generation.options import Precision
 from toque.serving.batcher import Batcher, ServedModels, failure
 from toque.serving.page_routes import page_routes
-from toque.serving.protocol import ChatRequest, CompletionRequest, TextRequest, parsed
+from toque.serving.protocol import ChatRequest, CompletionRequest, TextRequest, parse_request
 from toque.serving.reply import Reply
 from toque.serving.server import Gate, Limits, RequestError, answer_to, read_body
 
@@ -31,7 +31,7 @@ def build_app(
     hosts: Collection[str] | None = None,
     precision: Precision = "float32",
 ) -> Gate:
-    """The ASGI application of a server; its batch computes from start-up to shutdown."""
+    """Build the ASGI application of a server. Its batch runs from start-up to shutdown."""
     limits = limits or Limits()
     batcher = Batcher(models, rows=limits.rows, queue=limits.queue, precision=precision)
 
@@ -43,8 +43,8 @@ def build_app(
         finally:
             batcher.close()
 
-    async def gone(_: Request, _error: Exception) -> Response:
-        """Count a client that left during its body; the empty answer reaches no one."""
+    async def count_disconnect(_: Request, _error: Exception) -> Response:
+        """Count a client that disconnected before the end of its request."""
         batcher.metrics.gone.inc()
         return Response(status_code=_CLIENT_GONE)
 
@@ -55,7 +55,7 @@ def build_app(
         exception_handlers={
             RequestError: _refused,
             HTTPException: _no_such_route,
-            ClientDisconnect: gone,
+            ClientDisconnect: count_disconnect,
             Exception: _refused,
         },
     )
@@ -71,7 +71,7 @@ def build_app(
 
 def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok"})  # no more, for it is asked without a token
+        return JSONResponse({"status": "ok"})  # no details, because this route needs no token
 
     async def metrics(_: Request) -> Response:
         return Response(batcher.metrics.page(), media_type="text/plain; version=0.0.4")
@@ -80,15 +80,16 @@ def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Rout
         data = [served.description for served in models.values()]
         return JSONResponse({"object": "list", "data": data})
 
-    async def one_model(request: Request) -> Response:
-        return JSONResponse(models.named(request.path_params["name"]).description)
+    async def describe_model(request: Request) -> Response:
+        return JSONResponse(models.get_model(request.path_params["name"]).description)
 
-    def writing(path: str, kind: type[TextRequest]) -> Route:
-        async def answer(request: Request) -> Response:
-            asked = parsed(kind, await read_body(request, limits))
-            served = models.named(asked.model)
-            prompts, held = await asked.prompt_ids(served), await asked.held(served)
-            return Reply(batcher, served, prompts, asked, limits, held=held)
+    def text_route(path: str, kind: type[TextRequest]) -> Route:
+        async def answer(http_request: Request) -> Response:
+            request = parse_request(kind, await read_body(http_request, limits))
+            served = models.get_model(request.model)
+            prompts = await request.prompt_ids(served)
+            constraint = await request.compile_constraint(served)
+            return Reply(batcher, served, prompts, request, limits, constraint=constraint)
 
         return Route(path, answer, methods=["POST"])
 
@@ -96,16 +97,16 @@ def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Rout
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/v1/models", list_models),
-        Route("/v1/models/{name:path}", one_model),
-        writing("/v1/completions", CompletionRequest),
-        writing("/v1/chat/completions", ChatRequest),
+        Route("/v1/models/{name:path}", describe_model),
+        text_route("/v1/completions", CompletionRequest),
+        text_route("/v1/chat/completions", ChatRequest),
     ]
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError):
         return answer_to(error)
-    # uvicorn's own log of it is kept off the terminal with those of all libraries.
+    # Logs of libraries, including uvicorn's log of this error, do not appear on the terminal.
     _log.error("answering %.100r failed", request.scope["path"], exc_info=error)
     return answer_to(failure())
 
@@ -113,8 +114,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, method = request.scope["path"][:100], request.method
-    what = f"There is nothing at {path}." if error.status_code == 404 else str(error.detail)
-    if error.status_code == 405:
-        what = f"{path} does not answer {method}."
+    if error.status_code == 404:
+        message = f"{path} does not exist on this server."
+    elif error.status_code == 405:
+        message = f"{path} does not support {method}."
+    else:
+        message = str(error.detail)
     headers = dict(error.headers or {})
-    return answer_to(RequestError(error.status_code, what, code="invalid_url", headers=headers))
+    return answer_to(RequestError(error.status_code, message, code="invalid_url", headers=headers))

@@ -1,8 +1,9 @@
 """Served models, and their batch: one thread computes, and all requests share its steps.
 
-The event loop holds the queue and sends the thread rounds of steps, in which models and adapters
-take turns. A round begins by freeing rows of clients that went away and filling free rows from the
-queue; it ends when a text begins or ends, when somebody asks, or after ROUND_SECONDS.
+The event loop owns the queue and sends the thread rounds of steps, in which models and adapters
+take turns. A round first frees the rows of clients that disconnected, then fills free rows from the
+queue. It ends when a text begins or ends, when the event loop needs the thread, or after
+ROUND_SECONDS.
 """
 
 from __future__ import annotations
@@ -39,30 +40,39 @@ T = TypeVar("T")
 _log = logging.getLogger("toque.serving")
 
 ROUND_SECONDS: Final = 0.1
-"""Between two pieces of a text that go to its client. An event costs about a millisecond of both
-cores, the client's work on the same machine included; a reader does not see the difference."""
+"""Seconds between two pieces of a text that its client receives.
+
+An event costs about a millisecond of both cores, including the client's work on the same machine.
+A reader does not notice the delay.
+"""
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-UNLIMITED_TOKENS: Final = 2048  # longest prompt, and answer, where positions have no end (T5)
+UNLIMITED_TOKENS: Final = 2048
+"""Tokens of the longest prompt and of the longest answer if positions are unlimited (T5)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """One name that can be asked: a model, or one adapter on a base that several share."""
+    """Model with a name of its own, or one adapter on a base model that adapters share."""
 
     name: str
     model: PreTrainedModel
     codec: Codec
     record: Provenance
-    asked: Callable[[str], str]  # what a person types -> the prompt that the model was trained on
-    adapter: str | None = None  # name of the adapter inside `model`; None for the model alone
-    base: str | None = None  # served name of the model that the adapter lies on
-    chat: ChatTemplate | None = None  # of a model that was trained to converse
-    created: int = field(default_factory=lambda: int(time.time()))  # in seconds since 1970
+    to_prompt: Callable[[str], str]
+    """Function that turns the user's text into the form of the training prompts."""
+    adapter: str | None = None
+    """Name of the adapter inside `model`; None for the model alone."""
+    base: str | None = None
+    """Served name of the adapter's base model."""
+    chat: ChatTemplate | None = None
+    """Chat template, if the model was trained on conversations."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Time of creation, in seconds since 1970."""
 
     @property
     def description(self) -> dict[str, object]:
-        """The model as /v1/models lists it."""
+        """Entry of the model in /v1/models."""
         return {
             "id": self.name,
             "object": "model",
@@ -74,60 +84,81 @@ class ServedModel:
 
     @cached_property
     def is_encoder_decoder(self) -> bool:
-        """True where prompts are read on a side of their own."""
+        """True if an encoder reads the prompts."""
         return family_of(self.model.config).is_encoder_decoder
 
     @cached_property
     def context_tokens(self) -> int:
-        """Tokens of the longest prompt; of prompt and answer together where one row holds both."""
+        """Tokens of the longest prompt, or of prompt and answer if they share a row."""
         return max_positions(self.model.config) or UNLIMITED_TOKENS
 
     @cached_property
     def vocabulary(self) -> HeldVocabulary:
-        """The vocabulary for texts that are held to a form; ConfigError where that cannot be."""
+        """Vocabulary for texts with a required form.
+
+        Raises:
+            ConfigError: The tokenizer does not support constraints.
+        """
         return HeldVocabulary(self.codec)
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """A prompt as it is, in no template: a conversation is asked by `chat`."""
+        """Tokenize a prompt without a template. `chat` does conversations."""
         kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
         return prompt_ids(self.codec, prompt, kind, self.record.form, raw=True)
 
-    def most_tokens(self, prompt: Sequence[int], most: int | None, *, param: str) -> int:
-        """Tokens of the longest answer to a prompt, of at most `most` (None: as it was trained).
+    def limit_answer(self, prompt: Sequence[int], requested: int | None, *, param: str) -> int:
+        """Compute the largest number of tokens in the answer to a prompt.
 
-        An empty or too long prompt, or one of other ids, is a RequestError about the field `param`.
+        Args:
+            prompt: The ids of the prompt.
+            requested: The requested limit, or None for the limit that the model was trained with.
+            param: The field of the request that has the prompt.
+
+        Raises:
+            RequestError: The prompt is empty or too long, or has unknown ids.
         """
         limit, vocabulary = self.context_tokens, self.model.config.vocab_size
-        wrong, code = "", None
         if not prompt:
-            wrong = f"{param} holds no tokens, and a model needs one to begin from."
-        elif not all(0 <= token < vocabulary for token in prompt):
-            wrong = f"{param} holds other ids than the model's, which are 0 to {vocabulary - 1:,}."
-        elif len(prompt) > limit:
-            code = "context_length_exceeded"
-            wrong = (
-                f"This model's maximum context length is {limit:,} tokens, and the prompt has "
-                f"{len(prompt):,}. Shorten the prompt."
+            raise RequestError(400, f"{param} is empty. Send at least one token.", param=param)
+        if not all(0 <= token < vocabulary for token in prompt):
+            last = vocabulary - 1
+            raise RequestError(
+                400,
+                f"{param} has ids that are not in the vocabulary. Send ids from 0 to {last:,}.",
+                param=param,
             )
-        if wrong:
-            raise RequestError(400, wrong, param=param, code=code)
-        wanted = self.record.max_new_tokens if most is None else most
-        # The last new token is never read back, so it needs no position.
-        return min(wanted, limit if self.is_encoder_decoder else limit - len(prompt) + 1)
+        if len(prompt) > limit:
+            raise RequestError(
+                400,
+                f"This model's maximum context length is {limit:,} tokens, and the prompt has "
+                f"{len(prompt):,}. Shorten the prompt.",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+        tokens = self.record.max_new_tokens if requested is None else requested
+        if self.is_encoder_decoder:
+            return min(tokens, limit)
+        # The model never reads the last new token, so this token needs no position.
+        return min(tokens, limit - len(prompt) + 1)
 
 
 class ServedModels(dict[str, ServedModel]):
-    """The models of a server by their names, in the order they were given."""
+    """Models of a server by name, in the order of the command line."""
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         super().__init__((model.name, model) for model in models)
 
-    def named(self, name: str) -> ServedModel:
-        """The model of a request; RequestError 404 where none has this name."""
+    def get_model(self, name: str) -> ServedModel:
+        """Look up the model of a request.
+
+        Raises:
+            RequestError: With status 404 if the server does not have this model.
+        """
         if name not in self:
             raise RequestError(
                 404,
-                f"The model {name[:100]!r} does not exist here. There are: {', '.join(self)}.",
+                f"The model {name[:100]!r} does not exist. This server has: {', '.join(self)}.",
                 param="model",
                 code="model_not_found",
             )
@@ -136,25 +167,29 @@ class ServedModels(dict[str, ServedModel]):
 
 @dataclass(frozen=True, eq=False)
 class Ticket:
-    """A request's place in the batch."""
+    """Entry of a request in the batch."""
 
     served: ServedModel
     orders: Sequence[Order]
     news: asyncio.Queue[list[NewToken] | RequestError] = field(default_factory=asyncio.Queue)
-    """The tokens of each round; the error, where the batch could not go on."""
+    """New tokens of each round, or the error that ended the batch."""
 
 
 class Batcher:
-    """Writes for all requests, between `start` and `close`; the event loop calls its methods.
+    """Writer of the texts of all requests, from `start` to `close`.
 
-    At most `rows` orders are written at a time, over all models, and `queue` wait beside them;
-    `precision` is that of their products.
+    The event loop calls the methods, except `read` and `run`.
+
+    Attributes:
+        rows: Largest number of orders that are written at a time, over all models.
+        queue: Largest number of orders that wait.
     """
 
     def __init__(
         self, models: ServedModels, *, rows: int, queue: int, precision: Precision = "float32"
     ) -> None:
-        self.rows, self.queue = rows, queue
+        self.rows = rows
+        self.queue = queue
         self._precision = precision
         self.metrics = _Metrics(self)
         self._active: dict[PreTrainedModel, str | None] = {}
@@ -164,32 +199,32 @@ class Batcher:
         for name, served in models.items():
             self._activate(served)
             with computing(served.model):
-                self._rows[name] = self._made(served)
+                self._rows[name] = self._new_rows(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
-        self._read: set[Order] = set()  # of which the prompt is all that is asked for
+        self._prompt_only: set[Order] = set()  # orders without new tokens: only the prompt is read
         self._live: dict[Order, Ticket] = {}
         self._leaving: set[Order] = set()
         self._changed = asyncio.Event()
-        self._is_wanted = False  # read by the thread, whose round ends then
+        self._is_wanted = False  # the thread ends its round if True
         self._thread = ThreadPoolExecutor(1, "toque-batch")
         self._rounds: asyncio.Task[None] | None = None
 
     @property
     def n_waiting(self) -> int:
-        """Orders in the queue, those among them of which the prompt alone will be read."""
-        return len(self._waiting) + len(self._read)
+        """Number of orders in the queue, including orders that only read a prompt."""
+        return len(self._waiting) + len(self._prompt_only)
 
     @property
     def n_live(self) -> int:
-        """Orders being written."""
+        """Number of orders that are being written."""
         return len(self._live)
 
     def start(self) -> None:
-        """Begin to compute for the event loop that runs now."""
+        """Start to compute for the running event loop."""
         self._rounds = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
-        """End the thread after the step it is in; what is unfinished is left."""
+        """End the thread after its current step, and drop unfinished texts."""
         if self._rounds is not None:
             self._rounds.cancel()
         self._is_wanted = True
@@ -197,26 +232,33 @@ class Batcher:
 
     @contextmanager
     def ticket(self, served: ServedModel, orders: Sequence[Order]) -> Iterator[Ticket]:
-        """Queue the orders of one request, and free their places in the end.
+        """Queue the orders of one request, and remove them at the end of the block.
 
-        RequestError 429 where there is no room now, 400 where there never is.
+        Raises:
+            RequestError: With status 429 if the queue is full, or 400 if it is too short for the
+                request.
         """
-        if len(orders) > (most := self.rows + self.queue):
+        max_texts = self.rows + self.queue
+        if len(orders) > max_texts:
             raise RequestError(
                 400,
-                f"The request asks for {len(orders)} texts, and this server writes and queues "
-                f"{most} at a time. Ask for fewer.",
+                f"The request asks for {len(orders)} texts, but this server writes and queues "
+                f"{max_texts} at a time. Ask for fewer texts.",
             )
-        if len(orders) > self.rows - self.n_live + self.queue - self.n_waiting:
+        if len(orders) > max_texts - self.n_live - self.n_waiting:
             raise RequestError(
                 429,
-                "As many requests wait as this server lets wait. Try again in a moment.",
+                "The queue of this server is full. Try again in a moment.",
                 code="rate_limit_exceeded",
                 headers={"Retry-After": "1"},
             )
+
         ticket = Ticket(served, orders)
-        self._waiting.extend((order, ticket) for order in orders if order.most_tokens)
-        self._read.update(order for order in orders if not order.most_tokens)
+        for order in orders:
+            if order.most_tokens:
+                self._waiting.append((order, ticket))
+            else:
+                self._prompt_only.add(order)
         self._wake()
         try:
             yield ticket
@@ -224,9 +266,9 @@ class Batcher:
             self.cancel(orders)
 
     def cancel(self, orders: Collection[Order]) -> None:
-        """Free the places of orders; nothing where they have ended."""
-        self._waiting = deque(place for place in self._waiting if place[0] not in orders)
-        self._read.difference_update(orders)
+        """Remove orders from the queue and the rows. Finished orders are ignored."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] not in orders)
+        self._prompt_only.difference_update(orders)
         if live := self._live.keys() & orders:
             self._leaving |= live
             for order in live:
@@ -234,7 +276,7 @@ class Batcher:
             self._wake()
 
     def read(self, served: ServedModel, order: Order) -> list[NewToken]:
-        """The tokens of an order's prompt, see `LiveRows.read`; not in the event loop."""
+        """Read the tokens of an order's prompt, see `LiveRows.read`. Blocks the calling thread."""
 
         def call() -> list[NewToken]:
             with computing(served.model):
@@ -243,7 +285,7 @@ class Batcher:
         return self.run(served, call)
 
     def run(self, served: ServedModel, work: Callable[[], T]) -> T:
-        """Call `work` between two steps, with the model's adapter active; not in the event loop."""
+        """Call `work` between two steps, with the model's adapter active. Blocks the thread."""
 
         def call() -> T:
             self._activate(served)
@@ -262,13 +304,16 @@ class Batcher:
             await self._changed.wait()
             self._changed.clear()
             while self._waiting or self._live or self._leaving:
-                joining, leaving, self._leaving = self._joining(), self._leaving, set()
+                joining = self._take_from_queue()
+                leaving = self._leaving
+                self._leaving = set()
                 self._is_wanted = False
-                steps = partial(self._round, joining, leaving)
-                self._deliver(*await loop.run_in_executor(self._thread, steps))
+                steps = partial(self._run_round, joining, leaving)
+                news, failed = await loop.run_in_executor(self._thread, steps)
+                self._deliver(news, failed)
 
-    def _joining(self) -> dict[str, list[Order]]:
-        """Take from the queue what has room now, at most one prefill's worth of prompt tokens."""
+    def _take_from_queue(self) -> dict[str, list[Order]]:
+        """Take orders for the free rows from the queue, at most one prefill of prompt tokens."""
         tokens = 0
         joining: dict[str, list[Order]] = {}
         while self._waiting and self.n_live < self.rows and tokens < PREFILL_TOKENS:
@@ -279,26 +324,31 @@ class Batcher:
         return joining
 
     def _deliver(self, news: Sequence[NewToken], failed: Collection[str]) -> None:
-        """Hand over what a round wrote, and give up what models that failed were writing."""
+        """Send the new tokens of a round to their tickets, and cancel orders of failed models."""
         by_ticket: defaultdict[Ticket, list[NewToken]] = defaultdict(list)
         for new in news:
-            if new.order in self._live:  # else its client has gone
+            if new.order in self._live:  # the client has not disconnected
                 by_ticket[self._live[new.order]].append(new)
                 if new.end is not None:
                     del self._live[new.order]
-        for ticket, own in by_ticket.items():
-            ticket.news.put_nowait(own)
+        for ticket, tokens in by_ticket.items():
+            ticket.news.put_nowait(tokens)
         for ticket in {one for one in self._live.values() if one.served.name in failed}:
             ticket.news.put_nowait(failure())
             self.cancel(ticket.orders)
 
-    def _round(
+    def _run_round(
         self, joining: dict[str, list[Order]], leaving: Collection[Order]
     ) -> tuple[list[NewToken], set[str]]:
-        """Steps of all rows, in the thread: the tokens, and the models that failed."""
+        """Run steps of all rows in the thread.
+
+        Returns:
+            The new tokens, and the names of the models that failed.
+        """
         news: list[NewToken] = []
         failed: set[str] = set()
         end = time.monotonic() + ROUND_SECONDS
+
         for name, served in self._models.items():
             if leaving or name in joining:
                 with self._surviving(name, failed):
@@ -308,51 +358,55 @@ class Batcher:
                             rows.drop(order)
                         if name in joining:
                             rows.admit(joining[name])
-        is_urgent = bool(joining)  # whose first tokens are due
+
+        is_urgent = bool(joining)  # send the first tokens of new texts immediately
         while True:
             is_live = False
             for name, rows in self._rows.items():
                 if rows is not None and rows.orders:
                     with self._surviving(name, failed):
-                        new = rows.step()
-                        is_live, is_urgent = True, is_urgent or any(one.end for one in new)
-                        news += new
+                        tokens = rows.step()
+                        is_live = True
+                        is_urgent = is_urgent or any(token.end for token in tokens)
+                        news += tokens
             if not is_live or is_urgent or self._is_wanted or time.monotonic() >= end:
                 return news, failed
 
     @contextmanager
     def _surviving(self, name: str, failed: set[str]) -> Iterator[None]:
-        """Work of one model; whatever fails in it, the others go on."""
+        """Activate one model for the block. A failure does not affect other models."""
         try:
             self._activate(self._models[name])
             with computing(self._models[name].model):
                 yield
-        except Exception:  # noqa: BLE001  # memory, the model, a mistake of ours
+        except Exception:  # noqa: BLE001  # out of memory, an error of the model, or our bug
             _log.exception("writing with %s failed", name)
-            self._rows[name] = None  # may be in any state
+            self._rows[name] = None  # the rows may be in any state
             failed.add(name)
 
     def _rows_of(self, served: ServedModel) -> LiveRows:
-        """Rows of a model whose adapter is active; new ones, which stay, after a failure."""
+        """Return the rows of the active model, which are new after a failure."""
         rows = self._rows[served.name]
         if rows is None:
-            rows = self._rows[served.name] = self._made(served)
+            rows = self._rows[served.name] = self._new_rows(served)
         return rows
 
-    def _made(self, served: ServedModel) -> LiveRows:
-        """Rows of a model whose adapter is active."""
+    def _new_rows(self, served: ServedModel) -> LiveRows:
+        """Create the rows of the active model."""
+        precision = precision_here(self._precision, served.model)
+        columns = served.context_tokens
+        if not served.is_encoder_decoder:
+            columns += 1  # the last new token has no position
         return LiveRows(
-            with_packed_products(
-                served.model, precision_here(self._precision, served.model), self._packs
-            ),
+            with_packed_products(served.model, precision, self._packs),
             rows=self.rows,
-            columns=served.context_tokens + (0 if served.is_encoder_decoder else 1),
+            columns=columns,
             eos_id=served.codec.end_ids,
             pad_id=served.codec.pad_id,
         )
 
     def _activate(self, served: ServedModel) -> None:
-        """Make a model's adapter the active one of its base, where the base has any."""
+        """Activate the adapter of a model, or none. Models without adapters stay as they are."""
         has_adapters = hasattr(served.model, "peft_config")
         if has_adapters and self._active.get(served.model, "") != served.adapter:
             use_adapter(served.model, served.adapter)
@@ -360,7 +414,7 @@ class Batcher:
 
 
 class _Metrics:
-    """Counts and times of requests and of a batcher's queue and rows, for Prometheus."""
+    """Prometheus metrics of requests, and of the queue and rows of a batcher."""
 
     def __init__(self, batcher: Batcher) -> None:
         registry = self._registry = CollectorRegistry()
@@ -376,7 +430,7 @@ class _Metrics:
         first, last = f"{since} first token.", f"{since} last token."
         self.first_token = time_of("toque_first_token_seconds", first, buckets=_BUCKETS)
         self.seconds = time_of("toque_request_seconds", last, buckets=_BUCKETS)
-        between = "Mean of a text, from its first token to its last; one value a text."
+        between = "Mean time per token of a text after its first token; one value per text."
         name = "toque_time_per_output_token_seconds"
         self.token_seconds = time_of(name, between, buckets=_TOKEN_BUCKETS)
         gauge("toque_waiting_texts", "Texts in the queue.").set_function(lambda: batcher.n_waiting)
@@ -390,7 +444,9 @@ class _Metrics:
 
 
 def failure() -> RequestError:
-    """A mistake of ours, or the machine ran out of memory; the log says which."""
+    """Return the error of a failed batch. The log has the cause: a bug, or too little memory."""
     return RequestError(
-        500, "The server could not write this answer; its log says why.", code="internal_error"
+        500,
+        "The server could not write this answer. See the server's log for the cause.",
+        code="internal_error",
     )

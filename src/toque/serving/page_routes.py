@@ -1,6 +1,6 @@
-"""Routes of the page that a server shows to people: its files, and what it asks below /api/.
+"""Routes of the server's web page: its files, and its requests below /api/.
 
-The recipe itself is written by /v1/completions, as for any other client.
+The page gets texts from /v1/completions, as any other client does.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from toque.cooking.shopping_list import (
 )
 from toque.evaluation.constrained_choice import choose
 from toque.serving.batcher import Batcher, ServedModel, ServedModels
-from toque.serving.protocol import parsed
+from toque.serving.protocol import parse_request
 from toque.serving.server import PAGE, Limits, page_files, read_body
 from toque.sources.documents import blank_text
 
 Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]
-RecipeText = Annotated[str, Field(max_length=20_000)]  # more than any of 90,000 real recipes has
+RecipeText = Annotated[str, Field(max_length=20_000)]  # longer than all of 90,000 real recipes
 Servings = Annotated[int, Field(ge=1, le=MOST_SERVINGS)]
 Json = dict[str, Any]
 
@@ -57,78 +57,83 @@ _SHARED: Final = (
     "stream.js",
     "toque.svg",
 )
-_LONGEST_ANSWER: Final = 16  # tokens that a class may take, and so positions a question leaves free
+_CLASS_TOKENS: Final = 16
+"""Positions that a question leaves free for the tokens of a class."""
 
 
 class _PageRequest(BaseModel, ABC):
-    """A question of the page."""
+    """Request of the page."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @abstractmethod
     def answer(self, models: ServedModels, batcher: Batcher) -> Json:
-        """The answer, made in another thread: nobody waits for a text that is read."""
+        """Compute the answer in another thread, so that the event loop can send other texts."""
 
 
 class _Wish(_PageRequest):
-    """A wish for a dish, answered with the prompt that the model was trained on."""
+    """Request for the prompt of a dish, in the form of the training prompts."""
 
     model: str
     dish: Annotated[Words, Field(min_length=1)]
-    style: Words = ""  # "Italian", "Quick": put before the dish
+    style: Words = ""  # an adjective before the dish, such as "Italian" or "Quick"
     ingredients: Foods = []
 
     def answer(self, models: ServedModels, _: Batcher) -> Json:
-        served, title = models.named(self.model), f"{self.style} {self.dish}".strip()
+        served = models.get_model(self.model)
+        title = f"{self.style} {self.dish}".strip()
         if self.ingredients:
-            # A colon ends the title of what a person types.
+            # A colon in the user's text separates the title from the ingredients.
             title = f"{title.replace(':', ',')}: {', '.join(self.ingredients)}"
-        return {"prompt": served.asked(title)}
+        return {"prompt": served.to_prompt(title)}
 
 
 class _WrittenText(_PageRequest):
-    """A text and the prompt it answers."""
+    """Written text and its prompt."""
 
     prompt: RecipeText
     text: RecipeText
     avoid: Foods = []
 
     def answer(self, *_: object) -> Json:
-        """Scores, if a recipe is requested; requested ingredients that it misses or does not list.
+        """Score a requested recipe.
 
-        Foods to avoid that the text names are listed, too.
+        The answer also lists requested ingredients that are missing from the text or from its list
+        of ingredients, and foods to avoid that the text has.
         """
         scores = text_metrics(self.prompt, self.text)
-        asked = asked_ingredients(self.prompt)
+        requested = asked_ingredients(self.prompt)
         absent = missed_ingredients(self.avoid, self.text)
         return {
             "scores": scores,
-            "asked": asked,
-            "missed": missed_ingredients(asked, self.text),
-            "unlisted": unlisted_ingredients(asked, parse_text(self.text)),
+            "asked": requested,
+            "missed": missed_ingredients(requested, self.text),
+            "unlisted": unlisted_ingredients(requested, parse_text(self.text)),
             "avoided": [food for food in self.avoid if food not in absent],
             "hint": hint(scores.get("recipe_score", 1.0)),
         }
 
 
 class _WrittenRecipe(_PageRequest, ABC):
-    """A recipe's text under its title."""
+    """Title and text of a recipe."""
 
     title: Annotated[str, Field(max_length=700)]
     text: RecipeText
 
     @property
     def recipe(self) -> Recipe:
-        found = parse_text(self.text)
-        return Recipe(self.title, found.ingredients, found.steps)
+        parsed = parse_text(self.text)
+        return Recipe(self.title, parsed.ingredients, parsed.steps)
 
 
 class _Purchase(_WrittenRecipe):
-    """A recipe whose ingredients are bought for a number of people: its shopping list."""
+    """Request for the shopping list of a recipe, for a number of servings."""
 
     servings: Servings
-    makes: Servings | None = None  # servings as it is written; estimated when left out
-    asked: Foods = []  # requested ingredients; those that only the steps name are bought, too
+    makes: Servings | None = None
+    """Servings of the recipe as written. None: estimate them."""
+    asked: Foods = []
+    """Requested ingredients. The shopping list includes them even if only the steps name them."""
 
     def answer(self, *_: object) -> Json:
         recipe = self.recipe
@@ -140,70 +145,78 @@ class _Purchase(_WrittenRecipe):
 
 
 class _Classified(_WrittenRecipe):
-    """A recipe whose classes a model is asked for."""
+    """Request for the classes of a recipe."""
 
     model: str
 
     def answer(self, models: ServedModels, batcher: Batcher) -> Json:
-        """The class of each task: the model's, with the probability of each, else the rules'."""
-        served, recipe, found = models.named(self.model), self.recipe, dict[Task, Json]()
+        """Return the class of each task: from the model if it can classify, else from rules.
+
+        Classes of the model have probabilities.
+        """
+        served = models.get_model(self.model)
+        recipe = self.recipe
         reading = read(recipe)
-        # The rules know English words.
+        classes: dict[Task, Json] = {}
+
         if reading.lines and reading.words and language_of(reading) == "English":
+            # The rules are for English words.
             level = judged_difficulty(reading).level
-            found["difficulty"] = {"answer": level, "probabilities": None}
+            classes["difficulty"] = {"answer": level, "probabilities": None}
             if nutrition := nutrition_of(reading).klass:
-                found["nutrition"] = {"answer": nutrition, "probabilities": None}
+                classes["nutrition"] = {"answer": nutrition, "probabilities": None}
+
         questions: dict[Task, list[int]] = {}
         for task in CLASSES:
             if task in served.record.tasks and recipe.ingredients and recipe.steps:
                 ids = served.prompt_ids(question(task, recipe))
-                if len(ids) <= served.context_tokens - _LONGEST_ANSWER:
+                if len(ids) <= served.context_tokens - _CLASS_TOKENS:
                     questions[task] = ids
 
-        def chosen() -> dict[Task, list[float]]:
+        def classify() -> dict[Task, list[float]]:
             return {
                 task: choose(served.model, served.codec, [ids], CLASSES[task])[0].tolist()
                 for task, ids in questions.items()
             }
 
-        for task, shares in batcher.run(served, chosen).items():
-            own = dict(zip(CLASSES[task], shares, strict=True))
-            found[task] = {"answer": max(own, key=own.__getitem__), "probabilities": own}
-        return {"classes": [{"task": task, **found[task]} for task in CLASSES if task in found]}
+        for task, shares in batcher.run(served, classify).items():
+            probabilities = dict(zip(CLASSES[task], shares, strict=True))
+            answer = max(probabilities, key=probabilities.__getitem__)
+            classes[task] = {"answer": answer, "probabilities": probabilities}
+        return {"classes": [{"task": task, **classes[task]} for task in CLASSES if task in classes]}
 
 
-def _described(served: ServedModel) -> Json:
-    """Description of a model for the page, its tasks' prompts with their fields in braces."""
+def _describe(served: ServedModel) -> Json:
+    """Describe a model for the page, including prompts of its tasks with fields in braces."""
     tasks = [
-        {"name": one.name, "prompt": blank_text(one.prompt)} for one in served.record.own_tasks
+        {"name": task.name, "prompt": blank_text(task.prompt)} for task in served.record.own_tasks
     ]
-    # One of others that has a chat template is talked to, though nothing is known of its training.
+    # A chat template is enough for a conversation, even if the training of the model is unknown.
     form = served.record.form if served.chat is None else "conversations"
     return {"name": served.name, "form": form, "tasks": tasks}
 
 
 def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
-    """The page's files, and the answers to its own questions."""
+    """Build the routes of the page's files and of its requests."""
 
-    async def names(_: Request) -> Response:
-        return JSONResponse({"models": [_described(served) for served in models.values()]})
+    async def list_models(_: Request) -> Response:
+        return JSONResponse({"models": [_describe(served) for served in models.values()]})
 
-    def answering(path: str, kind: type[_PageRequest]) -> Route:
-        async def answer(request: Request) -> Response:
-            asked = parsed(kind, await read_body(request, limits))
-            return JSONResponse(await run_in_threadpool(asked.answer, models, batcher))
+    def answer_route(path: str, kind: type[_PageRequest]) -> Route:
+        async def answer(http_request: Request) -> Response:
+            request = parse_request(kind, await read_body(http_request, limits))
+            return JSONResponse(await run_in_threadpool(request.answer, models, batcher))
 
         return Route(path, answer, methods=["POST"])
 
-    # Where nobody writes recipes, the page is a conversation, of the same parts.
-    cooks = any(served.record.knows_recipes for served in models.values())
-    pages = page_files() if cooks else page_files(TALK, (PAGE / name for name in _SHARED))
+    # Without a model of recipes, the page is a conversation built from the same files.
+    has_recipes = any(served.record.knows_recipes for served in models.values())
+    pages = page_files() if has_recipes else page_files(TALK, (PAGE / name for name in _SHARED))
     return [
         *pages,
-        Route("/api/models", names),
-        answering("/api/prompt", _Wish),
-        answering("/api/score", _WrittenText),
-        answering("/api/classes", _Classified),
-        answering("/api/shopping-list", _Purchase),
+        Route("/api/models", list_models),
+        answer_route("/api/prompt", _Wish),
+        answer_route("/api/score", _WrittenText),
+        answer_route("/api/classes", _Classified),
+        answer_route("/api/shopping-list", _Purchase),
     ]

@@ -1,6 +1,6 @@
-"""OpenAI's protocol: the fields of requests that have an effect here, and the JSON of answers.
+"""OpenAI's protocol: the supported fields of requests, and the JSON of answers.
 
-A field that this server would have to ignore is refused by name, unless it asks for nothing.
+The server refuses a field that it does not support, unless the value switches the field off.
 """
 
 from __future__ import annotations
@@ -27,69 +27,78 @@ from toque.serving.token_bytes import bytes_of_token
 from toque.sources.conversations import join_parts
 
 Json = dict[str, Any]
-_MOST_ERRORS: Final = 100
-"""Mistakes that are named one by one; half a million, in 1 MiB, would hold up everybody else."""
+_MAX_ERRORS: Final = 100
+"""Number of errors to list. A body of 1 MiB can have half a million, which would block the server.
+"""
 
 
 class TextToken(NamedTuple):
-    """A token as it stands in its text; the texts of all tokens side by side are the text."""
+    """Token of a text. The texts of all tokens, joined, are the entire text."""
 
     codec: Codec
     new: NewToken
-    text: str  # empty where a character's bytes are not all there yet; the last has it whole
-    others: Sequence[str]  # the texts that the likeliest tokens would have had in this place
+    text: str
+    """Text of the token. The last token of a character has the character; its others are empty."""
+    alternatives: Sequence[str]
+    """Texts of the most likely tokens at this position."""
 
     @property
-    def likeliest(self) -> list[tuple[int, str, float]]:
-        """The likeliest tokens, texts and log-probabilities, the chosen token among them."""
-        new, pairs = self.new, zip(self.new.likeliest, self.others, strict=True)
-        best = [
-            (token, self.text if token == new.token else text, log) for (token, log), text in pairs
+    def most_likely(self) -> list[tuple[int, str, float]]:
+        """Most likely tokens, their texts and log-probabilities, including the chosen token."""
+        new = self.new
+        tokens = [
+            (token, self.text if token == new.token else text, logprob)
+            for (token, logprob), text in zip(new.likeliest, self.alternatives, strict=True)
         ]
-        chosen = any(token == new.token for token, _ in new.likeliest)
-        if chosen or new.logprob is None:
-            return best
-        return [*best, (new.token, self.text, new.logprob)]
+        has_chosen = any(token == new.token for token, _ in new.likeliest)
+        if not has_chosen and new.logprob is not None:
+            tokens.append((new.token, self.text, new.logprob))
+        return tokens
 
 
 @dataclass(frozen=True)
 class Piece:
-    """More of one text; an answer at once has one piece of each."""
+    """Next part of one text. An answer that is not streamed has one piece per text."""
 
-    index: int  # number of the text in its request
-    text: str = ""  # may be empty: characters and stop strings are held back until they are whole
-    tokens: Sequence[TextToken] = ()  # tokens it was written with, the end token left out
-    offset: int = 0  # characters of the tokens before these
-    end: End | None = None  # set with the last piece of a text
+    index: int
+    """Number of the text in its request."""
+    text: str = ""
+    """New text. Incomplete characters and possible stop strings wait for the next piece."""
+    tokens: Sequence[TextToken] = ()
+    """Tokens of the text, without the end token."""
+    offset: int = 0
+    """Characters of all previous tokens."""
+    end: End | None = None
+    """Reason for the end, in the last piece of a text."""
 
     @property
-    def is_news(self) -> bool:
-        """True if a client sees a difference."""
+    def is_visible(self) -> bool:
+        """True if the client receives text, an end or a log-probability."""
         return bool(self.text or self.end or any(t.new.logprob is not None for t in self.tokens))
 
     @classmethod
-    def joined(cls, pieces: Sequence[Piece]) -> Piece:
-        """The pieces of one text as one."""
+    def join(cls, pieces: Sequence[Piece]) -> Piece:
+        """Join the pieces of one text."""
         tokens = [token for piece in pieces for token in piece.tokens]
         text = "".join(piece.text for piece in pieces)
         return cls(pieces[-1].index, text, tokens, end=pieces[-1].end)
 
 
-def _asks_for_nothing(value: object) -> object:
+def _check_is_off(value: object) -> object:
     if value in (None, 0, False, {}, [], "", "none", {"type": "text"}):
         return value
-    raise ValueError("this server cannot do that; leave the field out")
+    raise ValueError("this server does not support this field; leave it out")
 
 
-_Unused = Annotated[Any, AfterValidator(_asks_for_nothing)]
+_Unused = Annotated[Any, AfterValidator(_check_is_off)]
 _Stop = Annotated[str, Field(min_length=1, max_length=200)]
-# The first wrong item ends a list: a million of them took 14 s.
+# Validation stops at the first wrong item, because a million wrong items took 14 s.
 _Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
 class _Part(BaseModel):
-    """Part of a request, of whose fields none is unknown."""
+    """Part of a request without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -102,8 +111,9 @@ class _StreamOptions(_Part):
 class _JsonSchema(_Part):
     name: Annotated[str, Field(max_length=64)]
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # None: that of `name`
-    strict: bool | None = None  # an answer always keeps to its schema
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """JSON schema. None: the shipped schema called `name`."""
+    strict: bool | None = None  # no effect: an answer always follows its schema
 
 
 class _ResponseFormat(_Part):
@@ -111,45 +121,56 @@ class _ResponseFormat(_Part):
     json_schema: _JsonSchema | None = None
 
     @property
-    def schema_asked(self) -> Mapping[str, Any] | None:
-        """The schema that a text shall be JSON of; None where any text will do."""
-        if self.type != "json_schema":
-            return {"type": "object"} if self.type == "json_object" else None
-        own = self.json_schema
-        if own is None or (own.schema_ is None and own.name not in SHIPPED):
-            raise ConfigError(
-                f"json_schema has no schema, and none of {', '.join(SHIPPED)}, which this server "
-                'has itself, is its name. Send {"name": ..., "schema": {...}}.'
-            )
-        return answer_schema(own.name) if own.schema_ is None else own.schema_
+    def requested_schema(self) -> Mapping[str, Any] | None:
+        """JSON schema of the answer; None for any text.
+
+        Raises:
+            ConfigError: json_schema has neither a schema nor the name of a shipped schema.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return {"type": "object"}
+
+        json_schema = self.json_schema
+        if json_schema is not None:
+            if json_schema.schema_ is not None:
+                return json_schema.schema_
+            if json_schema.name in SHIPPED:
+                return answer_schema(json_schema.name)
+        raise ConfigError(
+            f"json_schema must have a schema or the name of a shipped schema: {', '.join(SHIPPED)}."
+            ' Send {"name": ..., "schema": {...}}.'
+        )
 
 
 class TextRequest(_Part, ABC):
-    """A request for texts: the fields that both kinds have, and the form of its answers."""
+    """Request for texts: the fields of both kinds of request, and the form of its answers."""
 
     model_config = ConfigDict(allow_inf_nan=False, ser_json_inf_nan="null")
     id_prefix: ClassVar[str]
     answer_object: ClassVar[str]
     event_object: ClassVar[str]
     prompt_field: ClassVar[str]
-    opens_texts: ClassVar[bool] = False  # True: a stream begins each text with an empty event
+    opens_texts: ClassVar[bool] = False
+    """True if a stream begins each text with an empty event."""
 
     model: str
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None  # 1 when left out
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None  # None means 1
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    # Other servers' additions to the protocol.
+    # Common extensions of the protocol.
     top_k: Annotated[int, Field(ge=0)] | None = None
     no_repeat_ngram_size: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    best_of: Annotated[int, Field(ge=0)] | None = None  # 0 and 1 choose nothing
-    best_by: str | None = None  # our own addition: the score; likelihood when left out
+    best_of: Annotated[int, Field(ge=0)] | None = None  # 0 and 1 have no effect
+    best_by: str | None = None  # our extension; None means likelihood
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    response_format: _ResponseFormat | None = None  # other servers' addition to /v1/completions
-    # What callers note for themselves.
+    response_format: _ResponseFormat | None = None  # an extension in /v1/completions
+    # Notes of the caller, without an effect.
     user: str | None = None
     metadata: dict[str, str] | None = None
     frequency_penalty: _Unused = None
@@ -158,45 +179,51 @@ class TextRequest(_Part, ABC):
 
     @property
     @abstractmethod
-    def n_likeliest(self) -> int | None:
-        """Tokens to report at every place; None for no probabilities."""
+    def n_logprobs(self) -> int | None:
+        """Number of tokens to report per position; None for no log-probabilities."""
 
     @abstractmethod
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
-        """The prompts as the model reads them, made in another thread: 1 MiB takes a second."""
+        """Tokenize the prompts in another thread, because 1 MiB takes a second."""
 
-    async def held(self, served: ServedModel) -> HeldText | None:
-        """The form that the texts are held to, compiled in another thread; None for any text."""
+    async def compile_constraint(self, served: ServedModel) -> HeldText | None:
+        """Compile the schema of the texts in another thread; None for any text.
+
+        Raises:
+            RequestError: The model or the constraints do not support the schema.
+        """
+        if self.response_format is None:
+            return None
         try:
-            wanted = self.response_format or _ResponseFormat()
-            if (schema := wanted.schema_asked) is None:
+            schema = self.response_format.requested_schema
+            if schema is None:
                 return None
             return await run_in_threadpool(lambda: served.vocabulary.to_schema(schema))
         except ConfigError as error:
             raise RequestError(400, str(error), param="response_format") from error
 
     @property
-    def most_tokens(self) -> int | None:
-        """Tokens of the longest text; None for the length the model was trained on."""
+    def requested_tokens(self) -> int | None:
+        """Tokens of the longest text; None for the limit that the model was trained with."""
         return self.max_tokens
 
     @property
     def echoes(self) -> bool:
-        """True where the texts begin with their prompts."""
+        """True if the texts begin with their prompts."""
         return False
 
     @property
     def stops(self) -> list[str]:
-        """The strings that end a text."""
+        """Strings that end a text."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def wants_usage(self) -> bool:
-        """True where a stream shall end with what it cost."""
+        """True if a stream ends with its numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self) -> GenerationOptions:
-        """The choice of tokens; without a seed, every request draws another."""
+        """Return the sampling options, with a random seed if the request does not have one."""
         temperature = 1.0 if self.temperature is None else self.temperature
         seed = secrets.randbits(63) if self.seed is None else self.seed
         return GenerationOptions(
@@ -209,11 +236,11 @@ class TextRequest(_Part, ABC):
 
     @abstractmethod
     def choice(self, piece: Piece, *, whole: bool) -> Json:
-        """One whole text of an answer, or a piece of it in a stream."""
+        """Format an entire text, or a piece of it in a stream, for `choices`."""
 
 
 class CompletionRequest(TextRequest):
-    """POST /v1/completions: prompts as they are."""
+    """POST /v1/completions: prompts without a template."""
 
     id_prefix = "cmpl"
     answer_object = event_object = "text_completion"
@@ -221,31 +248,31 @@ class CompletionRequest(TextRequest):
 
     prompt: str | _Texts | _Ids | Annotated[list[_Ids], Field(fail_fast=True)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 writes nothing: the prompt alone
+    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0 returns only the prompt
     echo: bool | None = None
     suffix: _Unused = None
 
     @property
     def echoes(self) -> bool:
-        """True where the texts begin with their prompts."""
+        """True if the texts begin with their prompts."""
         return bool(self.echo)
 
     @property
-    def n_likeliest(self) -> int | None:
-        """Tokens to report at every place; None for no probabilities."""
+    def n_logprobs(self) -> int | None:
+        """Number of tokens to report per position; None for no log-probabilities."""
         return self.logprobs
 
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
-        """The prompts as the model reads them; ids are taken as they are."""
+        """Tokenize prompts of text in another thread. Prompts of ids stay as they are."""
         prompts: list[Any] = [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
         if not prompts or isinstance(prompts[0], int):
-            return [prompts]  # one prompt of ids, which is refused where it is empty
+            return [prompts]  # one prompt of ids; `limit_answer` refuses an empty prompt
         return await run_in_threadpool(
             lambda: [served.prompt_ids(one) if isinstance(one, str) else one for one in prompts]
         )
 
     def choice(self, piece: Piece, *, whole: bool) -> Json:
-        """A whole text and a piece of it have the same form."""
+        """Format a text or a piece for `choices`. Both have the same form."""
         logs = None if self.logprobs is None else _logprobs(piece)
         return _choice(piece, {"text": piece.text}, logs)
 
@@ -256,7 +283,7 @@ class _TextPart(_Part):
 
 
 class _Message(BaseModel):
-    """A message, whose other fields are for the chat template."""
+    """Message of a conversation. Additional fields are for the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     role: Literal["system", "developer", "user", "assistant"]
@@ -270,22 +297,25 @@ class _Message(BaseModel):
 
     @property
     def fields(self) -> Json:
-        """The other fields that are filled: clients send answers back with empty ones."""
+        """Additional fields with a value. Clients send answers back with empty fields."""
         extra = (self.model_extra or {}).items()
         return {name: value for name, value in extra if value not in (None, False, "", [], {})}
 
     @property
     def turn(self) -> Json:
-        """The message as chat templates know it; OpenAI's `developer` is their `system`."""
+        """Message for the chat template. OpenAI's role `developer` becomes `system`."""
         role = "system" if self.role == "developer" else self.role
         return {**self.fields, "role": role, "content": self.text}
 
 
 class ChatRequest(TextRequest):
-    """POST /v1/chat/completions: a conversation, in the form the model was trained on."""
+    """POST /v1/chat/completions: a conversation in the form of the training data."""
 
-    id_prefix, answer_object, event_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    prompt_field, opens_texts = "messages", True
+    id_prefix = "chatcmpl"
+    answer_object = "chat.completion"
+    event_object = "chat.completion.chunk"
+    prompt_field = "messages"
+    opens_texts = True
 
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # overrides max_tokens
@@ -294,40 +324,47 @@ class ChatRequest(TextRequest):
     tools: _Unused = None
     tool_choice: _Unused = None
     functions: _Unused = None
-    # What is done anyway: nothing is stored, there are no tools to call, and no model here reasons
-    # apart from its text.
+    # Fields without an effect: this server does not store texts, call tools or reason separately.
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
     @property
-    def n_likeliest(self) -> int | None:
-        """Tokens to report at every place; None for no probabilities."""
+    def n_logprobs(self) -> int | None:
+        """Number of tokens to report per position; None for no log-probabilities."""
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
-    def most_tokens(self) -> int | None:
-        """Tokens of the longest text; None for the length the model was trained on."""
+    def requested_tokens(self) -> int | None:
+        """Tokens of the longest text; None for the limit that the model was trained with."""
         return self.max_completion_tokens or self.max_tokens
 
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
-        """The conversation: all its turns where the model's template takes them, else the last."""
+        """Tokenize the conversation, or the last user message if the model has no chat template.
+
+        Raises:
+            RequestError: The last user message is missing or empty, or the model does not support
+                the conversation.
+        """
         texts = [message.text for message in self.messages if message.role == "user"]
         if not texts or not texts[-1].strip():
             raise RequestError(
-                400, "messages hold nothing that a user says; add one.", param="messages"
+                400, "messages have no text from the user. Add a message.", param="messages"
             )
+
         if served.chat is None:
             for n, message in enumerate(self.messages):
                 for name in message.fields:
                     raise RequestError(
                         400,
-                        f"messages: {name[:100]!r} of message {n + 1} cannot be read by this "
-                        "model, which was trained on single texts. Leave the field out.",
+                        "messages: this model was trained on single texts and does not support "
+                        f"{name[:100]!r} of message {n + 1}. Leave the field out.",
                         param="messages",
                     )
-            return [await run_in_threadpool(lambda: served.prompt_ids(served.asked(texts[-1])))]
+            last = texts[-1]
+            return [await run_in_threadpool(lambda: served.prompt_ids(served.to_prompt(last)))]
+
         turns = [message.turn for message in self.messages]
         try:
             return [await asyncio.wrap_future(served.chat.ids(turns))]
@@ -335,22 +372,29 @@ class ChatRequest(TextRequest):
             raise RequestError(400, str(error), param="messages") from error
 
     def choice(self, piece: Piece, *, whole: bool) -> Json:
-        """A text as a message; a piece of it as a delta, the first of which names the speaker."""
-        content: Json = {"content": piece.text} if piece.text else {}
+        """Format a text as a message, or a piece as a delta. The first delta has the role."""
+        content: Json
         if whole:
             content = {"role": "assistant", "content": piece.text, "refusal": None}
-        elif not piece.is_news:
+        elif not piece.is_visible:
             content = {"role": "assistant", "content": ""}
+        elif piece.text:
+            content = {"content": piece.text}
+        else:
+            content = {}
+
         logs = None
         if self.logprobs:
-            logs = {"content": [self._logprob(token) for token in piece.tokens], "refusal": None}
+            logs = {"content": [_token_logprobs(token) for token in piece.tokens], "refusal": None}
         return _choice(piece, {"message" if whole else "delta": content}, logs)
 
-    def _logprob(self, token: TextToken) -> Json:
-        best = [_chat_logprob(token.codec, *one) for one in token.likeliest]
-        new = token.new
-        chosen = _chat_logprob(token.codec, new.token, token.text, new.logprob)
-        return {**chosen, "top_logprobs": best}
+
+def _token_logprobs(token: TextToken) -> Json:
+    """Format the log-probabilities of one token for /v1/chat/completions."""
+    new = token.new
+    chosen = _chat_logprob(token.codec, new.token, token.text, new.logprob)
+    top = [_chat_logprob(token.codec, *one) for one in token.most_likely]
+    return {**chosen, "top_logprobs": top}
 
 
 def _choice(piece: Piece, content: Json, logprobs: Json | None) -> Json:
@@ -362,20 +406,25 @@ def _chat_logprob(codec: Codec, token: int, text: str, logprob: float | None) ->
 
 
 def _logprobs(piece: Piece) -> Json:
-    """Log-probabilities as /v1/completions has them: four lists side by side."""
-    likeliest, offsets, offset = list[Json | None](), [], piece.offset
+    """Format log-probabilities for /v1/completions: four parallel lists."""
+    top_logprobs: list[Json | None] = []
+    offsets = []
+    offset = piece.offset
     for token in piece.tokens:
-        best: dict[str, float | None] = {}
-        for _, text, log in token.likeliest:
-            best.setdefault(text, log)  # of texts that are equal, the likeliest
-        known = token.new.logprob is not None  # of all but the first token of a prompt
-        likeliest.append(best | {token.text: token.new.logprob} if known else None)
+        logprob = token.new.logprob
+        if logprob is None:  # the first token of a prompt
+            top_logprobs.append(None)
+        else:
+            by_text: dict[str, float | None] = {}
+            for _, text, log in token.most_likely:
+                by_text.setdefault(text, log)  # several tokens may have the same text
+            top_logprobs.append(by_text | {token.text: logprob})
         offsets.append(offset)
         offset += len(token.text)
     return {
         "tokens": [token.text for token in piece.tokens],
         "token_logprobs": [token.new.logprob for token in piece.tokens],
-        "top_logprobs": likeliest,
+        "top_logprobs": top_logprobs,
         "text_offset": offsets,
     }
 
@@ -383,16 +432,20 @@ def _logprobs(piece: Piece) -> Json:
 R = TypeVar("R", bound=BaseModel)
 
 
-def parsed(kind: type[R], body: bytes) -> R:
-    """A request from its JSON; RequestError 400 names the first field that is wrong."""
+def parse_request(kind: type[R], body: bytes) -> R:
+    """Parse the JSON of a request.
+
+    Raises:
+        RequestError: With status 400 and the first field with an error.
+    """
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        if error.error_count() > _MOST_ERRORS:
+        if error.error_count() > _MAX_ERRORS:
             raise RequestError(
                 400,
                 f"{error.error_count():,} of the body's fields are unknown, missing or of the "
-                "wrong kind. Send the fields of OpenAI's protocol alone.",
+                "wrong kind. Send only fields of OpenAI's protocol.",
             ) from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         param = str(first["loc"][0])[:100] if first["loc"] else None

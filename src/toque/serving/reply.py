@@ -1,4 +1,4 @@
-"""Reply: one request's texts from the batch to the bytes its client gets, whole or streamed."""
+"""Reply to one request: its texts, from the batch to the client, streamed or complete."""
 
 from __future__ import annotations
 
@@ -33,38 +33,45 @@ _log = logging.getLogger("toque.serving")
 
 
 class _Text:
-    """One text of a request while it is written; what may become a stop string is held back.
+    """One text of a request while it is written. A possible stop string waits for its next token.
 
-    With a prompt before it the end token is told, too: who reads the log-probabilities of a prompt
-    (lm-eval) takes the last token for the one that was written.
+    If a text begins with its prompt, its tokens include the end token. A client that reads the
+    log-probabilities of a prompt (lm-eval) treats the last token as the written token.
     """
 
     def __init__(self, index: int, codec: Codec, stops: Sequence[str], *, echoes: bool) -> None:
         self._index, self._stops, self._echoes = index, stops, echoes
         self._codec, self._stream = codec, TextStream(codec)
-        self._held = ""
-        self._textless: list[TextToken] = []  # tokens whose character is not whole yet
+        self._pending = ""  # text that may become a stop string
+        self._textless: list[TextToken] = []  # tokens of an incomplete character
         self._offset = 0
-        self.logprobs: list[float] = []  # of the tokens so far, the end token among them
+        self.logprobs: list[float] = []
+        """Log-probabilities of the new tokens, including the end token."""
         self.is_over = False
 
-    def prompt(self, tokens: Sequence[NewToken], *, is_all: bool) -> Piece:
-        """The piece that the prompt makes, in which no stop string is looked for."""
-        read = [self._read(new, skip_special_tokens=False) for new in tokens]
-        text = "".join(token.text for token in read) + (self._stream.rest() if is_all else "")
-        self._offset, self.is_over = len(text), is_all
-        return Piece(self._index, text, read, 0, "length" if is_all else None)
+    def add_prompt(self, tokens: Sequence[NewToken], *, is_all: bool) -> Piece:
+        """Return the piece of the prompt. Stop strings in a prompt have no effect."""
+        text_tokens = [self._read(new, skip_special_tokens=False) for new in tokens]
+        text = "".join(token.text for token in text_tokens)
+        if is_all:
+            text += self._stream.rest()
+        self._offset = len(text)
+        self.is_over = is_all
+        return Piece(self._index, text, text_tokens, 0, "length" if is_all else None)
 
     def _read(self, new: NewToken, *, skip_special_tokens: bool = True) -> TextToken:
         others = [self._stream.would_be(token) for token, _ in new.likeliest]
         text = self._stream.feed(new.token, skip_special_tokens=skip_special_tokens)
         return TextToken(self._codec, new, text, others)
 
-    def piece(self, news: Sequence[NewToken]) -> Piece:
-        """The piece that some more tokens make."""
-        text, end, tokens = "", None, list[TextToken]()
+    def add_tokens(self, news: Sequence[NewToken]) -> Piece:
+        """Return the piece of new tokens."""
+        text = ""
+        end = None
+        tokens: list[TextToken] = []
         for new in news:
-            end, more = new.end, ""
+            end = new.end
+            more = ""
             if new.logprob is not None:
                 self.logprobs.append(new.logprob)
             if end != "stop":
@@ -77,35 +84,47 @@ class _Text:
             if end == "stop" and self._echoes:
                 others = [self._stream.would_be(token) for token, _ in new.likeliest]
                 self._textless.append(TextToken(self._codec, new, "", others))
-            certain, stopped = self._certain(more, last=end is not None)
-            text += certain
-            end = "stop" if stopped else end
+
+            complete, is_stopped = self._split_at_stop(more, last=end is not None)
+            text += complete
+            end = "stop" if is_stopped else end
             if more or end is not None:
                 tokens += self._textless
                 self._textless.clear()
             if end is not None:
                 break
+
         self.is_over = end is not None
         offset = self._offset
         self._offset += sum(len(token.text) for token in tokens)
         return Piece(self._index, text, tokens, offset, end)
 
-    def _certain(self, more: str, *, last: bool) -> tuple[str, bool]:
-        """The text that is certain now, and True where a stop string came."""
-        text = self._held + more
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
-            return text[: min(places)], True
-        held = 0
+    def _split_at_stop(self, more: str, *, last: bool) -> tuple[str, bool]:
+        """Add text, and keep an end that may become a stop string.
+
+        Returns:
+            The text to send, and True if a stop string has ended it.
+        """
+        text = self._pending + more
+        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        if starts:
+            return text[: min(starts)], True
+
+        n_pending = 0
         for stop in () if last else self._stops:
             longest = min(len(text), len(stop) - 1)
-            held = max(held, *(n for n in range(longest + 1) if text.endswith(stop[:n])))
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held], False
+            n_pending = max(n_pending, *(n for n in range(longest + 1) if text.endswith(stop[:n])))
+        n_complete = len(text) - n_pending
+        self._pending = text[n_complete:]
+        return text[:n_complete], False
 
 
 class Reply(Response):
-    """The answer to one request, written while it is sent; RequestError 400 where it cannot be."""
+    """Answer to one request, which is sent while the batch writes it.
+
+    Raises:
+        RequestError: With status 400 if the server cannot answer the request.
+    """
 
     def __init__(
         self,
@@ -115,35 +134,47 @@ class Reply(Response):
         request: TextRequest,
         limits: Limits,
         *,
-        held: HeldText | None = None,
+        constraint: HeldText | None = None,
     ) -> None:
-        param, most = request.prompt_field, request.most_tokens
-        options = served.record.completed(request.options(), in_json=held is not None)
-        self._n, self._best = request.n or 1, _best_of(request, options)
+        param = request.prompt_field
+        max_tokens = request.requested_tokens
+        in_json = constraint is not None
+        options = served.record.completed(request.options(), in_json=in_json)
+        self._n = request.n or 1
+        self._best = _best_of(request, options)
         self._knows_recipes = served.record.knows_recipes
+
         n = max(self._n, self._best.n)
         if n * len(prompts) > limits.texts:
+            if n > 1:
+                param = "best_of" if self._best.n > 1 else "n"
             raise RequestError(
                 400,
-                f"{n} texts for each of {len(prompts)} prompts are more than the {limits.texts} of "
-                "one request. Ask several times.",
-                param="best_of" if self._best.n > 1 else "n" if n > 1 else param,
+                f"The request asks for {n * len(prompts)} texts, {n} for each of {len(prompts)} "
+                f"prompts. One request may ask for {limits.texts}. Send several requests.",
+                param=param,
             )
         if request.echoes and served.is_encoder_decoder:
-            wrong = "echo: this model reads a prompt apart from what it writes; leave it out."
-            raise RequestError(400, wrong, param="echo")
-        if most == 0 and not request.echoes:
             raise RequestError(
-                400, "max_tokens: 0 asks for nothing without echo.", param="max_tokens"
+                400,
+                "echo must be false, because this model has an encoder for its prompts.",
+                param="echo",
             )
-        longest = [served.most_tokens(prompt, most, param=param) for prompt in prompts]
-        n_likeliest = request.n_likeliest
+        if max_tokens == 0 and not request.echoes:
+            raise RequestError(
+                400, "max_tokens may be 0 only with echo. Send at least 1.", param="max_tokens"
+            )
+
+        limits_of_answers = [
+            served.limit_answer(prompt, max_tokens, param=param) for prompt in prompts
+        ]
+        n_logprobs = request.n_logprobs
         if self._best.n > 1:
-            n_likeliest = n_likeliest or 0  # whose likelihoods are compared
-            self._asked = [served.codec.decode(prompt) for prompt in prompts]
-            with _refused("best_by"):
+            n_logprobs = n_logprobs or 0  # best_of compares likelihoods
+            self._prompt_texts = [served.codec.decode(prompt) for prompt in prompts]
+            with _refuse_request("best_by"):
                 self._best.check_prompts(
-                    self._asked, in_json=held is not None, knows_recipes=self._knows_recipes
+                    self._prompt_texts, in_json=in_json, knows_recipes=self._knows_recipes
                 )
         self._orders = [
             Order(
@@ -151,13 +182,15 @@ class Reply(Response):
                 limit,
                 options,
                 i * n + number,
-                n_likeliest,
-                held=held and held.again(),
+                n_logprobs,
+                held=constraint and constraint.again(),
             )
-            for i, (prompt, limit) in enumerate(zip(prompts, longest, strict=True))
+            for i, (prompt, limit) in enumerate(zip(prompts, limits_of_answers, strict=True))
             for number in range(n)
         ]
-        self._batcher, self._served, self._request = batcher, served, request
+        self._batcher = batcher
+        self._served = served
+        self._request = request
         self._seconds = limits.seconds
         self._head = {
             "id": f"{request.id_prefix}-{uuid.uuid4().hex}",
@@ -171,36 +204,38 @@ class Reply(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write and send; stop at once when the client goes away."""
-        self._scope, self._receive, self._send, self._has_begun = scope, receive, send, False
+        """Write and send the texts. Stop immediately when the client disconnects."""
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._has_begun = False
         try:
             async with asyncio.timeout(self._seconds):
-                await _unless_gone(receive, self._write())
+                await _run_while_connected(receive, self._write())
             return
         except ClientDisconnect:
             self._batcher.metrics.gone.inc()
             return
         except TimeoutError:
-            # Asking again at once would end in the same way.
             error = RequestError(
                 504,
-                f"The answer was not whole after {self._seconds:g} seconds, the most this server "
-                "gives one request. Ask for fewer tokens or texts.",
+                f"The answer was not complete after {self._seconds:g} seconds, the time limit of "
+                "this server. Ask for fewer tokens or texts.",
                 code="timeout",
-                headers={"x-should-retry": "false"},
+                headers={"x-should-retry": "false"},  # the same request would fail again
             )
         except RequestError as refusal:
             error = refusal
         except Exception:
-            if not self._has_begun:  # the application answers it
+            if not self._has_begun:  # the application sends the answer
                 raise
-            _log.exception("an answer of %s broke off", self._served.name)
+            _log.exception("an answer of %s was interrupted", self._served.name)
             error = failure()
         if not self._has_begun:
             await answer_to(error)(scope, receive, send)
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(1.0):  # a client that reads nothing is left
+            async with asyncio.timeout(1.0):  # the client may not read
                 await self._send_events([error.record], last=True)
 
     async def _write(self) -> None:
@@ -208,62 +243,74 @@ class Reply(Response):
         with self._batcher.ticket(self._served, self._orders) as ticket:
             metrics.prompt_tokens.labels(name).inc(self._prompt_tokens)
             try:
-                await (self._stream(ticket) if self._request.stream else self._at_once(ticket))
+                if self._request.stream:
+                    await self._stream(ticket)
+                else:
+                    await self._send_complete(ticket)
             finally:
                 metrics.tokens.labels(name).inc(self._n_tokens)
         metrics.seconds.observe(time.monotonic() - self._began)
 
     async def _pieces(self, ticket: Ticket) -> AsyncIterator[list[Piece]]:
-        """The pieces of the texts as they are written; RequestError if the batch cannot go on."""
-        codec, stops = self._served.codec, self._request.stops
+        """Yield pieces of the texts while the batch writes them.
+
+        Raises:
+            RequestError: The batch failed, or a text cannot follow its schema.
+        """
+        codec = self._served.codec
+        stops = self._request.stops
         echoes = self._request.echoes
         self._texts = texts = {
             order: _Text(i, codec, stops, echoes=echoes) for i, order in enumerate(self._orders)
         }
         async for piece in self._prompts():
             yield [piece]
-        first = True
-        steps, begun = Counter[Order](), dict[Order, float]()  # after each text's first news
+
+        is_first = True
+        first_times: dict[Order, float] = {}  # time of the first tokens of each text
+        steps = Counter[Order]()  # tokens after the first tokens of each text
         while not all(text.is_over for text in texts.values()):
             news = await ticket.news.get()
             if isinstance(news, RequestError):
                 raise news
-            if first:
+            if is_first:
                 self._batcher.metrics.first_token.observe(time.monotonic() - self._began)
-                first = False
+                is_first = False
+
             by_order: defaultdict[Order, list[NewToken]] = defaultdict(list)
             for new in news:
                 if new.end == "stuck" and new.order.held is not None:
-                    fault = f"The text {new.order.held.fault}"
-                    raise RequestError(400, fault, param="response_format")
+                    message = f"The text {new.order.held.fault}"
+                    raise RequestError(400, message, param="response_format")
                 by_order[new.order].append(new)
+
             pieces = []
-            for order, own in by_order.items():
+            for order, tokens in by_order.items():
                 if texts[order].is_over:
                     continue
-                steps[order] += len(own) if order in begun else 0
-                since = begun.setdefault(order, time.monotonic())
-                piece = texts[order].piece(own)
+                steps[order] += len(tokens) if order in first_times else 0
+                first_time = first_times.setdefault(order, time.monotonic())
+                piece = texts[order].add_tokens(tokens)
                 pieces.append(piece)
-                # With an echo the end token is told as well, and is none of the text.
+                # With echo, the tokens include the end token, which does not count.
                 self._n_tokens += sum(token.new.end != "stop" for token in piece.tokens)
                 if piece.end is not None and steps[order]:
-                    each = (time.monotonic() - since) / steps[order]
-                    self._batcher.metrics.token_seconds.observe(each)
-                if piece.end is not None and own[-1].end is None:
-                    self._batcher.cancel([order])  # a stop string, which the batch does not know
+                    seconds_per_token = (time.monotonic() - first_time) / steps[order]
+                    self._batcher.metrics.token_seconds.observe(seconds_per_token)
+                if piece.end is not None and tokens[-1].end is None:
+                    self._batcher.cancel([order])  # the batch does not check stop strings
             if pieces:
                 yield pieces
 
     async def _prompts(self) -> AsyncIterator[Piece]:
-        """The prompts that texts begin with, and the probabilities of their tokens if asked for.
+        """Yield the prompts that texts begin with, with log-probabilities if requested.
 
-        They are read one at a time, so that others are answered in between, and a client that goes
-        away ends it.
+        The batch reads one prompt at a time. Other requests continue between prompts, and the
+        reading ends when the client disconnects.
         """
         prompt, tokens = None, list[NewToken]()
         for order in self._orders if self._request.echoes else ():
-            if order.prompt is not prompt:  # `n` texts have one
+            if order.prompt is not prompt:  # `n` texts share a prompt
                 prompt = order.prompt
                 try:
                     tokens = await run_in_threadpool(self._batcher.read, self._served, order)
@@ -271,48 +318,54 @@ class Reply(Response):
                     _log.exception("reading a prompt with %s failed", self._served.name)
                     raise failure() from error
             is_all = order.most_tokens == 0
-            reading = partial(self._texts[order].prompt, tokens, is_all=is_all)
-            piece = await run_in_threadpool(reading)
+            add_prompt = partial(self._texts[order].add_prompt, tokens, is_all=is_all)
+            piece = await run_in_threadpool(add_prompt)
             if is_all:
-                self._batcher.cancel([order])  # its place is free
+                self._batcher.cancel([order])  # the order is complete
             yield piece
 
-    async def _at_once(self, ticket: Ticket) -> None:
+    async def _send_complete(self, ticket: Ticket) -> None:
         texts: list[list[Piece]] = [[] for _ in self._orders]
         async for pieces in self._pieces(ticket):
             for piece in pieces:
                 texts[piece.index].append(piece)
-        joined = [Piece.joined(pieces) for pieces in texts]
+        complete = [Piece.join(pieces) for pieces in texts]
         if self._best.n > 1:
-            choices = await run_in_threadpool(self._chosen, joined)
+            choices = await run_in_threadpool(self._choose_best, complete)
         else:
-            choices = [self._request.choice(piece, whole=True) for piece in joined]
+            choices = [self._request.choice(piece, whole=True) for piece in complete]
         body = msgspec.json.encode({**self._head, "choices": choices, "usage": self._usage})
         self._has_begun = True
         answer = Response(body, media_type="application/json")
         await answer(self._scope, self._receive, self._send)
 
-    def _chosen(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The `n` best of each prompt's texts, with how they were judged; not in the event loop."""
-        choices, best = list[Json](), self._best
+    def _choose_best(self, pieces: Sequence[Piece]) -> list[Json]:
+        """Choose the `n` best texts of each prompt, with their scores. Blocks the thread."""
+        best = self._best
+        in_json = self._orders[0].held is not None
         logprobs = [text.logprobs for text in self._texts.values()]
-        for i, prompt in enumerate(self._asked):
-            own = slice(i * best.n, (i + 1) * best.n)
-            texts, in_json = [piece.text for piece in pieces[own]], self._orders[0].held is not None
+
+        choices: list[Json] = []
+        for i, prompt in enumerate(self._prompt_texts):
+            candidates = slice(i * best.n, (i + 1) * best.n)
             ranked = best.ranked(
-                prompt, texts, logprobs[own], in_json=in_json, knows_recipes=self._knows_recipes
+                prompt,
+                [piece.text for piece in pieces[candidates]],
+                logprobs[candidates],
+                in_json=in_json,
+                knows_recipes=self._knows_recipes,
             )
-            for number, how in ranked[: self._n]:
-                piece = replace(pieces[own][number], index=len(choices))
+            for number, score in ranked[: self._n]:
+                piece = replace(pieces[candidates][number], index=len(choices))
                 choice = self._request.choice(piece, whole=True)
-                choices.append(choice | {"best_of": how.record()})
+                choices.append(choice | {"best_of": score.record()})
         return choices
 
     async def _stream(self, ticket: Ticket) -> None:
         request = self._request
         due = [Piece(i) for i in range(len(self._orders))] if request.opens_texts else []
         async for pieces in self._pieces(ticket):
-            due += [piece for piece in pieces if piece.is_news]
+            due += [piece for piece in pieces if piece.is_visible]
             if due:
                 choices = [request.choice(piece, whole=False) for piece in due]
                 await self._send_events([{**self._head, "choices": [one]} for one in choices])
@@ -342,8 +395,8 @@ class Reply(Response):
 
 
 @contextmanager
-def _refused(param: str) -> Iterator[None]:
-    """A context in which a ConfigError is the request's, about this field."""
+def _refuse_request(param: str) -> Iterator[None]:
+    """Turn a ConfigError of the block into a RequestError about a field."""
     try:
         yield
     except ConfigError as error:
@@ -351,35 +404,47 @@ def _refused(param: str) -> Iterator[None]:
 
 
 def _best_of(request: TextRequest, options: GenerationOptions) -> BestOf:
-    """The choice that a request asks for; RequestError 400 where it cannot be made."""
-    n, by = request.best_of or 1, request.best_by
-    with _refused("best_by"):
-        best = BestOf(n, LIKELIHOOD if by is None and n > 1 else by)  # as OpenAI says
-    with _refused("best_of"):
+    """Return the requested choice among texts.
+
+    Raises:
+        RequestError: The fields of the request contradict each other.
+    """
+    n = request.best_of or 1
+    best_by = request.best_by
+    if best_by is None and n > 1:
+        best_by = LIKELIHOOD  # OpenAI's default
+    with _refuse_request("best_by"):
+        best = BestOf(n, best_by)
+    with _refuse_request("best_of"):
         best.check(options, wanted=request.n or 1)
-        for name, asked in (("stream", request.stream), ("echo", request.echoes)):
-            if asked and best.n > 1:
+        for name, is_set in (("stream", request.stream), ("echo", request.echoes)):
+            if is_set and best.n > 1:
                 raise ConfigError(
-                    f"best_of is {n}, and which text is the best is known when all are whole: "
-                    f"leave {name} or best_of out."
+                    f"best_of is {n} and cannot be combined with {name}, because the server "
+                    f"compares complete texts. Leave {name} or best_of out."
                 )
     return best
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; give it up, and raise ClientDisconnect, when the client goes away."""
+async def _run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run the work until it ends or the client disconnects.
 
-    async def gone() -> None:
+    Raises:
+        ClientDisconnect: The client disconnected, and the work was cancelled.
+    """
+
+    async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    working = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(wait_for_disconnect())
     try:
-        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
+        await asyncio.wait({working, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
             raise ClientDisconnect
-        doing.result()
+        working.result()
     finally:
-        for task in (doing, leaving):
+        for task in (working, disconnect):
             task.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
+        await asyncio.gather(working, disconnect, return_exceptions=True)

@@ -8,8 +8,8 @@ from typing import Final
 
 from toque.data.tokenizer.codec import Codec
 
-_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")  # a byte as SentencePiece spells it
-_HALF: Final = "\ufffd"  # stands in a text for bytes that are not a character
+_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")  # a byte in SentencePiece vocabularies
+_HALF: Final = "\ufffd"  # the replacement for bytes that are not a character
 
 
 def _byte_characters() -> Mapping[str, int]:
@@ -36,7 +36,7 @@ def bytes_of_token(codec: Codec, token: int, text: str) -> bytes:
         is_spelling = raw.decode(errors="replace") == alone  # not of "é" in SentencePiece
         if is_spelling and (_HALF in alone or text.endswith(alone)):
             return raw
-    if _HALF in piece:  # the text is held back with the next token
+    if _HALF in piece:  # the text comes with the next token
         return codec.decode([token]).encode()
     return text.replace(_HALF, "").encode()  # without the bytes before this token
 

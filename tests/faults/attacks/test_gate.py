@@ -13,7 +13,7 @@ from fixtures.servers import in_a_thread
 from toque.runs.places import RunFinder
 from toque.serving.application import build_app as app_of_serve
 from toque.serving.batcher import ServedModels
-from toque.serving.protocol import ChatRequest, CompletionRequest, parsed
+from toque.serving.protocol import ChatRequest, CompletionRequest, parse_request
 from toque.serving.server import LOOPBACK_NAMES, Limits, RequestError, Server, hosts_of
 from toque.watching import Watcher, watching_app
 
@@ -124,7 +124,7 @@ def test_a_megabyte_of_mistakes_is_not_told_one_by_one(case):
     """pydantic made a sentence for each, and the event loop stood still: 14 s for 350,000 `{}`."""
     kind, body = CROWDED[case]
     with pytest.raises(RequestError) as refused:
-        parsed(kind, body)
+        parse_request(kind, body)
     told = refused.value.__cause__
     if told is None:
         assert "of the body's fields are unknown, missing or of the wrong kind" in str(

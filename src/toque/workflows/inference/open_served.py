@@ -105,7 +105,9 @@ def _served(name: str, model: PreTrainedModel, codec: Codec, record: Provenance)
     recipes = writes_recipes(record)
     chat = template_asked_by(codec, record)
     asked = partial(trained_prompt, task="write" if recipes else None)
-    return ServedModel(name=name, model=model, codec=codec, record=record, asked=asked, chat=chat)
+    return ServedModel(
+        name=name, model=model, codec=codec, record=record, to_prompt=asked, chat=chat
+    )
 
 
 def _inner(name: str) -> str:
