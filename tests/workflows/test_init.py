@@ -19,9 +19,9 @@ from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.reporter import millions
-from toque.workflows.first_config.dial import SIZES, Size
 from toque.workflows.first_config.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.first_config.init_base import NOT_SEEN
+from toque.workflows.first_config.sizing import SIZES, Size
 
 
 def rate(size: Size, characters: float, tokenizer: str) -> float:
@@ -37,9 +37,9 @@ WRITING = 700.0  # tokens per second that the same machine writes
 @pytest.fixture
 def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", rate)
+    monkeypatch.setattr("toque.workflows.first_config.sizing.measure_rate", rate)
     monkeypatch.setattr(
-        "toque.workflows.first_config.init.writing_rate_of", lambda *_about: WRITING
+        "toque.workflows.first_config.init.measure_writing_rate", lambda *_about: WRITING
     )
     write_cookbook(Path("a.jsonl"), n=80, seed=3)
     return tmp_path
@@ -73,7 +73,7 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert " of the 1 hour: the time is enough for " in said
     assert resolved.config.optim.name == "muon"
     assert resolved.config.optim.weight_decay > 0.1  # which is ten times the usual one
-    assert "Expected: " in said
+    assert "Forecast: held-out loss " in said
     assert main(["init", "a.jsonl", "--for", "16 seconds", "--replace"]) == 0
     assert str(load_config("my.yaml").config.train.stop_after) == "16 seconds total"
     assert main(["train", "my.yaml", *SHORT]) == 0
@@ -86,9 +86,9 @@ def test_texts_take_their_share_of_the_time_at_most(
     written_per_second: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The share was promised of held-out losses, and texts took 59 % of the time."""
-    monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", lambda *_about: 2_000.0)
+    monkeypatch.setattr("toque.workflows.first_config.sizing.measure_rate", lambda *_about: 2_000.0)
     monkeypatch.setattr(
-        "toque.workflows.first_config.init.writing_rate_of", lambda *_about: written_per_second
+        "toque.workflows.first_config.init.measure_writing_rate", lambda *_about: written_per_second
     )
     made = toque.init("a.jsonl", for_="40 seconds", size="300k")
     evaluation, (source,) = made.config.evaluation, made.sources
@@ -289,7 +289,7 @@ def test_the_speed_is_measured_with_the_tokenizer_that_was_named(
         asked.append(tokenizer)
         return rate(size, characters, tokenizer)
 
-    monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", remembered)
+    monkeypatch.setattr("toque.workflows.first_config.sizing.measure_rate", remembered)
     usual = toque.init("a.jsonl", size="300k")
     assert asked == [usual.config.model.tokenizer] == ["trained:2048"]
     assert main(["prepare", "my.yaml", "model.tokenizer=trained:512", "data.store=few"]) == 0
@@ -462,7 +462,7 @@ def test_the_length_of_a_run_counts_the_tokens_that_the_base_can_read(base: Path
     tokens = toque.prepare("my.yaml").store.manifest.tokens
     trained = 4 * 0.95 * (tokens.prompt + tokens.target)
     assert 3 * trained < 4 * sum(len(pair["completion"]) / 4 for pair in pairs)
-    stated = made.forecast.partition("It reads ")[2].partition(" tokens")[0]
+    stated = made.forecast.partition("The run reads ")[2].partition(" tokens")[0]
     assert float(stated.replace(",", "")) == pytest.approx(trained, rel=0.05)
     assert "needs only about" in made.forecast
 
@@ -531,7 +531,7 @@ REFUSED = {
     "init a.jsonl --for 3epochs": (2, '--for must be a time such as "20 minutes"'),
     "init a.jsonl --for 0minutes": (2, 'not "0minutes"'),
     "init a.jsonl --for 1min": (2, 'not "1min"'),
-    "init a.jsonl --for 5seconds": (2, "nothing is left to train in. Use at least --for"),
+    "init a.jsonl --for 5seconds": (2, "no time is left to train. Use at least --for"),
     "init a.jsonl --to a.jsonl": (2, "--to, or overwrite it with --replace"),
     "init ids.npy": (2, "Name the tokenizer"),
     "init a.jsonl --columns title": (2, "--columns prompt=question"),

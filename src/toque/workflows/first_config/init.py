@@ -41,10 +41,11 @@ from toque.storage.bucket import is_remote
 from toque.units import Duration
 from toque.user_paths import named_path
 from toque.workflows.configure import Columns, configure, source_columns
-from toque.workflows.first_config.dial import (
+from toque.workflows.first_config.init_base import SeenBase, base_seen
+from toque.workflows.first_config.sizing import (
     EVALUATING,
-    MOST_PASSES,
-    MOST_TOKENS,
+    MAX_BATCH_TOKENS,
+    MAX_PASSES,
     OF_PLAIN_TEXT,
     OF_RECIPES,
     POSITIONS,
@@ -55,17 +56,16 @@ from toque.workflows.first_config.dial import (
     TextTokenizer,
     Tuning,
     batch_for,
-    choice_for,
-    learnt,
-    learnt_from,
-    model_of,
-    time_of,
+    choose_size,
+    measure_writing_rate,
+    model_settings,
+    parse_run_time,
+    plan_tuning,
+    tokenizer_for_text,
+    trained_tokenizer,
     training_seconds,
     tuned_lr,
-    tuning_for,
-    writing_rate_of,
 )
-from toque.workflows.first_config.init_base import SeenBase, base_seen
 from toque.workflows.prepared_store import sources_of
 
 RECIPES, DOCUMENTS = "recipes", "documents"
@@ -178,7 +178,7 @@ def init(
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     file, start = named_path(to), str(start_from)
     _refuse_early(given, size, file, replace=replace)
-    whole = time_of(for_)
+    whole = parse_run_time(for_)
     paths, held_out, left = _by_split([str(path) for path in given])
     named = source_columns(columns)
     model = {"family": "auto", "start_from": start} if start != "scratch" else {}
@@ -227,9 +227,9 @@ def _settled(
     if wanted.model.start_from == "scratch":
         with reporter.working("measuring how fast this machine trains"):
             choice, unseen = _choice(wanted, found, tokens, records, whole, size)
-        read = choice.passes.most * (tokens or math.inf)
-        most = choice.size.batch_tokens
-        batch = batch_for(read, tokens, records, most=most, longest=POSITIONS)
+        read = choice.passes.useful * (tokens or math.inf)
+        max_tokens = choice.size.batch_tokens
+        batch = batch_for(read, tokens, records, max_tokens=max_tokens, longest=POSITIONS)
         return SeenBase(remarks=(*unseen, *_disturbed(before))), choice, batch
 
     seconds = training_seconds(tokens * _CHARACTERS_A_TOKEN, whole)
@@ -238,12 +238,12 @@ def _settled(
         model = {"family": "auto", "start_from": wanted.model.start_from}
         writing = _writing_rate(model, found, tokens, records) if base.is_small else 0.0
     if base.rate is None:
-        read = MOST_PASSES * (tokens or math.inf)
-        return base, None, batch_for(read, tokens, records, most=MOST_TOKENS, longest=1)
+        read = MAX_PASSES * (tokens or math.inf)
+        return base, None, batch_for(read, tokens, records, max_tokens=MAX_BATCH_TOKENS, longest=1)
     if base.tokens_each and {one.kind for one in found}.isdisjoint({DOCUMENTS, TOKENS, ""}):
         tokens = round(base.tokens_each * records)
     trained = tokens if wanted.data.validation else tokens * (1.0 - _HELD_OUT_SHARE)
-    tuning = tuning_for(trained, records, seconds, base.rate, longest=base.longest)
+    tuning = plan_tuning(trained, records, seconds, base.rate, longest=base.longest)
     base = base._replace(remarks=(*base.remarks, *_disturbed(before)))
     return base, tuning._replace(writing=writing), tuning.batch
 
@@ -263,7 +263,7 @@ def _choice(
     tokenizer, unseen = _tokenizer_for(text or math.inf, wanted.model.tokenizer, sample)
     # Texts that nobody has looked at are taken for recipes.
     plain = {one.kind for one in found}.isdisjoint({RECIPES, ""})
-    choice = choice_for(
+    choice = choose_size(
         text,
         records,
         whole,
@@ -272,7 +272,7 @@ def _choice(
         like=OF_PLAIN_TEXT if plain else OF_RECIPES,
         only=size,
     )
-    model = model_of(choice.size, choice.tokenizer.setting)
+    model = model_settings(choice.size, choice.tokenizer.setting)
     return choice._replace(writing=_writing_rate(model, found, tokens, records)), unseen
 
 
@@ -282,21 +282,21 @@ def _writing_rate(
     """Measure the tokens per second that a model writes; 0.0 if it writes none while training."""
     if not tokens or {one.kind for one in found} <= {DOCUMENTS, TOKENS}:
         return 0.0
-    return writing_rate_of(model, tokens * _CHARACTERS_A_TOKEN / records)
+    return measure_writing_rate(model, tokens * _CHARACTERS_A_TOKEN / records)
 
 
 def _tokenizer_for(text: float, name: str, sample: bytes) -> tuple[TextTokenizer, list[str]]:
     """The tokenizer that the user named, or one for `text` bytes; a sentence if that stands in."""
     if name.startswith(TRAINED):
-        return learnt(int(name.removeprefix(TRAINED))), []
+        return trained_tokenizer(int(name.removeprefix(TRAINED))), []
     if name == "auto":
-        return learnt_from(text), []
+        return tokenizer_for_text(text), []
     if (folder := tokenizer_here(name)) is None:
         said = (
             f"{name} is not on this machine: the speed was measured with a tokenizer that is "
             "learnt from the data, and one of more entries makes it slower."
         )
-        return learnt_from(text)._replace(entries=0), [said]
+        return tokenizer_for_text(text)._replace(entries=0), [said]
     codec = load_codec(folder)
     tokens = len(codec.encode_flat([sample.decode(errors="ignore")]).flat)
     each = len(sample) / tokens if tokens else _CHARACTERS_A_TOKEN
@@ -552,9 +552,9 @@ def _written(
     length = f"  stop_after: {flow(str(whole))}   # with preparing and scoring; or 3 epochs\n"
     if how is not None and how.passes.ends_early:
         limit = flow(str(Duration(whole.amount, whole.unit)))
-        why = f"there is time for {how.passes.of_time:,.0f}; more would be memorised"
+        why = f"there is time for {how.passes.possible:,.0f}; more would be memorised"
         length = f"""\
-  stop_after: {how.passes.most:g} epochs   # {why}
+  stop_after: {how.passes.useful:g} epochs   # {why}
   time_limit: {limit}   # of the whole command, for a machine that becomes slower
 """
     if isinstance(how, Choice):

@@ -20,7 +20,7 @@ from toque.sources.conversations import ConversationReader
 from toque.sources.records import Source, examples_in
 from toque.sources.source_files import blocks_of, find_files
 from toque.workflows.configure import configure
-from toque.workflows.first_config.dial import MOST_TOKENS
+from toque.workflows.first_config.sizing import MAX_BATCH_TOKENS
 from toque.workflows.prepared_store import prepare_settings
 
 _ADAPTER_FROM: Final = 1_000_000_000
@@ -94,7 +94,7 @@ def base_seen(
         ]
         longest = sum(limits.values())
         config = configure(config, data=limits)
-    largest = max(longest, MOST_TOKENS)
+    largest = max(longest, MAX_BATCH_TOKENS)
     config = configure(config, train={"batch": f"{largest} tokens"})
     seen = _fitted(config, tokens_each or example)
     told = (*remarks, *seen.remarks)
