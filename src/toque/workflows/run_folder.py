@@ -539,7 +539,7 @@ def _refuse_other_tokens(
     if differing:
         raise CheckpointError(
             f"{checkpoint.path} was trained with another tokenizer than the tokenizer of "
-            f"{store.path}: {'; '.join(differing)} ("one" is the checkpoint's). Prepare "
+            f"{store.path}: {'; '.join(differing)} (one is the checkpoint's). Prepare "
             "another store with the checkpoint's tokenizer: "
             f"{in_shell(f'model.tokenizer={folder}')} data.store=stores/another."
         )
