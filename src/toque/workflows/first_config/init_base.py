@@ -124,7 +124,7 @@ def _lengths(
 
 
 def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[str]:
-    """A sentence where the base's tokenizer takes more tokens than characters: it writes bytes."""
+    """Warn if the base's tokenizer needs more tokens than characters, because it writes bytes."""
     texts, letters = list[str](), 0
     blocks = ((file, block) for file in find_files(sources) for block in blocks_of(file))
     for example in (e for file, block in blocks for e in examples_in(block, file.reader).examples):
@@ -137,8 +137,8 @@ def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[
         return []
     said = (
         f"The tokenizer of {base} takes {tokens / letters:.1f} tokens for each character of these "
-        "texts: it hardly knows their script, nor does the model. Start from a base of their "
-        "language, or from scratch: a tokenizer is then learnt from them."
+        "texts: it hardly covers their script, and neither does the model. Start from a base in "
+        "their language, or from scratch with a new tokenizer."
     )
     return [said]
 
