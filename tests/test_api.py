@@ -318,7 +318,9 @@ def test_what_python_writes_otherwise_is_understood_or_refused_in_words(run):
     found = toque.configure(seed=np.int64(3), optim={"betas": np.array([0.5, 0.75])})
     assert (found.seed, found.optim.betas) == (3, (0.5, 0.75))
     assert len(toque.generate(run, "x", n=np.int64(1), max_new_tokens=np.int32(2))) == 1
-    with pytest.raises(CheckpointError, match=r"no checkpoint '.*step-9'.* there are: step-"):
+    with pytest.raises(
+        CheckpointError, match=r"The checkpoint '.*step-9' is not in .* Checkpoints: step-"
+    ):
         toque.train(configuration(), resume=Path("run/checkpoints/step-9"))
     with pytest.raises(ConfigError, match=r"^callbacks must be a list, not a Watcher"):
         toque.train(configuration(), callbacks=Watcher())

@@ -179,7 +179,7 @@ def test_a_text_is_json_of_a_schema_or_said_to_be_cut(capsys):
     assert main([*words, "recipe", "--max-new-tokens", "9"]) == 0
     out, err = capsys.readouterr()
     assert all(json.loads(line)["text"].startswith('{"@con') for line in out.splitlines())
-    assert "2 of 2 texts reached their longest length before their JSON was whole" in err
+    assert "2 of 2 texts reached the longest length before their JSON was complete" in err
 
 
 @pytest.mark.usefixtures("kitchen")

@@ -112,7 +112,7 @@ def test_the_undone_model_and_its_scores_are_not_those_of_the_run_any_more(
 def test_the_newest_may_be_named_and_nothing_is_moved(again, tmp_path):
     code, said = again("--resume", "step-00000012")
     assert code == 0
-    assert "continuing from step-00000012, the newest there is" in said
+    assert "continuing from step-00000012, the newest checkpoint" in said
     assert [p.name for p in (tmp_path / "run" / "set-aside").iterdir()] == ["resumed.json"]
 
 
@@ -124,8 +124,8 @@ def test_what_is_not_there_damaged_or_of_other_settings_is_refused_and_nothing_m
     before = tree(tmp_path / "run")
     there = "step-00000006, step-00000008, step-00000010, step-00000012"
     for words, told in (
-        (["step-00000007"], ("There is no checkpoint 'step-00000007'", there)),
-        (["../best/step-00000010"], ("There is no checkpoint '../best/step-00000010'", there)),
+        (["step-00000007"], ("The checkpoint 'step-00000007' is not in", there)),
+        (["../best/step-00000010"], ("The checkpoint '../best/step-00000010' is not in", there)),
         (["6"], ("optimizer.safetensors is damaged",)),
         (["8", "optim.peak_lr=0.5"], ("optim.peak_lr: 0.01 -> 0.5",)),
     ):
@@ -137,7 +137,7 @@ def test_what_is_not_there_damaged_or_of_other_settings_is_refused_and_nothing_m
 
 def test_a_run_that_has_not_begun_has_nothing_to_go_back_to(kitchen, tmp_path, capfd):
     assert trained(kitchen, tmp_path / "new", "--resume", "8") == 4
-    assert "there are: none yet" in " ".join(capfd.readouterr().err.split())
+    assert "Checkpoints: none yet" in " ".join(capfd.readouterr().err.split())
     assert not (tmp_path / "new").exists()
 
 
@@ -159,7 +159,7 @@ def test_a_launchers_restart_does_not_go_back_twice(again, tmp_path, monkeypatch
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     code, said = again("--resume", "6")
     assert code == 0
-    assert "started again after going back to 6" in " ".join(said.split())
+    assert "restarted after going back to 6" in " ".join(said.split())
     assert len([p for p in (run / "set-aside").iterdir() if p.is_dir()]) == 1
     start = [e for e in read_metrics(run / "metrics.jsonl") if e["event"] == "start"][-1]
     assert start["step"] == 10
@@ -196,7 +196,7 @@ def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path):
     assert moved | {n: text for n, text in after.items() if "set-aside" not in n} == before
     assert fetch_run(remote, tmp_path / "another", say=lambda _sentence: None) == 4
     assert set_aside(new, 4, bucket=remote) == []  # the same command again
-    with pytest.raises(CheckpointError, match="there are: step-00000002, step-00000004"):
+    with pytest.raises(CheckpointError, match="Checkpoints: step-00000002, step-00000004"):
         named_step("6", new, remote)
 
 
@@ -231,7 +231,7 @@ def test_a_run_without_checkpoints_begins_anew_and_leaves_no_part_of_the_former_
     shutil.rmtree(run / "checkpoints")
     code, said = again("optim.peak_lr=1e-5")  # whose models are worse than the former best one
     assert code == 0, said
-    assert f"{run} holds no checkpoint, so the run begins anew" in said
+    assert f"{run} has no checkpoint, so the run begins at step 0" in said
     (aside,) = (path for path in (run / "set-aside").iterdir() if path.is_dir())
     assert tree(aside / "model") == former
     assert tree(run / "model") != former
@@ -246,7 +246,7 @@ def test_a_run_does_not_begin_from_the_model_that_it_would_replace(again, tmp_pa
     (best,) = (run / "best").glob("step-*")
     code, said = again("--from", str(best))
     assert code == 4
-    assert "from whose model this one begins" in " ".join(said.split())
+    assert "would replace the model that it begins from" in " ".join(said.split())
     assert tree(run) == before
 
 
@@ -262,4 +262,4 @@ def test_the_same_command_continues_a_run_that_began_from_a_checkpoint(
     assert "continuing" in capfd.readouterr().err
     assert end_of(run) == whole
     assert trained(kitchen, run, "--from", str(starts[1])) == 4
-    assert "already holds a run at step 12" in capfd.readouterr().err
+    assert "already has a run at step 12" in capfd.readouterr().err

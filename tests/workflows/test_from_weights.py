@@ -59,7 +59,7 @@ def test_without_the_old_store_the_finished_model_is_compared_and_else_it_is_sai
             toque.train(on_other_data("third"), start=lost)
         shutil.rmtree(lost / "model")
         (told,) = train(on_other_data("fourth"), lost)
-        assert "its tokenizer could not be compared with that of store-fourth" in told
+        assert "its tokenizer could not be compared with the tokenizer of store-fourth" in told
     finally:
         shutil.move("store-moved", "store")
 
@@ -76,10 +76,10 @@ def adapted(name: str, base: Path) -> toque.RunConfig:
 def test_an_adapter_of_another_base_is_refused(old):
     other = toque.train(tiny_config(run_dir="other-base", seed=99))
     first = toque.train(adapted("first", old.model))
-    with pytest.raises(CheckpointError, match=r"was trained beside other frozen weights"):
+    with pytest.raises(CheckpointError, match=r"was trained with other frozen weights"):
         toque.train(adapted("beside", other.model), start=first)
     assert train(adapted("second", old.model), first) == []
     best = next((first.folder / "best").iterdir())
     assert "base_sha256" not in json.loads((best / "state.json").read_text())
     (told,) = train(adapted("third", old.model), best)
-    assert "does not record which frozen weights" in told
+    assert "does not record the frozen weights" in told

@@ -19,9 +19,9 @@ from toque.hardware.processor import ProcessorUse
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.reporter import millions
-from toque.workflows.first_config.dial import SIZES, Size
 from toque.workflows.first_config.init import DOCUMENTS, PAIRS, RECIPES, TOKENS
 from toque.workflows.first_config.init_base import NOT_SEEN
+from toque.workflows.first_config.sizing import SIZES, Size
 
 
 def rate(size: Size, characters: float, tokenizer: str) -> float:
@@ -37,9 +37,9 @@ WRITING = 700.0  # tokens per second that the same machine writes
 @pytest.fixture
 def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", rate)
+    monkeypatch.setattr("toque.workflows.first_config.sizing.measure_rate", rate)
     monkeypatch.setattr(
-        "toque.workflows.first_config.init.writing_rate_of", lambda *_about: WRITING
+        "toque.workflows.first_config.init.measure_writing_rate", lambda *_about: WRITING
     )
     write_cookbook(Path("a.jsonl"), n=80, seed=3)
     return tmp_path
@@ -73,7 +73,7 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert " of the 1 hour: the time is enough for " in said
     assert resolved.config.optim.name == "muon"
     assert resolved.config.optim.weight_decay > 0.1  # which is ten times the usual one
-    assert "Expected: " in said
+    assert "Forecast: held-out loss " in said
     assert main(["init", "a.jsonl", "--for", "16 seconds", "--replace"]) == 0
     assert str(load_config("my.yaml").config.train.stop_after) == "16 seconds total"
     assert main(["train", "my.yaml", *SHORT]) == 0
@@ -86,9 +86,9 @@ def test_texts_take_their_share_of_the_time_at_most(
     written_per_second: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The share was promised of held-out losses, and texts took 59 % of the time."""
-    monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", lambda *_about: 2_000.0)
+    monkeypatch.setattr("toque.workflows.first_config.sizing.measure_rate", lambda *_about: 2_000.0)
     monkeypatch.setattr(
-        "toque.workflows.first_config.init.writing_rate_of", lambda *_about: written_per_second
+        "toque.workflows.first_config.init.measure_writing_rate", lambda *_about: written_per_second
     )
     made = toque.init("a.jsonl", for_="40 seconds", size="300k")
     evaluation, (source,) = made.config.evaluation, made.sources
@@ -96,7 +96,7 @@ def test_texts_take_their_share_of_the_time_at_most(
     assert 10 * evaluation.texts * each <= 0.05 * 40.0
     assert evaluation.generate == 1 or evaluation.generate * each <= 0.05 * 40.0
     text = made.file.read_text()
-    assert ("scored: 5% of the time at most" in text) is (evaluation.generate * each <= 0.05 * 24)
+    assert ("the end: at most 5% of the time" in text) is (evaluation.generate * each <= 0.05 * 24)
 
 
 @pytest.mark.usefixtures("kitchen")
@@ -152,10 +152,10 @@ def test_a_run_of_few_updates_says_so(capsys: pytest.CaptureFixture[str]) -> Non
 def test_data_that_teach_little_are_named_before_anything_is_trained() -> None:
     lines = Path("a.jsonl").read_text().splitlines()
     few = toque.init("a.jsonl", replace=True)
-    assert f"{len(set(lines))} different records are few for a new model" in str(few)
+    assert f"{len(set(lines))} different records are few" in str(few)
     Path("same.jsonl").write_text(f"{lines[0]}\n" * 40 + "\n".join(lines[1:4]))
     same = str(toque.init("same.jsonl", replace=True))
-    assert "39 of the 43 records of same.jsonl that were looked at repeat another one" in same
+    assert "39 of the 43 records of same.jsonl that were read are repeats" in same
     assert "4 different records are few" in same
 
 
@@ -248,7 +248,7 @@ def test_sizes_are_as_large_as_they_say(size: str) -> None:
     assert counts.total / 1e6 == pytest.approx(in_millions, rel=0.15)
     # One number: `train` begins with the same one, whatever the vocabulary.
     said = f"{millions(counts.total)} parameters (size {size})"
-    assert f"by a model of {said}" in made.forecast
+    assert f"Model: {said}" in made.forecast
     assert f"# {said}, from random weights" in made.file.read_text()
 
 
@@ -289,7 +289,7 @@ def test_the_speed_is_measured_with_the_tokenizer_that_was_named(
         asked.append(tokenizer)
         return rate(size, characters, tokenizer)
 
-    monkeypatch.setattr("toque.workflows.first_config.dial.rate_of", remembered)
+    monkeypatch.setattr("toque.workflows.first_config.sizing.measure_rate", remembered)
     usual = toque.init("a.jsonl", size="300k")
     assert asked == [usual.config.model.tokenizer] == ["trained:2048"]
     assert main(["prepare", "my.yaml", "model.tokenizer=trained:512", "data.store=few"]) == 0
@@ -297,14 +297,14 @@ def test_the_speed_is_measured_with_the_tokenizer_that_was_named(
     for name in ("few/tokenizer", "trained:512"):
         made = toque.init("a.jsonl", tokenizer=name, size="300k", replace=True)
         assert made.config.model.tokenizer == name
-        losses.append(made.forecast.partition(" a loss of ")[2].partition(",")[0])
+        losses.append(made.forecast.partition("held-out loss ")[2].partition(" ")[0])
     assert asked[1:] == ["few/tokenizer", "trained:512"]
     # Its tokens are shorter than any that was measured, and each is surer.
     assert float(losses[0]) < 0.95 * float(losses[1])
     elsewhere = toque.init("a.jsonl", tokenizer="some/tokenizer", size="300k", replace=True)
     assert elsewhere.config.model.tokenizer == "some/tokenizer"
     assert asked[3:] == ["trained:2048"]
-    assert "some/tokenizer is not on this machine: the speed was measured with" in str(elsewhere)
+    assert "some/tokenizer is not on this machine, so the speed was measured with" in str(elsewhere)
 
 
 PAIRS_OF_FOUR = [
@@ -362,10 +362,7 @@ def test_fields_of_messages_are_named() -> None:
     record = {"messages": [*turns, {**answer, "weight": 1}]}
     Path("talks.jsonl").write_text(f"{json.dumps(record)}\n" * 9)
     said = str(toque.init("talks.jsonl", to="talks.yaml"))
-    assert (
-        "Other fields of the 36 messages of talks.jsonl that were looked at: 'thinking' (18)"
-        in said
-    )
+    assert "Other fields of the 36 messages of talks.jsonl that were read: 'thinking' (18)" in said
     assert "talks.jsonl: 9 answers that are read and not learnt, as their field 'weight'" in said
 
 
@@ -409,7 +406,7 @@ def test_what_is_no_data_in_a_folder_is_named(capsys: pytest.CaptureFixture[str]
         assert f"Hidden files of {folder} are not read: '.DS_Store'." in said
         assert "photo.png (no text, such as a picture)" in said
         assert "old.zip (a ZIP archive)" in said
-        as_text = "Documentation by its name is read as text like the rest of texts: 'README.md'."
+        as_text = "Files of texts that look like documentation are read as text: 'README.md'."
         assert as_text in said if folder == "texts" else "README.md (documentation)" in said
 
 
@@ -462,7 +459,7 @@ def test_the_length_of_a_run_counts_the_tokens_that_the_base_can_read(base: Path
     tokens = toque.prepare("my.yaml").store.manifest.tokens
     trained = 4 * 0.95 * (tokens.prompt + tokens.target)
     assert 3 * trained < 4 * sum(len(pair["completion"]) / 4 for pair in pairs)
-    stated = made.forecast.partition("It reads ")[2].partition(" tokens")[0]
+    stated = made.forecast.partition("The run reads ")[2].partition(" tokens")[0]
     assert float(stated.replace(",", "")) == pytest.approx(trained, rel=0.05)
     assert "needs only about" in made.forecast
 
@@ -477,7 +474,7 @@ def test_a_base_that_does_not_know_the_script_is_named(base: Path) -> None:
     made = toque.init("chinese.jsonl", start_from=base)
     assert made.sources[0].records == 20
     assert made.config.optim.peak_lr == 5e-4  # of the smallest models
-    assert "tokens for each character of these texts: it hardly knows their script" in str(made)
+    assert "tokens for each character of these texts: it hardly covers their script" in str(made)
 
 
 @pytest.mark.parametrize(
@@ -531,14 +528,14 @@ REFUSED = {
     "init a.jsonl --for 3epochs": (2, '--for must be a time such as "20 minutes"'),
     "init a.jsonl --for 0minutes": (2, 'not "0minutes"'),
     "init a.jsonl --for 1min": (2, 'not "1min"'),
-    "init a.jsonl --for 5seconds": (2, "nothing is left to train in. Use at least --for"),
+    "init a.jsonl --for 5seconds": (2, "no time is left to train. Use at least --for"),
     "init a.jsonl --to a.jsonl": (2, "--to, or overwrite it with --replace"),
     "init ids.npy": (2, "Name the tokenizer"),
     "init a.jsonl --columns title": (2, "--columns prompt=question"),
     "init a.jsonl --columns text=title --columns text=tags": (2, "once"),
     "init a.jsonl --columns dish=title": (2, "dish"),
     "init a.jsonl --columns text=nowhere": (3, "nowhere"),
-    "init bad.jsonl": (3, "holds no usable record"),
+    "init bad.jsonl": (3, "has no usable record"),
 }
 
 

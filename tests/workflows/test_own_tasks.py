@@ -152,7 +152,7 @@ def test_classes_of_a_task_of_ones_own_are_chosen_among_as_evaluation_does(
     assert re.search(r"good 0\.\d+", capfd.readouterr().out)
     for task, record, message in (
         ("sentiment", {"txt": "Warm."}, r"no text in text, which .*sentiment asks by.*are txt"),
-        ("dish", {"text": "Warm."}, r"task is dish, whose answers are texts: toque\.generate"),
+        ("dish", {"text": "Warm."}, r"task=dish has no classes\. Use toque\.generate"),
         ("difficulty", "Soup", r"did not learn task=difficulty: its data.tasks is sentiment, dish"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
@@ -172,7 +172,7 @@ def test_a_task_with_texts_is_asked_by_name_of_a_run_and_of_its_exported_model(
         (chosen,) = toque.classify(model, text, task="sentiment")
         assert chosen.prompt == f"Review: {text}\nSentiment:"
         assert chosen.probabilities.keys() == {"good", "bad"}
-        with pytest.raises(ConfigError, match=r"answered by one of good, bad, which toque\.classi"):
+        with pytest.raises(ConfigError, match=r"has the classes good, bad\. Use toque\.classi"):
             toque.generate(model, text, task="sentiment")
         with pytest.raises(ConfigError, match=r"did not learn task=title: its .* is sentiment, di"):
             toque.generate(model, text, task="title")

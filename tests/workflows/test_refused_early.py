@@ -79,7 +79,7 @@ def test_a_start_that_does_not_fit_makes_no_folder(say, own_kitchen):
     assert not (own_kitchen / "runs" / "new").exists()
     code, said = say("train", "my.yaml", "run_dir=run", "--from", "run")
     assert code == 4
-    assert "already holds a run" in said
+    assert "already has a run" in said
 
 
 def test_a_folder_that_was_there_is_left_there(say, own_kitchen):

@@ -1,7 +1,7 @@
-"""Run folder: its configuration, log and lock, and the checkpoint that a session begins with.
+"""Run folder: its configuration, log and lock, and the checkpoint that a session starts from.
 
-Nothing is deleted: what is newer goes to set-aside/TIME/, here and in a bucket, and moved back it
-is a checkpoint again.
+Going back to a checkpoint deletes nothing. Newer files move to set-aside/TIME/, in the folder and
+in the bucket. A checkpoint that is moved back is valid again.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ LOG: Final = "training.log"
 
 
 class LoggedReporter(Reporter):
-    """Passes everything on, and keeps what stays as lines of `training.log`, with their times.
+    """Reporter that forwards everything and also writes lines with times to `training.log`.
 
-    Lines from before `writing` wait for it; one that the disk does not take is dropped.
+    Lines before `writing` are buffered. A line that the disk refuses is dropped.
     """
 
     def __init__(self, reporter: Reporter) -> None:
@@ -71,22 +71,22 @@ class LoggedReporter(Reporter):
 
     @property
     def heard(self) -> bool:
-        """True if a person sees the lines, besides the log."""
+        """Return whether a person sees the lines, in addition to the log."""
         return self._reporter.heard
 
     @property
     def lost(self) -> str | None:
-        """Reason why something could not be shown; None while all was shown."""
+        """Reason why a message could not be displayed, or None."""
         return self._reporter.lost
 
     @property
     def columns(self) -> int:
-        """Letters of a line on the screen."""
+        """Characters per line on the screen."""
         return self._reporter.columns
 
     @contextmanager
     def writing(self, folder: Path) -> Iterator[None]:
-        """Append to the log of a run's folder, held against others, until the context ends."""
+        """Append to the log of a run's folder, which is claimed, until the context ends."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = open_append(folder / LOG)
@@ -95,39 +95,39 @@ class LoggedReporter(Reporter):
                 self._file.write(self._early.getvalue())
         except OSError as error:
             self._reporter.notice(
-                f"warning: {folder / LOG} cannot be written ({error.strerror}), so the run keeps "
-                "no log of what is shown here"
+                f"warning: {folder / LOG} cannot be written ({error.strerror}). The messages of "
+                "this run are not logged."
             )
         try:
             yield
         finally:
-            with suppress(OSError):  # the rest of its buffer finds no room
+            with suppress(OSError):  # the disk may have no space for the rest of the buffer
                 self._file.close()
             self._file = self._early = io.StringIO()
 
     def line(self, text: str) -> None:
-        """Pass it on and keep it."""
+        """Forward and log a line of the result."""
         self._reporter.line(text)
         self._keep(text)
 
     def notice(self, text: str) -> None:
-        """Pass it on and keep it."""
+        """Forward and log a message."""
         self._reporter.notice(text)
         self._keep(text)
 
     def detail(self, text: str) -> None:
-        """Keep it, and pass it on to a log."""
+        """Forward and log a detail."""
         self._reporter.detail(text)
         self._keep(text)
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
-        """Pass it on, and keep what deserves a line."""
+        """Forward the state of the work, and log it if `keep` is set."""
         self._reporter.progress(text, done=done, total=total, keep=keep)
         if keep and text:
             self._keep(text)
 
     def working(self, text: str) -> AbstractContextManager[object]:
-        """Pass it on."""
+        """Forward the name of an activity."""
         return self._reporter.working(text)
 
     def _keep(self, text: str) -> None:
@@ -140,17 +140,17 @@ class LoggedReporter(Reporter):
 
 
 LOCK_FILE: Final = "checkpoints/.lock"
-_OWN_FILES: Final = ("config.yaml", "resources.json", LOCK_FILE, LOG)
+_SESSION_FILES: Final = ("config.yaml", "resources.json", LOCK_FILE, LOG)
 """Files that a session writes before its first update."""
-_OF_THE_END: Final = (END, EVALUATION, BY_TEXT, "model")
-"""Files of a run's end, its record first: without that the rest is not finished."""
-_DONE: Final = "resumed.json"
-"""The checkpoint that a command has gone back to; read when its launcher starts it again."""
+_FINAL_FILES: Final = (END, EVALUATION, BY_TEXT, "model")
+"""Files that a finished run writes. The record is first: without it, the run is not finished."""
+_RESUMED: Final = "resumed.json"
+"""File with the checkpoint that a command went back to. A restart by the launcher reads it."""
 
 
 @contextmanager
 def claimed_folder(run: Path) -> Iterator[None]:
-    """Hold a run's folder against other processes; a refused run leaves nothing in a new place."""
+    """Lock a run's folder. If a new run is refused, remove the folders that it created."""
     new = [folder for folder in (run, *run.parents) if not folder.exists()]
     is_first = not (run / LOCK_FILE).exists()
     with run_lock(run / "checkpoints"):
@@ -163,11 +163,11 @@ def claimed_folder(run: Path) -> Iterator[None]:
 
 
 def _remove_unused(run: Path, new: Sequence[Path]) -> None:
-    """Remove what a first session begins with, unless it has trained or fetched something."""
+    """Remove the files of a first session, unless it has trained or downloaded a checkpoint."""
     if (run / METRICS).exists() or step_folders(run / "checkpoints"):
         return
     with suppress(OSError):
-        for path in (*(run / name for name in _OWN_FILES), *run.glob("resources-rank*")):
+        for path in (*(run / name for name in _SESSION_FILES), *run.glob("resources-rank*")):
             path.unlink(missing_ok=True)
         for folder in (run / "checkpoints", run / OUTBOX, *new):
             if folder.exists():
@@ -177,38 +177,41 @@ def _remove_unused(run: Path, new: Sequence[Path]) -> None:
 def checkpoint_to_continue(
     config: RunConfig, store: TokenStore, say: Callable[[str], None], *, start: Path | None
 ) -> Checkpoint | None:
-    """The newest checkpoint of a claimed folder, if any; refuses one of another run.
+    """Return the newest checkpoint of a claimed folder, or None without a checkpoint.
 
-    One of a run that began from the same `start` is continued: the same command was given again.
+    A run that began from the same `start` continues, because the user repeated the command.
+
+    Raises:
+        CheckpointError: The checkpoint belongs to another run.
     """
-    found = CheckpointStore(Path(config.run_dir) / "checkpoints").newest_valid()
-    if found is not None:
-        _refuse_another_run(config, store, found, say)
-    if start is not None and found is not None:
-        if found.state().get("begun_from") == sha256_of(start / MANIFEST):
-            return found
+    newest = CheckpointStore(Path(config.run_dir) / "checkpoints").newest_valid()
+    if newest is None:
+        return None
+    _refuse_another_run(config, store, newest, say)
+    if start is not None and newest.state().get("begun_from") != sha256_of(start / MANIFEST):
         raise CheckpointError(
-            f"{config.run_dir} already holds a run at step {found.step}, and {argument('start')} "
-            "begins a new one. Choose another folder: run_dir=runs/another."
+            f"{config.run_dir} already has a run at step {newest.step}, but {argument('start')} "
+            "begins a new run. Choose another folder: run_dir=runs/another."
         )
-    return found
+    return newest
 
 
 def _refuse_another_run(
-    config: RunConfig, store: TokenStore, found: Checkpoint, say: Callable[[str], None]
+    config: RunConfig, store: TokenStore, checkpoint: Checkpoint, say: Callable[[str], None]
 ) -> None:
-    """Refuse to continue from a checkpoint of other data or settings."""
+    """Raise a CheckpointError for a checkpoint of other data or settings."""
     run = Path(config.run_dir)
-    refuse_another_store(run, found, store)
-    old = resolve_values(found.manifest.settings, f"{found.path}/manifest.json").config
+    refuse_another_store(run, checkpoint, store)
+    old = resolve_values(checkpoint.manifest.settings, f"{checkpoint.path}/manifest.json").config
     try:
-        progress = Progress(**found.manifest.progress)
+        progress = Progress(**checkpoint.manifest.progress)
     except TypeError as error:
         raise CheckpointError(
-            f"{found.path} has a progress this Toque cannot read: {error}."
+            f"The progress in {checkpoint.path} cannot be read by this version of Toque: {error}."
         ) from error
-    longer = lengthened(old, config, progress, total_seconds=_total_seconds(found))
-    # Where the data lies may change: the fingerprint above holds it to its content.
+    longer = lengthened(old, config, progress, total_seconds=_total_seconds(checkpoint))
+
+    # The path of the data may change, because the fingerprint above verifies the content.
     unsafe = [
         d
         for d in differences(old, config)
@@ -221,25 +224,27 @@ def _refuse_another_run(
     if unsafe:
         listed = "; ".join(f"{d.path}: {d.old} -> {d.new}" for d in unsafe)
         raise CheckpointError(
-            f"{run} holds a run at step {found.step} with other settings: {listed}. Continuing "
-            "with these would be neither run. Set them back to continue, or begin a new run from "
-            f"its weights: run_dir=runs/another {argument(f'start={in_shell(found.path)}')}."
+            f"{run} has a run at step {checkpoint.step} with other settings: {listed}. Restore "
+            "these settings to continue, or begin a new run from its weights: "
+            f"run_dir=runs/another {argument(f'start={in_shell(checkpoint.path)}')}."
         )
 
 
-def _total_seconds(found: Checkpoint) -> float:
-    """The length in time of a whole command that a session came to the end of; 0 for none."""
-    with suppress(LookupError, TypeError, ValueError):  # no such limit; other faults are told later
-        return float(found.state()["callbacks"][TimeLimit.__name__]["reached"])
+def _total_seconds(checkpoint: Checkpoint) -> float:
+    """Return the time limit of the command, in seconds, that the run reached, or 0."""
+    # Without such a limit the keys are missing. Other errors are reported later.
+    with suppress(LookupError, TypeError, ValueError):
+        return float(checkpoint.state()["callbacks"][TimeLimit.__name__]["reached"])
     return 0.0
 
 
-def has_ended(config: RunConfig, found: Checkpoint) -> bool:
-    """True if a checkpoint is at the end of the run's length, early stopping aside."""
-    whole, limit = config.train.stop_after, config.train.command_seconds
-    if limit is not None and _total_seconds(found) >= limit:
+def has_ended(config: RunConfig, checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint is at the end of the run's length. Ignore early stopping."""
+    length = config.train.stop_after
+    limit = config.train.command_seconds
+    if limit is not None and _total_seconds(checkpoint) >= limit:
         return True
-    return not whole.total and whole.reached(Progress(**found.manifest.progress))
+    return not length.total and length.reached(Progress(**checkpoint.manifest.progress))
 
 
 def take_up(
@@ -251,12 +256,13 @@ def take_up(
     resume: str | None,
     start: Path | None,
 ) -> None:
-    """Ready a claimed folder and its bucket, on the first rank.
+    """Prepare a claimed folder and its bucket, on the first rank.
 
-    The newest checkpoint is fetched, or the one to `resume` made the newest. Without any the run
-    begins anew, and what a former one left, which none of its numbers describe, is set aside.
+    Download the newest checkpoint, or make the checkpoint `resume` the newest. Without a checkpoint
+    the run begins at step 0, and the files of a previous run are set aside.
     """
-    config, run = resolved.config, Path(resolved.config.run_dir)
+    config = resolved.config
+    run = Path(config.run_dir)
     if resume is not None:
         go_back(resolved, store, resume, say, bucket)
         return
@@ -264,17 +270,20 @@ def take_up(
         fetch_run(bucket, run, say=say)
     if step_folders(run / "checkpoints"):
         return
-    begins = [named_path(path) for path in (start, config.model.start_from) if path is not None]
-    moves = [run / "best", *([run / "model"] if (run / END).exists() else [])]
-    if any(path.resolve().is_relative_to(m.resolve()) for path in begins for m in moves):
+
+    starts = [named_path(path) for path in (start, config.model.start_from) if path is not None]
+    replaced = [run / "best"]
+    if (run / END).exists():
+        replaced.append(run / "model")
+    if any(path.resolve().is_relative_to(r.resolve()) for path in starts for r in replaced):
         raise CheckpointError(
-            f"{run} holds a former run without its checkpoints, from whose model this one begins, "
-            "and where it would write its own. Choose another folder: run_dir=runs/another."
+            f"{run} is the folder of a previous run without checkpoints. The new run would replace "
+            "the model that it begins from. Choose another folder: run_dir=runs/another."
         )
     if moved := set_aside(run, None, bucket=bucket):
         say(
-            f"note: {run} holds no checkpoint, so the run begins anew; set aside in "
-            f"{run / SET_ASIDE}, for they are of a former one: {', '.join(moved)}"
+            f"note: {run} has no checkpoint, so the run begins at step 0. Files of the previous "
+            f"run were moved to {run / SET_ASIDE}: {', '.join(moved)}"
         )
 
 
@@ -285,113 +294,132 @@ def go_back(
     say: Callable[[str], None],
     bucket: Bucket | None,
 ) -> None:
-    """Make the checkpoint `name` the run's newest: whatever is newer is set aside.
+    """Make the checkpoint `name` the run's newest. Set newer files aside.
 
-    Call it on the first rank, with folder and bucket claimed. After a refusal nothing was moved.
+    Call it on the first rank, with folder and bucket claimed. If it raises an error, no file was
+    moved.
     """
     run = Path(resolved.config.run_dir)
-    mark = run / SET_ASIDE / _DONE
-    if _is_done(mark, name):
-        say(f"note: started again after going back to {name}; the newest checkpoint is taken")
+    mark = run / SET_ASIDE / _RESUMED
+    if _has_gone_back(mark, name):
+        say(f"note: restarted after going back to {name}: continuing from the newest checkpoint")
         return
     step = named_step(name, run, bucket)
     if bucket is not None:
         fetch_step(bucket, run, step, say=say)
-    found = verify_checkpoint(run / "checkpoints" / step_name(step))
-    # What else differs is said when it continues.
-    _refuse_another_run(resolved.config, store, found, lambda _sentence: None)
+    checkpoint = verify_checkpoint(run / "checkpoints" / step_name(step))
+    # `checkpoint_to_continue` reports a longer run.
+    _refuse_another_run(resolved.config, store, checkpoint, lambda _message: None)
+
     moved = set_aside(run, step, bucket=bucket)
     mark.parent.mkdir(exist_ok=True)
     atomic_write(mark, json.dumps({"name": name}).encode())
     if not moved:
-        say(f"continuing from {step_name(step)}, the newest there is")
+        say(f"continuing from {step_name(step)}, the newest checkpoint")
         return
     say(
-        f"continuing from {step_name(step)}; set aside in {run / SET_ASIDE}, and no longer part of "
-        f"the run: {', '.join(moved)}"
+        f"continuing from {step_name(step)}. Newer files were moved to {run / SET_ASIDE}: "
+        f"{', '.join(moved)}"
     )
 
 
 def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
-    """The step of a checkpoint such as "step-00000200" or "200", or a CheckpointError."""
-    here = {step_of(path) for path in step_folders(run / "checkpoints")}
-    names = bucket.names("checkpoints") if bucket is not None else []
-    there = {int(n.removeprefix("step-")) for n in complete_steps(names, "checkpoints")}
+    """Return the step of a checkpoint such as "step-00000200" or "200".
+
+    Raises:
+        CheckpointError: The run and its bucket do not have the checkpoint.
+    """
+    steps = {step_of(path) for path in step_folders(run / "checkpoints")}
+    places = f"{run}"
+    if bucket is not None:
+        uploaded = complete_steps(bucket.names("checkpoints"), "checkpoints")
+        steps |= {int(folder.removeprefix("step-")) for folder in uploaded}
+        places += f" or {bucket.address}"
     number = name.removeprefix("step-")
-    if number.isdecimal() and (step := int(number)) in here | there:
-        return step
-    listed = ", ".join(step_name(step) for step in sorted(here | there)) or "none yet"
-    places = f"{run}" if bucket is None else f"{run} or {bucket.address}"
+    if number.isdecimal() and int(number) in steps:
+        return int(number)
+    listed = ", ".join(step_name(step) for step in sorted(steps)) or "none yet"
     raise CheckpointError(
-        f"There is no checkpoint {name!r:.60} in {places} to continue from; there are: {listed}. "
-        "Name one of these, as step-00000200 or 200. (The best models hold weights alone, from "
-        f"which a new run begins: {argument('start=FOLDER')} with another run_dir. What was set "
-        f"aside before lies in {run / SET_ASIDE}; moved back, it counts again.)"
+        f"The checkpoint {name!r:.60} is not in {places}. Checkpoints: {listed}. Name one of them, "
+        "e.g. step-00000200 or 200. A best model has only weights. To begin a new run from it, use "
+        f"{argument('start=FOLDER')} with another run_dir. To use a checkpoint in "
+        f"{run / SET_ASIDE} again, move it back."
     )
 
 
 def set_aside_now(run: Path) -> Path:
-    """The folder for what is set aside at this moment."""
+    """Return a folder, named by the current time, for files to set aside."""
     return run / SET_ASIDE / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
 
 
 def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str]:
-    """Move what lies beyond `step` out of the way, the newest first; the names of what was moved.
+    """Set aside checkpoints and models after `step`, the newest first. Return the names.
 
-    Without a step everything, a finished end that no checkpoint is left of, too. The end that is
-    undone goes first, its model and scores included, and is named last. After a kill in between,
-    the same command takes the run up again.
+    The files of a finished run move first and are last in the result. After a kill, the same
+    command completes the work.
+
+    Args:
+        run: The run folder.
+        step: The last step that stays. None: move everything, even if only the files of a finished
+            run are left.
+        bucket: The bucket of the run.
     """
     place = set_aside_now(run)
-    newer = [(kind, path) for kind in KINDS for path in step_folders(run / kind)]
     after = -1 if step is None else step
-    newer = [(kind, path) for kind, path in newer if step_of(path) > after]
+    newer = [
+        (kind, path) for kind in KINDS for path in step_folders(run / kind) if step_of(path) > after
+    ]
     names = bucket.names() if bucket is not None else []
-    there = [
+    uploaded = [
         f"{kind}/{folder}"
         for kind in KINDS
         for folder in complete_steps(names, kind)
         if int(folder.removeprefix("step-")) > after
     ]
-    here = newer or there or (step is None and (run / END).exists())
-    ends = [name for name in _OF_THE_END if here and (run / name).exists()]
+    final_files: list[str] = []
+    if newer or uploaded or (step is None and (run / END).exists()):
+        final_files = [name for name in _FINAL_FILES if (run / name).exists()]
+
     moved = []
     try:
-        for name in ends:
+        for name in final_files:
             move_into(run / name, place, name)
         for kind, path in newer:
             name = path.name.removeprefix(ASIDE_PREFIX)
             move_into(path, place / kind, name)
             moved.append(f"{kind}/{name}")
-        for path in sorted((run / OUTBOX).glob("*-step-*"), reverse=True):  # to be uploaded
+        for path in sorted((run / OUTBOX).glob("*-step-*"), reverse=True):  # waiting uploads
             if int(path.name.rpartition("-")[2]) > after:
                 move_into(path, place / OUTBOX, path.name)
     except OSError as error:
         raise CheckpointError(
-            f"What lies beyond step {after} in {run} cannot be set aside: {error.strerror}. "
-            f"{len(moved)} were moved to {place}. Give yourself the right to write, and repeat "
-            "the command."
+            f"Checkpoints after step {after} cannot be moved from {run} to {place}: "
+            f"{error.strerror}. {len(moved)} were moved. Check that you may write there, and "
+            "repeat the command."
         ) from error
+
     if bucket is not None:
-        ended = there or (step is None and END in names)
-        of_the_end = [n for n in names if ended and n.split("/")[0] in _OF_THE_END]
-        for name in of_the_end:
+        final_names: list[str] = []
+        if uploaded or (step is None and END in names):
+            final_names = [name for name in names if name.split("/")[0] in _FINAL_FILES]
+        for name in final_names:
             bucket.copy(name, f"{SET_ASIDE}/{place.name}/{name}")
-        bucket.remove(of_the_end)
-        for folder in there:
+        bucket.remove(final_names)
+        for folder in uploaded:
+            # The manifest is last, because it makes the checkpoint complete.
             inside = [name for name in names if name.startswith(f"{folder}/")]
             inside.sort(key=lambda name: name.endswith(f"/{MANIFEST}"))
-            for name in inside:  # the manifest last: only it makes a checkpoint of them
+            for name in inside:
                 bucket.copy(name, f"{SET_ASIDE}/{place.name}/{name}")
             bucket.remove(reversed(inside))
-        moved += [name for name in there if name not in moved]
-    return moved + ends
+        moved += [name for name in uploaded if name not in moved]
+    return moved + final_files
 
 
-def _is_done(mark: Path, name: str) -> bool:
-    """True if this command went back to the checkpoint `name` before its launcher started it again.
+def _has_gone_back(mark: Path, name: str) -> bool:
+    """Return whether this command went back to `name` before its launcher restarted it.
 
-    A launcher that counts its restarts says so by TORCHELASTIC_RESTART_COUNT, as torchrun does.
+    torchrun and similar launchers count restarts in TORCHELASTIC_RESTART_COUNT.
     """
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         mark.unlink(missing_ok=True)
@@ -402,41 +430,45 @@ def _is_done(mark: Path, name: str) -> bool:
         return False
 
 
-def refuse_another_store(run: Path, found: Checkpoint, store: TokenStore) -> None:
-    """Raise a CheckpointError where a run was trained on another store than this one."""
-    then = found.manifest.data_fingerprint
-    if then != store.fingerprint:
+def refuse_another_store(run: Path, checkpoint: Checkpoint, store: TokenStore) -> None:
+    """Raise a CheckpointError if a run was trained on another store."""
+    fingerprint = checkpoint.manifest.data_fingerprint
+    if fingerprint != store.fingerprint:
         raise CheckpointError(
-            f"{run} was trained on another store (then {then[:12]}, now {store.fingerprint[:12]}): "
-            "the data or the tokenizer changed. Set data.store back, or begin a new run: "
-            "run_dir=runs/another."
+            f"{run} was trained on another store (fingerprint {fingerprint[:12]}, now "
+            f"{store.fingerprint[:12]}), so the data or the tokenizer changed. Restore data.store, "
+            "or begin a new run: run_dir=runs/another."
         )
 
 
 def _only_moved(difference: ChangedSetting) -> bool:
-    """True if the data lies elsewhere, or its limits are put otherwise, and is drawn as before."""
+    """Return whether only the path of the data or the notation of its limits differs."""
     if difference.path.endswith(".weight"):
         return (difference.old or 1.0) == (difference.new or 1.0)
-    # The fingerprint covers the limits, too, whether they were chosen or given.
+    # The fingerprint also covers the limits, in either notation.
     names = ("store", "sources", "validation", "max_prompt_tokens", "max_target_tokens")
     return difference.path.split(".")[:2] in [["data", name] for name in names]
 
 
 def write_config(resolved: Resolved) -> None:
-    """Write config.yaml of the run, or raise a CheckpointError."""
+    """Write config.yaml of the run.
+
+    Raises:
+        CheckpointError: The folder is not writable.
+    """
     run = Path(resolved.config.run_dir)
     try:
         run.mkdir(parents=True, exist_ok=True)
         atomic_write(run / "config.yaml", resolved_yaml(resolved).encode())
     except OSError as error:
         raise CheckpointError(
-            f"The run folder {run} cannot be written: {error.strerror}. Choose another with "
-            "run_dir=... or mend its permissions."
+            f"The run folder {run} cannot be written: {error.strerror}. Change its "
+            "permissions, or choose another folder: run_dir=runs/another."
         ) from error
 
 
 def start_folder(start: Model) -> Path:
-    """The checkpoint whose weights a new run begins with (of a run, its newest), or an error."""
+    """Return the checkpoint for the weights of a new run. For a run, it is the newest one."""
     refuse_absent_start(start)
     path = folder_of(start)
     newest = CheckpointStore(path / "checkpoints").newest_valid()
@@ -446,10 +478,13 @@ def start_folder(start: Model) -> Path:
 def begin_from(
     trainer: Trainer, store: TokenStore, start: Path, say: Callable[[str], None]
 ) -> None:
-    """Load the weights that a new run begins with, if they mean the same there; CheckpointError.
+    """Load the weights of a checkpoint into a new run.
 
-    Tokens have the numbers that a tokenizer gave them, and an adapter adds to the weights that it
-    was trained beside. What cannot be compared is said.
+    The tokenizer and the frozen weights below an adapter must be the same as in the run of the
+    checkpoint. `say` reports a comparison that is impossible.
+
+    Raises:
+        CheckpointError: The tokenizer or the frozen weights differ.
     """
     checkpoint = verify_checkpoint(start)
     trainer.begun_from = sha256_of(start / MANIFEST)
@@ -461,21 +496,29 @@ def begin_from(
 def _compare_base(checkpoint: Checkpoint, base: str | None, say: Callable[[str], None]) -> None:
     if not refuse_another_base(checkpoint, base) and base is not None:
         say(
-            f"note: {checkpoint.path} does not record which frozen weights its adapter was "
-            "trained beside, so they could not be compared with those of model.start_from"
+            f"note: {checkpoint.path} does not record the frozen weights below its adapter, so "
+            "they could not be compared with model.start_from"
         )
 
 
 def refuse_another_base(checkpoint: Checkpoint, base: str | None) -> bool:
-    """Raise a CheckpointError for other frozen weights; False where it records none, as a best."""
+    """Compare the frozen weights below an adapter with the weights of the checkpoint's run.
+
+    Returns:
+        False if the checkpoint does not record its frozen weights. A best model does not.
+
+    Raises:
+        CheckpointError: The weights differ.
+    """
     state = checkpoint.state()
     if "base_sha256" not in state:
         return False
-    if (then := state["base_sha256"]) != base:
+    recorded = state["base_sha256"]
+    if recorded != base:
         raise CheckpointError(
-            f"{checkpoint.path} was trained beside other frozen weights (then {then}, now {base}; "
-            "None has no adapter), and what it learnt means nothing beside these. Set "
-            "model.start_from and adapter as they were in that run."
+            f"{checkpoint.path} was trained with other frozen weights (SHA-256 {recorded}, now "
+            f"{base}; None means no adapter), so it does not work with these. Set model.start_from "
+            "and adapter as in that run."
         )
     return True
 
@@ -485,31 +528,31 @@ def _refuse_other_tokens(
 ) -> None:
     if checkpoint.manifest.data_fingerprint == store.fingerprint:
         return
-    folder = _tokenizer_of(checkpoint)
+    folder = _tokenizer_folder(checkpoint)
     if folder is None:
         say(
-            f"note: neither the store that {checkpoint.path} was trained on nor a finished model "
-            f"of its run is here, so its tokenizer could not be compared with that of {store.path}"
+            f"note: {checkpoint.path} has no store and no finished model on this machine, so its "
+            f"tokenizer could not be compared with the tokenizer of {store.path}"
         )
         return
-    found = tokenizer_differences(load_codec(folder), store.codec())
-    if found:
+    differing = tokenizer_differences(load_codec(folder), store.codec())
+    if differing:
         raise CheckpointError(
-            f"{checkpoint.path} was trained with another tokenizer than that of {store.path}, so "
-            f"its weights are of other tokens: {'; '.join(found)}, where one is the checkpoint's. "
-            "Prepare another store with the checkpoint's tokenizer: "
+            f"{checkpoint.path} was trained with another tokenizer than the tokenizer of "
+            f"{store.path}: {'; '.join(differing)} (one is the checkpoint's). Prepare "
+            "another store with the checkpoint's tokenizer: "
             f"{in_shell(f'model.tokenizer={folder}')} data.store=stores/another."
         )
 
 
-def _tokenizer_of(checkpoint: Checkpoint) -> Path | None:
-    """The folder of a checkpoint's tokenizer: in the store it was trained on, or beside it."""
+def _tokenizer_folder(checkpoint: Checkpoint) -> Path | None:
+    """Return the folder of a checkpoint's tokenizer: in its store, or in its run's model."""
     data = checkpoint.manifest.settings.get("data")
-    named = data.get("store") if isinstance(data, dict) else None
-    if isinstance(named, str):
-        with suppress(DataError, ValueError):  # prepared anew, or of an older Toque
-            if read_manifest(Path(named)).fingerprint == checkpoint.manifest.data_fingerprint:
-                return Path(named) / "tokenizer"
+    store = data.get("store") if isinstance(data, dict) else None
+    if isinstance(store, str):
+        with suppress(DataError, ValueError):  # the store may be newer, or of an older Toque
+            if read_manifest(Path(store)).fingerprint == checkpoint.manifest.data_fingerprint:
+                return Path(store) / "tokenizer"
     model = checkpoint.path.absolute().parent.parent / "model"
     with suppress(DataError):
         return resolve_tokenizer(str(model)) if model.is_dir() else None
@@ -517,25 +560,27 @@ def _tokenizer_of(checkpoint: Checkpoint) -> Path | None:
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load the weights of a checkpoint: all of them, or those that are trained."""
+    """Load the weights of a checkpoint: all weights, or only the trainable weights."""
     stored = checkpoint.tensors("model", model_tensors(model).get)
     load_model_tensors(model, stored, where=str(checkpoint.path))
 
 
 def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
-    """Raise a CheckpointError where not even the next save fits, so nothing made could be kept."""
+    """Raise a CheckpointError if the disk has no space for the next save."""
     if trainer.finished:
         return
     weights = bytes_of(model_tensors(trainer.model))
-    whole = weights + state_bytes(trainer.optimizer)
-    best, folder = weights if config.train.keep_best else 0, Path(config.run_dir)
-    parents = folder.absolute().parents
-    free = shutil.disk_usage(next(p for p in (folder, *parents) if p.is_dir())).free
-    if whole + best <= free:
+    checkpoint_bytes = weights + state_bytes(trainer.optimizer)
+    best_bytes = weights if config.train.keep_best else 0
+    folder = Path(config.run_dir)
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    if checkpoint_bytes + best_bytes <= free:
         return
-    kept = f" and the best model, {size_text(best)} (train.keep_best=0 keeps none)" if best else ""
+    needed = f"{size_text(checkpoint_bytes)} for a checkpoint (weights and optimizer)"
+    if best_bytes:
+        needed += f" and {size_text(best_bytes)} for the best model (train.keep_best=0 saves none)"
     raise CheckpointError(
-        f"The disk of {folder} has {size_text(free)} free, and the next save does not fit: a "
-        f"checkpoint, {size_text(whole)} (weights and optimizer){kept}. Nothing that "
-        "training makes could be kept, so it does not begin. Make room, or choose another run_dir."
+        f"The disk of {folder} has {size_text(free)} free, but the next save needs {needed}. Free "
+        "some space, or choose another run_dir."
     )

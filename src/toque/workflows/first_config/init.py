@@ -1,4 +1,4 @@
-"""Init: a first configuration, written for the files it is pointed at."""
+"""First configuration for the files of a user."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ from toque.storage.bucket import is_remote
 from toque.units import Duration
 from toque.user_paths import named_path
 from toque.workflows.configure import Columns, configure, source_columns
-from toque.workflows.first_config.dial import (
+from toque.workflows.first_config.init_base import SeenBase, base_seen
+from toque.workflows.first_config.sizing import (
     EVALUATING,
-    MOST_PASSES,
-    MOST_TOKENS,
+    MAX_BATCH_TOKENS,
+    MAX_PASSES,
     OF_PLAIN_TEXT,
     OF_RECIPES,
     POSITIONS,
@@ -55,86 +56,104 @@ from toque.workflows.first_config.dial import (
     TextTokenizer,
     Tuning,
     batch_for,
-    choice_for,
-    learnt,
-    learnt_from,
-    model_of,
-    time_of,
+    choose_size,
+    measure_writing_rate,
+    model_settings,
+    parse_run_time,
+    plan_tuning,
+    tokenizer_for_text,
+    trained_tokenizer,
     training_seconds,
     tuned_lr,
-    tuning_for,
-    writing_rate_of,
 )
-from toque.workflows.first_config.init_base import SeenBase, base_seen
 from toque.workflows.prepared_store import sources_of
 
 RECIPES, DOCUMENTS = "recipes", "documents"
 PAIRS, TOKENS = "prompts with answers", "texts of token ids"
 CONVERSATIONS = "conversations"
 _LOOK_BYTES: Final = 4 << 20
-"""Bytes of every source that are read: some thousand recipes, in about a second."""
-_CHARACTERS_A_TOKEN: Final = 4.0
-"""Guess, for English recipes and tokenizers of some thousand entries."""
-_MEASURED_SECONDS: Final = 0.5  # below it the processor's counters, in hundredths, tell nothing
+"""Bytes to read of each source: several thousand recipes, in about a second."""
+_CHARACTERS_PER_TOKEN: Final = 4.0
+"""Guess for English recipes and vocabularies of several thousand entries."""
+_MEASURED_SECONDS: Final = 0.5
+"""Minimum duration for the processor's counters, which count hundredths of a second."""
 _EVALUATIONS: Final = 10
-_HELD_OUT_SHARE: Final = 0.05  # of the examples, where no source is held out
-_MOST_LOST: Final = 10  # minutes of a run that is killed without a warning
-_MOST_HELD_OUT, _FEWEST_HELD_OUT = 512, 32  # examples of an evaluation
-_MOST_AT_END, _MOST_BETWEEN = 16, WRITTEN_AT_ONCE  # texts at the end, and of each evaluation
+_HELD_OUT_SHARE: Final = 0.05
+"""Share of the examples to hold out, if no source is held out."""
+_MAX_LOST_MINUTES: Final = 10
+"""Minutes of training that a run without a warning before its kill may lose."""
+_MAX_HELD_OUT: Final = 512
+_MIN_HELD_OUT: Final = 32
+_MAX_FINAL_TEXTS: Final = 16
 _WRITING: Final = 0.25
-"""Tokens that a machine writes per token that it trains, a guess for a base that is not tried
+"""Ratio of writing speed to training speed, a guess if the base is not measured
 (lab/performance.md, "Threads that wait")."""
-_MANY_REPEATS: Final = 0.8  # share of different records from which on no repeat is told
+_FEW_REPEATS: Final = 0.8
+"""Share of different records above which repeats are not reported."""
 _FEW_RECORDS: Final = 5000
-"""Different records below which a model from scratch is advised against: of 20 texts that were
-drawn by lot after 2,400 recipes one or two could be cooked from (lab/notes.md)."""
-_HELD_OUT: Final = ("validation", "valid", "dev", "test")
-"""Names of the split of a dataset that is held out; the first that is there."""
-_COLUMN: Final = 29  # column of the comments that end a line
+"""Number of different records below which `init` advises against a model from scratch. With 2,400
+recipes, one or two of 20 random texts were usable (lab/notes.md)."""
+_HELD_OUT_SPLITS: Final = ("validation", "valid", "dev", "test")
+"""Names of splits to hold out. The first existing split is used."""
+_COMMENT_COLUMN: Final = 29
+"""Column of the comments at the ends of lines."""
 
 
 @dataclass(frozen=True)
 class FoundSource:
-    """A source and what it holds."""
+    """Source and its contents."""
 
     path: str
-    kind: str = ""  # one of the names above; "" where nobody has looked
-    schema: str = ""  # its name in the data report, e.g. "json-lines" or "foodcom"
+    kind: str = ""
+    """One of the names above, or "" if the source was not read."""
+    schema: str = ""
+    """Name in the data report, e.g. "json-lines" or "foodcom"."""
     files: int = 1
-    records: int = 0  # usable records
-    tokens: int = 0  # estimated tokens of them
-    different: int = 0  # of the records: each text counted once
-    whole: bool = True  # false where a part was read, and `records` is scaled up by the bytes
+    records: int = 0
+    """Number of usable records."""
+    tokens: int = 0
+    """Estimated tokens of the different records."""
+    different: int = 0
+    """Number of different records."""
+    whole: bool = True
+    """False if only a part was read. The counts are then estimates."""
     remarks: tuple[str, ...] = ()
-    """Sentences on what no example holds, and on bytes that are not of the encoding."""
-    sample: bytes = field(default=b"", repr=False)  # texts drawn by lot, `SAMPLE_BYTES` at most
+    """Messages about unused fields, repeats and a wrong encoding."""
+    sample: bytes = field(default=b"", repr=False)
+    """Random sample of the texts, at most `SAMPLE_BYTES`."""
 
     def __str__(self) -> str:
-        """The contents in a few words."""
+        """Return a short description of the contents."""
         if not self.kind:
-            return "in a bucket or on the hub; not looked at"
-        one = " ".join(word.removesuffix("s") for word in self.kind.split())
+            return "in a bucket or on the hub, not read"
+        kind = self.kind
+        if self.records == 1:
+            kind = " ".join(word.removesuffix("s") for word in kind.split())
+        about = "" if self.whole else "about "
         files = f" in {self.files:,} files" if self.files > 1 else ""
-        about, kind = "" if self.whole else "about ", one if self.records == 1 else self.kind
         return f"{self.schema}, {about}{self.records:,} {kind}{files}"
 
 
 @dataclass(frozen=True)
 class Initialised:
-    """A configuration that was written."""
+    """Configuration file that `init` wrote."""
 
     file: Path
     config: RunConfig
     sources: tuple[FoundSource, ...]
-    remarks: tuple[str, ...] = ()  # sentences on what is left out or cut
-    forecast: str = ""  # sentence on what the run will reach, where that is known
+    remarks: tuple[str, ...] = ()
+    """Messages about data that is left out or cut."""
+    forecast: str = ""
+    """Expected result of the run, or "" if it is unknown."""
 
     def __str__(self) -> str:
-        """The sources, and what to do next."""
-        lines = [*(f"{one.path}: {one}" for one in self.sources), *self.remarks]
-        lines += [self.forecast] if self.forecast else []
-        todo = f"Wrote {self.file}. Look it over, then: toque train {in_shell(self.file)}"
-        return "\n".join([*lines, todo])
+        """Return the sources, the remarks and the next step."""
+        lines = [f"{source.path}: {source}" for source in self.sources]
+        lines += self.remarks
+        if self.forecast:
+            lines.append(self.forecast)
+        lines.append(f"Wrote {self.file}. Check it, then run: toque train {in_shell(self.file)}")
+        return "\n".join(lines)
 
 
 def init(
@@ -153,51 +172,58 @@ def init(
     """Look at files and write a commented configuration for them, ready to train.
 
     Args:
-        sources: a file, a folder or a pattern, or several; what they hold is recognised.
-        to: the file to write; run and store are named after it.
-        size: of a model from scratch: 300k, 1m, 3m, 6m, 14m or 30m, its parameters with a
-            vocabulary of 2,048 tokens. None: the best for this text, this machine's speed, which is
-            measured, and the time.
-        start_from: a model to continue from, a folder or a hub name, instead of random weights.
-        for_: time of the whole run, preparing and scoring included, e.g. "10 minutes"; "tonight" is
+        sources: One or several files, folders or patterns. The format of the files is detected.
+        to: The file to write. The run and the store are named after it.
+        size: Size of a model from scratch: 300k, 1m, 3m, 6m, 14m or 30m, the number of parameters
+            with a vocabulary of 2,048 tokens. None: the best size for the text, the time and the
+            measured speed of this machine.
+        start_from: The model to continue from, a folder or a hub name. The default is random
+            weights.
+        for_: Time of the entire run with preparation and scores, e.g. "10 minutes". "tonight" is
             eight hours.
-        tokenizer: a folder or a hub name; auto: the model's own, or learnt from the data.
-        encoding: of the files that are text, e.g. cp1252 for an old export.
-        columns: fields that hold a part of each record, {"prompt": "question", "target": "answer"},
+        tokenizer: A folder or a hub name. auto: the tokenizer of the model, or a new tokenizer
+            trained on the data.
+        encoding: Encoding of text files, e.g. cp1252 for an old export.
+        columns: The field for each part of a record, {"prompt": "question", "target": "answer"},
             or a template over fields, {"prompt": "{question} {hint}", "target": "answer"}.
-        replace: overwrite a file that is there.
-        reporter: hears what takes time.
+        replace: Overwrite an existing file.
+        reporter: Receives slow activities.
 
     Returns:
-        The file, its configuration, and what each source holds.
+        The file, its configuration, and the contents of each source.
 
     Raises:
-        ConfigError: `to` is there already or cannot be written, or a value makes no sense.
-        DataError: a source cannot be found or recognised, or holds nothing of use.
+        ConfigError: `to` exists or is not writable, or a value is invalid.
+        DataError: A source cannot be found or recognised, or has no usable record.
     """
-    given = [sources] if isinstance(sources, str | Path) else list(sources)
-    file, start = named_path(to), str(start_from)
-    _refuse_early(given, size, file, replace=replace)
-    whole = time_of(for_)
-    paths, held_out, left = _by_split([str(path) for path in given])
-    named = source_columns(columns)
+    source_paths = [sources] if isinstance(sources, str | Path) else list(sources)
+    file = named_path(to)
+    start = str(start_from)
+    _refuse_early(source_paths, size, file, replace=replace)
+
+    total = parse_run_time(for_)
+    paths, held_out, split_remarks = _choose_splits([str(path) for path in source_paths])
+    column_settings = source_columns(columns)
     model = {"family": "auto", "start_from": start} if start != "scratch" else {}
-    wanted = configure(
+    draft = configure(
         data={
-            "sources": [{"path": path, **named} for path in paths],
-            "validation": [{"path": path, **named} for path in held_out],
+            "sources": [{"path": path, **column_settings} for path in paths],
+            "validation": [{"path": path, **column_settings} for path in held_out],
             "encoding": encoding,
         },
         model=model | {"tokenizer": tokenizer},
-        train={"stop_after": str(whole)},
+        train={"stop_after": str(total)},
     )
-    with reporter.working("looking at the files"):
-        here = _sources_here(wanted, reporter.notice)
-        found = _survey(wanted, here)
-    base, how, batch = _settled(wanted, here, found, whole, size, reporter)
-    few = _few_in_words(found) if start == "scratch" else []
-    remarks = (*(remark for one in found for remark in one.remarks), *base.remarks, *left, *few)
-    text = _written(wanted, found, file, base, how, batch)
+    with reporter.working("reading the files"):
+        local_sources = _open_local_sources(draft, reporter.notice)
+        survey = _survey(draft, local_sources)
+
+    base, plan, batch = _plan_run(draft, local_sources, survey, total, size, reporter)
+    remarks = [remark for source in survey for remark in source.remarks]
+    remarks += [*base.remarks, *split_remarks]
+    if start == "scratch":
+        remarks += _remark_on_few_records(survey)
+    text = _render_config(draft, survey, file, base, plan, batch)
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -207,154 +233,162 @@ def init(
         raise ConfigError(
             f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
         ) from error
-    return Initialised(
-        file, config, tuple(found), remarks, "" if how is None else how.forecast(whole)
-    )
+    forecast = "" if plan is None else plan.forecast(total)
+    return Initialised(file, config, tuple(survey), tuple(remarks), forecast)
 
 
-def _settled(
-    wanted: RunConfig,
-    here: Sequence[Source],
-    found: Sequence[FoundSource],
-    whole: Duration,
+def _plan_run(
+    draft: RunConfig,
+    local_sources: Sequence[Source],
+    survey: Sequence[FoundSource],
+    total: Duration,
     size: str | None,
     reporter: Reporter,
 ) -> tuple[SeenBase, Choice | Tuning | None, str]:
-    """Settle what the base asks for, what the time is best used for, and `train.batch`."""
-    # A bucket that nobody looked at may hold far more than the files that are here.
-    tokens, records = _amount(found) if all(one.tokens for one in found) else (0, 0)
+    """Return the settings for the base, the use of the time, and `train.batch`."""
+    # A source in a bucket may be far larger than the local files, so the amount is unknown.
+    tokens, records = _amount(survey) if all(source.tokens for source in survey) else (0, 0)
     before = ProcessorUse.now()
-    if wanted.model.start_from == "scratch":
-        with reporter.working("measuring how fast this machine trains"):
-            choice, unseen = _choice(wanted, found, tokens, records, whole, size)
-        read = choice.passes.most * (tokens or math.inf)
-        most = choice.size.batch_tokens
-        batch = batch_for(read, tokens, records, most=most, longest=POSITIONS)
-        return SeenBase(remarks=(*unseen, *_disturbed(before))), choice, batch
+    if draft.model.start_from == "scratch":
+        with reporter.working("measuring the training speed of this machine"):
+            choice, remarks = _choose_new_model(draft, survey, tokens, records, total, size)
+        read = choice.passes.useful * (tokens or math.inf)
+        max_tokens = choice.size.batch_tokens
+        batch = batch_for(read, tokens, records, max_tokens=max_tokens, longest=POSITIONS)
+        return SeenBase(remarks=(*remarks, *_remark_on_load(before))), choice, batch
 
-    seconds = training_seconds(tokens * _CHARACTERS_A_TOKEN, whole)
-    with reporter.working("looking at the model, and how fast this machine trains it"):
-        base = base_seen(wanted, here, tokens / records if records else None)
-        model = {"family": "auto", "start_from": wanted.model.start_from}
-        writing = _writing_rate(model, found, tokens, records) if base.is_small else 0.0
+    seconds = training_seconds(tokens * _CHARACTERS_PER_TOKEN, total)
+    with reporter.working("reading the model and measuring its training speed on this machine"):
+        base = base_seen(draft, local_sources, tokens / records if records else None)
+        model = {"family": "auto", "start_from": draft.model.start_from}
+        writing = _writing_rate(model, survey, tokens, records) if base.is_small else 0.0
     if base.rate is None:
-        read = MOST_PASSES * (tokens or math.inf)
-        return base, None, batch_for(read, tokens, records, most=MOST_TOKENS, longest=1)
-    if base.tokens_each and {one.kind for one in found}.isdisjoint({DOCUMENTS, TOKENS, ""}):
+        read = MAX_PASSES * (tokens or math.inf)
+        return base, None, batch_for(read, tokens, records, max_tokens=MAX_BATCH_TOKENS, longest=1)
+    if base.tokens_each and _kinds(survey).isdisjoint({DOCUMENTS, TOKENS, ""}):
         tokens = round(base.tokens_each * records)
-    trained = tokens if wanted.data.validation else tokens * (1.0 - _HELD_OUT_SHARE)
-    tuning = tuning_for(trained, records, seconds, base.rate, longest=base.longest)
-    base = base._replace(remarks=(*base.remarks, *_disturbed(before)))
+    trained = tokens if draft.data.validation else tokens * (1.0 - _HELD_OUT_SHARE)
+    tuning = plan_tuning(trained, records, seconds, base.rate, longest=base.longest)
+    base = base._replace(remarks=(*base.remarks, *_remark_on_load(before)))
     return base, tuning._replace(writing=writing), tuning.batch
 
 
-def _choice(
-    wanted: RunConfig,
-    found: Sequence[FoundSource],
+def _kinds(survey: Sequence[FoundSource]) -> set[str]:
+    return {source.kind for source in survey}
+
+
+def _choose_new_model(
+    draft: RunConfig,
+    survey: Sequence[FoundSource],
     tokens: int,
     records: int,
-    whole: Duration,
+    total: Duration,
     size: str | None,
 ) -> tuple[Choice, list[str]]:
-    """Choose the size of a new model by this machine's speed; a sentence if a guess was needed."""
-    text = tokens * _CHARACTERS_A_TOKEN
-    each = SAMPLE_BYTES // len(found)
-    sample = b"".join(one.sample[:each] for one in found)
-    tokenizer, unseen = _tokenizer_for(text or math.inf, wanted.model.tokenizer, sample)
-    # Texts that nobody has looked at are taken for recipes.
-    plain = {one.kind for one in found}.isdisjoint({RECIPES, ""})
-    choice = choice_for(
+    """Choose the size of a new model by this machine's speed, with remarks on guesses."""
+    text = tokens * _CHARACTERS_PER_TOKEN
+    bytes_per_source = SAMPLE_BYTES // len(survey)
+    sample = b"".join(source.sample[:bytes_per_source] for source in survey)
+    tokenizer, remarks = _choose_tokenizer(text or math.inf, draft.model.tokenizer, sample)
+    # A source that was not read counts as recipes.
+    plain = _kinds(survey).isdisjoint({RECIPES, ""})
+    choice = choose_size(
         text,
         records,
-        whole,
+        total,
         tokenizer=tokenizer,
         sample=sample,
         like=OF_PLAIN_TEXT if plain else OF_RECIPES,
         only=size,
     )
-    model = model_of(choice.size, choice.tokenizer.setting)
-    return choice._replace(writing=_writing_rate(model, found, tokens, records)), unseen
+    model = model_settings(choice.size, choice.tokenizer.setting)
+    return choice._replace(writing=_writing_rate(model, survey, tokens, records)), remarks
 
 
 def _writing_rate(
-    model: Mapping[str, Any], found: Sequence[FoundSource], tokens: int, records: int
+    model: Mapping[str, Any], survey: Sequence[FoundSource], tokens: int, records: int
 ) -> float:
-    """Measure the tokens per second that a model writes; 0.0 if it writes none while training."""
-    if not tokens or {one.kind for one in found} <= {DOCUMENTS, TOKENS}:
+    """Measure the writing speed in tokens per second. Return 0.0 if the run writes no texts."""
+    if not tokens or _kinds(survey) <= {DOCUMENTS, TOKENS}:
         return 0.0
-    return writing_rate_of(model, tokens * _CHARACTERS_A_TOKEN / records)
+    return measure_writing_rate(model, tokens * _CHARACTERS_PER_TOKEN / records)
 
 
-def _tokenizer_for(text: float, name: str, sample: bytes) -> tuple[TextTokenizer, list[str]]:
-    """The tokenizer that the user named, or one for `text` bytes; a sentence if that stands in."""
+def _choose_tokenizer(text: float, name: str, sample: bytes) -> tuple[TextTokenizer, list[str]]:
+    """Return the user's tokenizer, or a new one for `text` bytes, with remarks on guesses."""
     if name.startswith(TRAINED):
-        return learnt(int(name.removeprefix(TRAINED))), []
+        return trained_tokenizer(int(name.removeprefix(TRAINED))), []
     if name == "auto":
-        return learnt_from(text), []
+        return tokenizer_for_text(text), []
     if (folder := tokenizer_here(name)) is None:
-        said = (
-            f"{name} is not on this machine: the speed was measured with a tokenizer that is "
-            "learnt from the data, and one of more entries makes it slower."
+        remark = (
+            f"{name} is not on this machine, so the speed was measured with a new tokenizer. "
+            "Training is slower with a larger vocabulary."
         )
-        return learnt_from(text)._replace(entries=0), [said]
+        return tokenizer_for_text(text)._replace(entries=0), [remark]
     codec = load_codec(folder)
     tokens = len(codec.encode_flat([sample.decode(errors="ignore")]).flat)
-    each = len(sample) / tokens if tokens else _CHARACTERS_A_TOKEN
-    return TextTokenizer(name, each, codec.vocab_size), []
+    bytes_per_token = len(sample) / tokens if tokens else _CHARACTERS_PER_TOKEN
+    return TextTokenizer(name, bytes_per_token, codec.vocab_size), []
 
 
-def _disturbed(before: ProcessorUse) -> tuple[str, ...]:
-    """Say that other programs computed since `before`, while a speed was measured."""
+def _remark_on_load(before: ProcessorUse) -> tuple[str, ...]:
+    """Report that other programs used the processor since `before`, while a speed was measured."""
     now = ProcessorUse.now()
     others = now.others_since(before)
     if now.at - before.at < _MEASURED_SECONDS or others <= WORTH_WHILE:
         return ()
-    said = (
-        f"Other programs kept {others:.1f} of {len(usable_cores())} cores busy while the speed of "
-        "this machine was measured: the choice is for a machine that stays so busy. Once they have "
-        "ended, another init over this file measures again."
+    remark = (
+        f"Other programs kept {others:.1f} of {len(usable_cores())} cores busy during the speed "
+        "measurement, so the configuration suits a machine under that load. To measure again, "
+        "repeat init over this file after they end."
     )
-    return (said,)
+    return (remark,)
 
 
 def _refuse_early(
-    given: Sequence[str | Path], size: str | None, file: Path, *, replace: bool
+    sources: Sequence[str | Path], size: str | None, file: Path, *, replace: bool
 ) -> None:
-    """Refuse no sources, an unknown size, and a file that is there, before anything is read."""
-    if not given:
+    """Refuse missing sources, an unknown size and an existing file before reading anything."""
+    if not sources:
         raise ConfigError(
-            f"{argument('sources')} is empty, so there is nothing to write a configuration for. "
-            "Name a file, a folder or a pattern with recipes or other texts. Without any, `toque "
-            "cookbook recipes.jsonl` writes synthetic recipes."
+            f"{argument('sources')} is empty. Name a file, a folder or a pattern with recipes or "
+            "other texts. `toque cookbook recipes.jsonl` writes synthetic recipes."
         )
     if size is not None and size not in SIZES:
-        raise ConfigError(f"{argument('size')} is {size}. Use {', '.join(SIZES)}, or leave it out.")
+        raise ConfigError(
+            f"{argument('size')} must be one of {', '.join(SIZES)}, not {size}. Leave it out to "
+            "use the best size."
+        )
     if file.exists() and not replace:
         raise ConfigError(
-            f"{file} is there already and may hold your changes. Name another file with "
-            f"{argument('to')}, or overwrite it with {argument('replace=True')}."
+            f"{file} exists and may have your changes. Name another file with {argument('to')}, "
+            f"or overwrite it with {argument('replace=True')}."
         )
 
 
-def _by_split(given: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Paths to train on and to hold out, and sentences on splits of saved datasets not read."""
-    train, held_out, left = list[str](), list[str](), list[str]()
-    for path in given:
+def _choose_splits(paths: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the paths to train on, the paths to hold out, and remarks on unused splits."""
+    train: list[str] = []
+    held_out: list[str] = []
+    remarks: list[str] = []
+    for path in paths:
         splits = [] if is_remote(path) else saved_splits(named_path(path))
         names = [split.name for split in splits]
         if len(names) < 2 or "train" not in names:
             train.append(path)
             continue
         train.append(f"{path}/train")
-        held = next((name for name in _HELD_OUT if name in names), None)
-        held_out += [] if held is None else [f"{path}/{held}"]
-        if rest := [name for name in names if name not in ("train", held)]:
-            left.append(f"Splits of {path} that are not read: {shown_names(rest)}.")
-    return train, held_out, left
+        validation = next((name for name in _HELD_OUT_SPLITS if name in names), None)
+        if validation is not None:
+            held_out.append(f"{path}/{validation}")
+        if rest := [name for name in names if name not in ("train", validation)]:
+            remarks.append(f"Splits of {path} that are not read: {shown_names(rest)}.")
+    return train, held_out, remarks
 
 
-def _sources_here(config: RunConfig, say: Callable[[str], None]) -> list[Source]:
-    """The sources on this machine, each with the reader that would prepare it."""
+def _open_local_sources(config: RunConfig, say: Callable[[str], None]) -> list[Source]:
+    """Return the sources on this machine with their readers."""
     local = [s for s in config.data.sources if not (is_remote(s.path) or s.path.startswith("hf:"))]
     data = config.data.model_copy(update={"sources": tuple(local)})
     if not local:
@@ -372,31 +406,39 @@ def _sources_here(config: RunConfig, say: Callable[[str], None]) -> list[Source]
 
 
 def _as_argument(part: str, field: str | tuple[str, ...]) -> str:
-    """A column as the command takes it; of several fields, as a template over them."""
+    """Format a column as an argument. Several fields become a template."""
     template = field if isinstance(field, str) else " ".join(f"{{{name}}}" for name in field)
     return f"{argument('columns')} {in_shell(f'{part}={template}')}"
 
 
-def _survey(config: RunConfig, here: Sequence[Source]) -> list[FoundSource]:
-    """Contents of the configuration's sources."""
-    known = {source.path: _looked_at(source) for source in here}
-    return [known.get(source.path, FoundSource(source.path)) for source in config.data.sources]
+def _survey(config: RunConfig, local_sources: Sequence[Source]) -> list[FoundSource]:
+    """Describe the contents of the configuration's sources."""
+    contents = {source.path: _read_start(source) for source in local_sources}
+    return [contents.get(source.path, FoundSource(source.path)) for source in config.data.sources]
 
 
-def _looked_at(source: Source) -> FoundSource:
+def _read_start(source: Source) -> FoundSource:
+    """Describe a source by its first `_LOOK_BYTES`.
+
+    Raises:
+        DataError: These bytes have no usable record.
+    """
     files = find_files([source])
     sizes = [float(file.plain_bytes) for file in files]
-    kept, tokens, looked, read = 0, 0.0, 0.0, 0
-    keys, texts = set[int](), list[str]()
-    fields, n_messages = Counter[str](), 0
-    unused, dropped, notes = Counter[str](), Counter[str](), Counter[str]()
-    # Blocks may end beyond the size that was estimated for their file.
+    n_usable = n_read = n_messages = 0
+    tokens = bytes_read = 0.0
+    keys: set[int] = set()
+    texts: list[str] = []
+    fields = Counter[str]()
+    unused = Counter[str]()
+    dropped = Counter[str]()
+    notes = Counter[str]()
     blocks = ((file, size, block) for file, size in zip(files, sizes, strict=True)
               for block in blocks_of(file))  # fmt: skip
     for file, size, block in blocks:
         examples = examples_in(block, file.reader)
-        kept += examples.kept
-        read += examples.read
+        n_usable += examples.kept
+        n_read += examples.read
         unused.update(examples.unused)
         dropped.update({reason: len(lines) for reason, lines in examples.dropped.items()})
         notes.update(examples.notes)
@@ -408,245 +450,264 @@ def _looked_at(source: Source) -> FoundSource:
         )
         n_messages += len(turns)
         tokens += sum(
-            len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_A_TOKEN
+            len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_PER_TOKEN
             for e in examples.examples
         )
-        looked += min(size, len(block.payload))
-        if looked >= _LOOK_BYTES:
+        bytes_read += min(size, len(block.payload))  # the size is an estimate
+        if bytes_read >= _LOOK_BYTES:
             break
-    foreign = is_of_another_encoding(read, dropped, notes)
-    if kept == 0:
-        todo = "docs/reference/formats.md lists what is read."
-        if foreign:
-            todo = f"{ENCODING_HINT} Here it is {argument('encoding=cp1252')}."
+
+    has_other_encoding = is_of_another_encoding(n_read, dropped, notes)
+    if n_usable == 0:
+        advice = "docs/reference/formats.md lists the supported formats."
+        if has_other_encoding:
+            advice = f"{ENCODING_HINT} For init it is {argument('encoding=cp1252')}."
         raise DataError(
-            f"{source.path} holds no usable record in its first {looked:,.0f} bytes: "
-            f"{reasons_in_words(dropped, {})}. {todo}"
+            f"{source.path} has no usable record in its first {bytes_read:,.0f} bytes: "
+            f"{reasons_in_words(dropped, {})}. {advice}"
         )
-    named = SourceReport(source.path, "", 0, read, kept, dict(unused))
+
     whole = next(blocks, None) is None
-    scale = 1.0 if whole else max(1.0, sum(sizes) / looked)
-    records = float(f"{kept * scale:.2g}") if scale > 1 else kept  # 67,412 is about 67,000
-    share = len(keys) / kept
-    repeated = list[str]()
-    if share < _MANY_REPEATS:
-        seen = f"{kept - len(keys):,} of the {kept:,} records of {source.path} that were looked at"
-        repeated.append(f"{seen} repeat another one; preparing leaves them out.")
+    scale = 1.0 if whole else max(1.0, sum(sizes) / bytes_read)
+    records = float(f"{n_usable * scale:.2g}") if scale > 1 else n_usable  # two digits of a guess
+    share_different = len(keys) / n_usable
+    report = SourceReport(source.path, "", 0, n_read, n_usable, dict(unused))
+    remarks = [
+        *unused_in_words([report]),
+        *_remark_on_messages(source.path, fields, n_messages, notes),
+    ]
+    if has_other_encoding:
+        remarks.append(ENCODING_HINT)
+    if share_different < _FEW_REPEATS:
+        remarks.append(
+            f"{n_usable - len(keys):,} of the {n_usable:,} records of {source.path} that were read "
+            "are repeats. `prepare` leaves them out."
+        )
+    remarks += _remark_on_files(source)
+
     kinds: dict[type, str] = {RecipeReader: RECIPES, PairReader: PAIRS, TokenReader: TOKENS}
     kinds[ConversationReader] = CONVERSATIONS
     return FoundSource(
         source.path,
-        next((k for kind, k in kinds.items() if isinstance(source.reader, kind)), DOCUMENTS),
-        files[0].reader.schema(files[0].path),
-        len(files),
-        round(records),
-        round(tokens * scale * share),
-        round(records * share),
-        whole,
-        (
-            *unused_in_words([named]),
-            *_talks_in_words(source.path, fields, n_messages, notes),
-            *([ENCODING_HINT] if foreign else []),
-            *repeated,
-            *_no_data(source),
-        ),
-        _drawn(texts),
+        kind=next((k for kind, k in kinds.items() if isinstance(source.reader, kind)), DOCUMENTS),
+        schema=files[0].reader.schema(files[0].path),
+        files=len(files),
+        records=round(records),
+        tokens=round(tokens * scale * share_different),
+        different=round(records * share_different),
+        whole=whole,
+        remarks=tuple(remarks),
+        sample=_sample_texts(texts),
     )
 
 
-def _talks_in_words(
+def _remark_on_messages(
     path: str, fields: Counter[str], n_messages: int, notes: Counter[str]
 ) -> list[str]:
-    """Sentences on what the messages of conversations hold besides their texts."""
+    """Report fields of messages other than their texts, and notes about conversations."""
     remarks = []
     if fields:
         names = ", ".join(f"{name!r} ({n:,})" for name, n in most_named(fields).items())
         remarks.append(
-            f"Other fields of the {n_messages:,} messages of {path} that were looked at: {names}. "
-            "They are for the chat template; the data report counts those that it does not write."
+            f"Other fields of the {n_messages:,} messages of {path} that were read: {names}. The "
+            "chat template gets them, and the data report counts the fields that it ignores."
         )
     if n_messages:
         remarks += [f"{path}: {n:,} {note}." for note, n in sorted((+notes).items())]
     return remarks
 
 
-def _drawn(texts: list[str]) -> bytes:
-    """Some of the texts, which are shuffled, for a file may have like ones side by side."""
-    random.Random(17).shuffle(texts)  # no secret
+def _sample_texts(texts: list[str]) -> bytes:
+    """Return a random sample. The texts are shuffled, because neighbours may be similar."""
+    random.Random(17).shuffle(texts)  # not for secrets
     return "\n".join(texts).encode(errors="replace")[:SAMPLE_BYTES]
 
 
-def _few_in_words(found: Sequence[FoundSource]) -> list[str]:
-    """A sentence where a new model would learn its language from very few records."""
-    n = sum(one.different for one in found)
-    if n >= _FEW_RECORDS or any(one.kind in ("", DOCUMENTS, TOKENS) for one in found):
+def _remark_on_few_records(survey: Sequence[FoundSource]) -> list[str]:
+    """Warn if a new model would learn its language from very few records."""
+    n = sum(source.different for source in survey)
+    if n >= _FEW_RECORDS or not _kinds(survey).isdisjoint({"", DOCUMENTS, TOKENS}):
         return []
-    told = f"{n:,} different {'record is' if n == 1 else 'records are'} few for a new model"
-    todo = "let init start from a pretrained one, e.g. HuggingFaceTB/SmolLM2-135M, or add more"
-    return [f"{told}, which learns its language from them alone: {todo}."]
+    amount = f"{n:,} different {'record is' if n == 1 else 'records are'} few"
+    remark = (
+        f"{amount} for a new model, which learns its language only from them. Start from a "
+        "pretrained model such as HuggingFaceTB/SmolLM2-135M, or add records."
+    )
+    return [remark]
 
 
-def _no_data(source: Source) -> list[str]:
-    """Sentences on hidden files of a folder, and on documentation among its texts."""
-    folder, said = named_path(source.path), list[str]()
-    if folder.is_dir() and (hidden := sorted(one.name for one in folder.glob(".*"))):
-        said.append(f"Hidden files of {source.path} are not read: {shown_names(hidden)}.")
-    texts = [file.name for file in source.files or ()]
-    read_me = [Path(name).name for name in texts if is_documentation(name)]
-    if isinstance(source.reader, TextReader) and 0 < len(read_me) < len(texts):
-        said.append(
-            f"Documentation by its name is read as text like the rest of {source.path}: "
-            f"{shown_names(read_me)}. Name the others alone, or move it, if it is none."
+def _remark_on_files(source: Source) -> list[str]:
+    """Report hidden files of a folder, and documentation among its texts."""
+    remarks = []
+    folder = named_path(source.path)
+    hidden = sorted(path.name for path in folder.glob(".*")) if folder.is_dir() else []
+    if hidden:
+        remarks.append(f"Hidden files of {source.path} are not read: {shown_names(hidden)}.")
+    names = [file.name for file in source.files or ()]
+    documentation = [Path(name).name for name in names if is_documentation(name)]
+    if isinstance(source.reader, TextReader) and 0 < len(documentation) < len(names):
+        remarks.append(
+            f"Files of {source.path} that look like documentation are read as text: "
+            f"{shown_names(documentation)}. To leave them out, move them or name only the other "
+            "files."
         )
-    return said
+    return remarks
 
 
-def _amount(found: Sequence[FoundSource]) -> tuple[int, int]:
-    """Tokens and different records of all sources, as estimated; 0 where nobody has looked."""
-    return sum(one.tokens for one in found), sum(one.different for one in found)
+def _amount(survey: Sequence[FoundSource]) -> tuple[int, int]:
+    """Return the estimated tokens and different records of all sources that were read."""
+    return sum(source.tokens for source in survey), sum(source.different for source in survey)
 
 
-def _held_out(found: Sequence[FoundSource], how: Choice | Tuning | None) -> str:
-    """`evaluation.max_examples`, so many that held-out losses take their share of the time."""
-    if how is None:
+def _held_out_line(survey: Sequence[FoundSource], plan: Choice | Tuning | None) -> str:
+    """Write the line of `evaluation.max_examples`, limited by the time for held-out losses."""
+    if plan is None:
         return ""
     # The forward pass of an evaluation is a third of an update's work.
-    allowed = 3 * EVALUATING / _EVALUATIONS * how.tokens / _tokens_each(found)
-    n = max(_FEWEST_HELD_OUT, round(min(_MOST_HELD_OUT, allowed)))
-    return f"  max_examples: {n}   # held-out texts of an evaluation{_share(n <= allowed)}\n"
+    affordable = 3 * EVALUATING / _EVALUATIONS * plan.tokens / _tokens_per_record(survey)
+    n = max(_MIN_HELD_OUT, round(min(_MAX_HELD_OUT, affordable)))
+    return f"  max_examples: {n}   # held-out texts per evaluation{_share(n <= affordable)}\n"
 
 
-def _texts(found: Sequence[FoundSource], how: Choice | Tuning | None) -> tuple[int, int]:
-    """`evaluation.generate` and `evaluation.texts`; each takes its share of the time at most."""
-    if how is None:
-        return _MOST_AT_END, _MOST_BETWEEN
-    seconds, writing = how.tokens / how.rate, how.writing or _WRITING * how.rate
-    allowed = math.floor(EVALUATING * seconds * writing / _tokens_each(found))
-    return min(_MOST_AT_END, allowed), min(_MOST_BETWEEN, allowed // _EVALUATIONS)
+def _text_counts(survey: Sequence[FoundSource], plan: Choice | Tuning | None) -> tuple[int, int]:
+    """Return `evaluation.generate` and `evaluation.texts`, limited by the time for texts."""
+    if plan is None:
+        return _MAX_FINAL_TEXTS, WRITTEN_AT_ONCE
+    seconds = plan.tokens / plan.rate
+    writing = plan.writing or _WRITING * plan.rate
+    affordable = math.floor(EVALUATING * seconds * writing / _tokens_per_record(survey))
+    return min(_MAX_FINAL_TEXTS, affordable), min(WRITTEN_AT_ONCE, affordable // _EVALUATIONS)
 
 
 def _share(fits: bool) -> str:  # noqa: FBT001 - the name is the argument
-    """The end of a comment on a number of texts that `fits` into its share of the time, or not."""
+    """Return the end of a comment on a number of texts that `fits` its share of the time or not."""
     if fits:
-        return f": {EVALUATING:.0%} of the time at most"
-    return f", the fewest that are of use: more than {EVALUATING:.0%} of the time"
+        return f": at most {EVALUATING:.0%} of the time"
+    return f", the useful minimum: more than {EVALUATING:.0%} of the time"
 
 
-def _tokens_each(found: Sequence[FoundSource]) -> float:
-    """Tokens of a record on average; 1 where nobody has looked."""
-    tokens, records = _amount(found)
+def _tokens_per_record(survey: Sequence[FoundSource]) -> float:
+    """Return the mean tokens per record, or 1 if they are unknown."""
+    tokens, records = _amount(survey)
     return tokens / max(1, records) or 1.0
 
 
-def _written(
-    wanted: RunConfig,
-    found: Sequence[FoundSource],
+def _render_config(
+    draft: RunConfig,
+    survey: Sequence[FoundSource],
     file: Path,
     base: SeenBase,
-    how: Choice | Tuning | None,
+    plan: Choice | Tuning | None,
     batch: str,
 ) -> str:
-    """The text of the file, each setting that a user would turn with a comment."""
-    kinds, model, encoding = {one.kind for one in found}, wanted.model, wanted.data.encoding
-    whole = wanted.train.stop_after
-    length = f"  stop_after: {flow(str(whole))}   # with preparing and scoring; or 3 epochs\n"
-    if how is not None and how.passes.ends_early:
-        limit = flow(str(Duration(whole.amount, whole.unit)))
-        why = f"there is time for {how.passes.of_time:,.0f}; more would be memorised"
+    """Write the text of the file, with comments on the settings that users change most."""
+    kinds = _kinds(survey)
+    total = draft.train.stop_after
+    length = f"  stop_after: {flow(str(total))}   # with preparation and scores; or 3 epochs\n"
+    if plan is not None and plan.passes.ends_early:
+        limit = flow(str(Duration(total.amount, total.unit)))
+        why = f"time is enough for {plan.passes.possible:,.0f}, but they would be memorised"
         length = f"""\
-  stop_after: {how.passes.most:g} epochs   # {why}
-  time_limit: {limit}   # of the whole command, for a machine that becomes slower
+  stop_after: {plan.passes.useful:g} epochs   # {why}
+  time_limit: {limit}   # for the entire command, in case the machine becomes slower
 """
-    if isinstance(how, Choice):
-        of_model, peak_lr = _scratch(how, model.tokenizer), how.size.peak_lr
-        name, schedule = "  name: muon   # for matrices, AdamW for the rest\n", "linear"
-        more = f"  weight_decay: {how.decay:g}   # the oftener texts are read, the more of it\n"
+
+    optimizer = weight_decay = ""
+    schedule = "cosine"
+    if isinstance(plan, Choice):
+        model_section = _new_model_section(plan, draft.model.tokenizer)
+        optimizer = "  name: muon   # for matrices, AdamW for the rest\n"
+        peak_lr = plan.size.peak_lr
+        schedule = "linear"
+        weight_decay = f"  weight_decay: {plan.decay:g}   # more for texts that repeat often\n"
     else:
+        model_section = _pretrained_section(draft.model, base.adapter)
         peak_lr = tuned_lr(base.parameters, adapted=base.is_adapted)
-        of_model, name, schedule = _pretrained(model, base.adapter), "", "cosine"
-        more = ""
-    columns = wanted.data.sources[0].model_dump(mode="json")["columns"]
-    named = f"\n      columns: {flow(columns)}   # as you said" if columns else ""
-    paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{named}" for one in found)
-    written = "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said\n"
-    held_out = (
-        f"  validation_fraction: {_HELD_OUT_SHARE}   # held out from training, to measure by\n"
-    )
-    if wanted.data.validation:
-        held = "".join(f"\n    - path: {flow(v.path)}{named}" for v in wanted.data.validation)
-        held_out = f"  validation:   # held out from training, to measure by{held}\n"
-    scores = "  generate: 0   # plain texts have no prompt to write for"
+
+    columns = draft.data.sources[0].model_dump(mode="json")["columns"]
+    column_line = f"\n      columns: {flow(columns)}   # your choice" if columns else ""
+    paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{column_line}" for one in survey)
+    encoding = ""
+    if draft.data.encoding != UTF_8:
+        encoding = f"  encoding: {flow(draft.data.encoding)}   # your choice\n"
+    held_out = f"  validation_fraction: {_HELD_OUT_SHARE}   # held out for the evaluation\n"
+    if draft.data.validation:
+        validation = "".join(
+            f"\n    - path: {flow(one.path)}{column_line}" for one in draft.data.validation
+        )
+        held_out = f"  validation:   # held out for the evaluation{validation}\n"
+
+    scores = "  generate: 0   # plain texts have no prompts"
     if kinds - {DOCUMENTS, TOKENS}:
-        dish = '"Lentil soup: red lentils, carrots, cumin"'
-        asked = dish if kinds <= {RECIPES, ""} else '"your own question"'
-        at_end, between = _texts(found, how)
-        n = max(1, at_end)
+        prompt = '"your own question"'
+        if kinds <= {RECIPES, ""}:
+            prompt = '"Lentil soup: red lentils, carrots, cumin"'
+        n_final, n_between = _text_counts(survey, plan)
+        n = max(1, n_final)
         scores = f"""\
-  generate: {n}   # texts written at the end and scored{_share(n == at_end)}
-  texts: {between}   # of them at every evaluation{_share(True)}
-  # prompts: [{asked}]   # shown at every evaluation"""
+  generate: {n}   # texts to write and score at the end{_share(n == n_final)}
+  texts: {n_between}   # texts to write per evaluation{_share(True)}
+  # prompts: [{prompt}]   # written at every evaluation"""
     text = f"""\
 # yaml-language-server: $schema={SCHEMA_FILE}
-# Written by `toque init`; yours to change. What is not named here has its default:
-#   toque show {in_shell(file)}      every setting, and where its value is from
-#   toque train {in_shell(file)}     prepares the data, then trains; a stopped run continues
+# Written by `toque init`. Edit it as you like. Settings that are not in this file have defaults.
+#   toque show {in_shell(file)}      print every setting and its origin
+#   toque train {in_shell(file)}     prepare the data and train, or continue a stopped run
 # docs/reference/configuration.md explains every setting.
 
 run_dir: {flow(f"runs/{file.stem}")}   # checkpoints, metrics and the finished model
 
-{of_model}
+{model_section}
 data:
   sources:{paths}
-{written}\
-  store: {flow(f"stores/{file.stem}")}   # the prepared data; runs with equal settings can share it
+{encoding}\
+  store: {flow(f"stores/{file.stem}")}   # prepared data, for all runs with these data settings
 {held_out}{base.data}{_more_of_data(kinds, base)}
 optim:
-{name}  peak_lr: {peak_lr}   # lower it if the loss jumps; raise it if it hardly moves
-  schedule: {schedule}   # warms up for 3 % of the run, then falls to nothing by its end
-{more}
+{optimizer}  peak_lr: {peak_lr}   # lower it if the loss jumps, raise it if the loss hardly moves
+  schedule: {schedule}   # warm up for 3 % of the run, then decay to 0
+{weight_decay}
 train:
-{length}  batch: {batch}   # what one update sees
+{length}  batch: {batch}   # per update
   evaluate_every: 10 %
-  save_every: {_save_every(wanted.train.stop_after)}   # a killed run continues from here
-  # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling
+  save_every: {_save_every(total)}   # a killed run continues from the last save
+  # early_stopping: {{patience: 3}}   # stop when the held-out loss no longer falls
 
 evaluation:
-{_held_out(found, how)}{scores}
+{_held_out_line(survey, plan)}{scores}
 """
-    return "".join(f"{_aligned(line)}\n" for line in text.splitlines())
+    return "".join(f"{_align_comment(line)}\n" for line in text.splitlines())
 
 
 def _save_every(stop_after: Duration) -> str:
-    """A tenth of the run, but `_MOST_LOST` where that is less."""
+    """Return a tenth of the run, but at most `_MAX_LOST_MINUTES`."""
     tenth = (stop_after.seconds or 0.0) / 60 / 10
-    return f"{_MOST_LOST} minutes" if tenth > _MOST_LOST else "10 %"
+    return f"{_MAX_LOST_MINUTES} minutes" if tenth > _MAX_LOST_MINUTES else "10 %"
 
 
 def _more_of_data(kinds: set[str], base: SeenBase) -> str:
-    """Lines of the data section that a user may want, each commented out."""
-    extras = "  # dedup: near   # drop nearly equal texts too, not only equal ones\n"
+    """Write optional lines of the data section, each commented out."""
+    extras = "  # dedup: near   # also drop nearly equal texts\n"
     if kinds <= {RECIPES, ""}:
         extras = f"""\
   # min_quality: 0.6   # leave out recipes whose quality score is lower
-{extras}  # tasks: [write, difficulty, nutrition]   # learn to judge recipes, too
+{extras}  # tasks: [write, difficulty, nutrition]   # also learn to judge recipes
 """
     elif CONVERSATIONS in kinds:
-        extras += "  # loss_on: last_answer   # learn the last answer of each conversation alone\n"
-        if not base.data:
-            extras += (
-                "  # chat_template: chatml   # how it is written; the tokenizer's own without\n"
-            )
-    elif PAIRS in kinds:
         extras += (
-            "  # on_overlong: drop   # leave out pairs that are too long, instead of cutting them\n"
+            "  # loss_on: last_answer   # train only on the last answer of each conversation\n"
         )
+        if not base.data:
+            extras += "  # chat_template: chatml   # the default is the template of the tokenizer\n"
+    elif PAIRS in kinds:
+        extras += "  # on_overlong: drop   # drop long pairs instead of cutting them\n"
     return extras
 
 
-def _scratch(choice: Choice, tokenizer: str) -> str:
+def _new_model_section(choice: Choice, tokenizer: str) -> str:
     size = choice.size
-    own = choice.tokenizer.setting if tokenizer == "auto" else tokenizer
-    origin = "learnt from your data" if own.startswith(TRAINED) else "as you said"
+    setting = choice.tokenizer.setting if tokenizer == "auto" else tokenizer
+    origin = "trained on your data" if setting.startswith(TRAINED) else "your choice"
     heads = size.shape["num_attention_heads"]
     return f"""\
 model:  # {choice.model}, from random weights
@@ -655,24 +716,28 @@ model:  # {choice.model}, from random weights
           num_attention_heads: {heads}, num_key_value_heads: {heads},
           intermediate_size: {size.inner}, max_position_embeddings: {POSITIONS},
           tie_word_embeddings: true}}
-  tokenizer: {flow(own)}   # {origin}
-  # To continue from a model you have, replace family, shape and tokenizer by:
+  tokenizer: {flow(setting)}   # {origin}
+  # To continue from an existing model, replace family, shape and tokenizer with:
   # {{family: auto, start_from: FOLDER-OR-HUB-NAME}}
 """
 
 
-def _pretrained(model: ModelConfig, adapter: str) -> str:
-    own = f"  tokenizer: {flow(model.tokenizer)}   # as you said\n"
+def _pretrained_section(model: ModelConfig, adapter: str) -> str:
+    tokenizer = ""
+    if model.tokenizer != "auto":
+        tokenizer = f"  tokenizer: {flow(model.tokenizer)}   # your choice\n"
     return f"""\
 model:
   family: auto   # read from the checkpoint
-  start_from: {flow(model.start_from)}   # what training begins with
-{"" if model.tokenizer == "auto" else own}\
+  start_from: {flow(model.start_from)}   # initial weights
+{tokenizer}\
 {adapter}
 """
 
 
-def _aligned(line: str) -> str:
-    """The line with the comment that ends it in the column of the others."""
+def _align_comment(line: str) -> str:
+    """Move the comment at the end of a line to the common column."""
     code, mark, comment = line.rpartition("  # ")
-    return f"{code.rstrip():{_COLUMN}} {mark.strip()} {comment}" if code.strip() else line
+    if not code.strip():
+        return line
+    return f"{code.rstrip():{_COMMENT_COLUMN}} {mark.strip()} {comment}"

@@ -20,7 +20,7 @@ from toque.sources.conversations import ConversationReader
 from toque.sources.records import Source, examples_in
 from toque.sources.source_files import blocks_of, find_files
 from toque.workflows.configure import configure
-from toque.workflows.first_config.dial import MOST_TOKENS
+from toque.workflows.first_config.sizing import MAX_BATCH_TOKENS
 from toque.workflows.prepared_store import prepare_settings
 
 _ADAPTER_FROM: Final = 1_000_000_000
@@ -94,7 +94,7 @@ def base_seen(
         ]
         longest = sum(limits.values())
         config = configure(config, data=limits)
-    largest = max(longest, MOST_TOKENS)
+    largest = max(longest, MAX_BATCH_TOKENS)
     config = configure(config, train={"batch": f"{largest} tokens"})
     seen = _fitted(config, tokens_each or example)
     told = (*remarks, *seen.remarks)
@@ -124,7 +124,7 @@ def _lengths(
 
 
 def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[str]:
-    """A sentence where the base's tokenizer takes more tokens than characters: it writes bytes."""
+    """Warn if the base's tokenizer needs more tokens than characters, because it writes bytes."""
     texts, letters = list[str](), 0
     blocks = ((file, block) for file in find_files(sources) for block in blocks_of(file))
     for example in (e for file, block in blocks for e in examples_in(block, file.reader).examples):
@@ -137,8 +137,8 @@ def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[
         return []
     said = (
         f"The tokenizer of {base} takes {tokens / letters:.1f} tokens for each character of these "
-        "texts: it hardly knows their script, nor does the model. Start from a base of their "
-        "language, or from scratch: a tokenizer is then learnt from them."
+        "texts: it hardly covers their script, and neither does the model. Start from a base in "
+        "their language, or from scratch with a new tokenizer."
     )
     return [said]
 

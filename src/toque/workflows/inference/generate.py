@@ -1,4 +1,4 @@
-"""Texts that a model writes for prompts, and answers that it chooses among a few."""
+"""Generation of texts for prompts, and classification of prompts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from toque.models.generation.constraints import HeldText
     from toque.workflows.inference.open_model import OpenedModel
 
-OnText = Callable[[int, Written], object]  # (number of the text, the text so far)
-_UNFINISHED = "\ufffd"  # character that a decoder gives while bytes of one are still to come
+OnText = Callable[[int, Written], object]
+"""Function called with the number of a text and the text so far."""
+_UNFINISHED = "\ufffd"
+"""Replacement character, which a decoder returns for an incomplete sequence of bytes."""
 
 
 def generate(
@@ -66,58 +68,60 @@ def generate(
     """Write texts for prompts.
 
     Args:
-        run_or_model: what writes.
-        prompts: "dish" or "dish: a, b, c" for a model of recipes; one trained on prompts, texts or
-            tokens of your own gets them as they are. One or several. For a task of the run's own
-            the text that it asks about, or a record with the fields that it asks by.
-        file: more prompts, one a line or as JSON lines.
-        task: what to ask, a task that the model learnt: title, next_step, or one of the run's own.
-            None: a recipe, where the model writes recipes.
-        adapters: adapter folders, or finished runs that trained one; each writes every text.
-        n: texts for each prompt; they follow each other.
-        temperature: 0 takes the likeliest token every time.
-        top_p: sample from the likeliest tokens that together have this probability.
-        no_repeat_ngram_size: tokens of the shortest run that a text may not hold twice, 0 for no
-            such rule. None: 12 for recipes as text, else 0.
-        max_new_tokens: longest text; what the model was trained on when None.
-        seed: the same seed writes the same texts.
-        raw: send prompts as they are, not in the form the model was trained on.
-        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
-        on_text: called with the number of a text and the text so far whenever it has grown, one
-            text after the other in their order; with `best_of` once for each, whole.
-        precision: of the matrix products. bf16 is faster where the processor has it; where two
-            tokens are about equally likely, a text may then part from float32's, and depend on
-            what is written beside it. auto: bf16 there, float32 elsewhere.
-        must_use: hold recipes to their form and to the ingredients of their prompts.
-        schema: hold texts to JSON of this schema: a file, the schema itself, or "recipe", which is
-            schema.org's.
-        best_of: texts to write for each prompt, of which the `n` best are returned, the best first.
-        by: score that they are chosen by: a recipe score, or likelihood, the mean log-probability
-            of a text's tokens. None: recipe_score where the prompt asks for a recipe, those
-            whose `oven_fits` is 0 behind all others; else likelihood.
-        reporter: hears of progress, where nobody hears of the texts themselves.
+        run_or_model: The run or model that writes.
+        prompts: One prompt or several. A recipe model reads "dish" or "dish: a, b, c". A model
+            trained on your own prompts, texts or tokens gets each prompt unchanged. For a task of
+            the run, a prompt is the text it asks about, or a record with the fields of its prompt.
+        file: A file with more prompts, one per line or as JSON lines.
+        task: A task that the model learned: title, next_step, or a task of the run. None: a
+            recipe, if the model writes recipes.
+        adapters: Adapter folders, or finished runs that trained an adapter. Each adapter writes
+            every text.
+        n: Texts per prompt. The texts of a prompt are consecutive.
+        temperature: 0 always takes the most likely token.
+        top_p: Sample from the most likely tokens that together have this probability.
+        no_repeat_ngram_size: Length in tokens of a sequence that a text must not repeat, or 0 for
+            no limit. None: 12 for recipes as text, otherwise 0.
+        max_new_tokens: Longest text, in tokens. None: the longest target in training.
+        seed: The same seed writes the same texts.
+        raw: Send prompts unchanged, not in the form of the training.
+        device: auto (the GPU, if present), cpu, cuda or cuda:N.
+        on_text: Function called with the number of a text and the text so far, whenever the text
+            grows. The texts arrive in order. With `best_of`, each arrives once, complete.
+        precision: Precision of the matrix products. bf16 is faster if the processor supports it.
+            If two tokens are about equally likely, a text in bf16 may differ from float32, and
+            may depend on its batch. auto: bf16 if supported, otherwise float32.
+        must_use: Constrain recipes to their form and to the ingredients of their prompts.
+        schema: Constrain texts to JSON of this schema: a file, the schema itself, or "recipe" for
+            the schema of schema.org.
+        best_of: Texts to write per prompt. The best `n` are returned, the best first.
+        by: The score that ranks the texts: a recipe score, or likelihood, which is the mean
+            log-probability of a text's tokens. None: recipe_score if the prompt asks for a
+            recipe (texts with an `oven_fits` of 0 rank last), otherwise likelihood.
+        reporter: Receives the progress, if `on_text` does not receive the texts.
 
     Raises:
-        ConfigError: no prompt, a number out of range, no such device or score, a task that the
-            model did not learn or that has classes, for which `classify` is; or `must_use`,
-            `schema` or `best_of` where it cannot be.
-        DataError: a file that cannot be read.
-        CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
+        ConfigError: A prompt is missing, a number is out of range, or the device or the score does
+            not exist. Or the model did not learn the task, or the task has classes, for
+            `classify`. Or the model cannot do `must_use`, `schema` or `best_of`.
+        DataError: A file cannot be read.
+        CheckpointError: A run has no checkpoint, or the record of its training is damaged.
     """
     refuse_no_number(n=n, best_of=best_of)
     if n < 1:
         raise ConfigError(f"{argument('n')} is {n}; it must be at least 1.")
     if must_use and schema is not None:
         raise ConfigError(
-            f"{argument('must_use')} and {argument('schema')} each hold texts to a form of their "
-            "own. Leave one of them out."
+            f"{argument('must_use')} and {argument('schema')} cannot be combined, because each "
+            "constrains the form of the texts. Use one of them."
         )
     if must_use and task not in (None, "write"):
         raise ConfigError(
-            f"{argument('must_use')} holds texts to the form of a recipe, and "
-            f"{argument(f'task={task}')} asks for others. Leave one of them out."
+            f"{argument('must_use')} and {argument(f'task={task}')} cannot be combined: the first "
+            "writes recipes only, and the task asks for other texts. Use one of them."
         )
-    in_json = None if schema is None else answer_schema(schema)
+    json_schema = None if schema is None else answer_schema(schema)
+
     options = GenerationOptions(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -128,34 +132,55 @@ def generate(
     )
     best = BestOf(best_of, by)
     best.check(options, wanted=n)
+
     folder = model_to_open(run_or_model)
-    asked = []
+    batches = []
     for adapter, record in _records(folder, adapters):
-        recipes, blanks = writes_recipes(record), record.form == "documents"
-        asks = _task_to_write(task, record, folder if adapter is None else adapter.name)
-        read = read_prompts(prompts, file, task=asks, raw=raw, recipes=recipes, blanks=blanks)
-        texts = [one.text for one in read]
-        best.check_prompts(texts, in_json=in_json is not None, knows_recipes=record.knows_recipes)
-        some = [one for one in read for _ in range(max(n, best.n))]
-        asked.append(_Asked(adapter, record, some))
+        written_task = _task_to_write(task, record, folder if adapter is None else adapter.name)
+        read = read_prompts(
+            prompts,
+            file,
+            task=written_task,
+            raw=raw,
+            recipes=writes_recipes(record),
+            blanks=record.form == "documents",
+        )
+        best.check_prompts(
+            [prompt.text for prompt in read],
+            in_json=json_schema is not None,
+            knows_recipes=record.knows_recipes,
+        )
+        repeated = [prompt for prompt in read for _ in range(max(n, best.n))]
+        batches.append(_Batch(adapter, record, repeated))
+
     with reporter.working(f"reading {folder}"):
-        # With torch, which answering a mistake does without.
+        # Torch is loaded only after all arguments are checked.
         from toque.models.generation.engine import emulation_in_words
         from toque.models.glibc_malloc import keep_freed_memory
         from toque.workflows.inference.open_model import open_model
 
-        beside = [one.adapter.folder for one in asked if one.adapter is not None]
-        opened = open_model(folder, device=device, adapters=beside, reporter=reporter)
+        adapter_folders = [batch.adapter.folder for batch in batches if batch.adapter is not None]
+        opened = open_model(folder, device=device, adapters=adapter_folders, reporter=reporter)
         if opened.model.device.type == "cpu":
             keep_freed_memory()
-    if said := emulation_in_words(precision, opened.model):
-        reporter.notice(said)
-    how = partial(_written, must_use=must_use, schema=in_json, on_text=on_text, reporter=reporter)
-    return how(opened, asked, options, best=best, wanted=n, raw=raw)
+    if note := emulation_in_words(precision, opened.model):
+        reporter.notice(note)
+    return _write_batches(
+        opened,
+        batches,
+        options,
+        best=best,
+        n=n,
+        raw=raw,
+        must_use=must_use,
+        schema=json_schema,
+        on_text=on_text,
+        reporter=reporter,
+    )
 
 
 class _Adapter(NamedTuple):
-    """An adapter's name as it was given, and its folder."""
+    """An adapter's name from the call, and its folder."""
 
     name: str
     folder: Path
@@ -164,96 +189,111 @@ class _Adapter(NamedTuple):
 def _records(
     folder: Path, adapters: Sequence[str | Path]
 ) -> list[tuple[_Adapter | None, Provenance]]:
-    """The adapters, or None for the model itself, each with its record."""
+    """Pair each adapter, or None for the model itself, with its record."""
     if not adapters:
         return [(None, provenance_in(folder))]
-    named = [_Adapter(str(one), _adapter_in(one)) for one in adapters]
-    return [(one, record_on(one.folder, folder)) for one in named]
+    resolved = [_Adapter(str(name), _adapter_in(name)) for name in adapters]
+    return [(adapter, record_on(adapter.folder, folder)) for adapter in resolved]
 
 
-def _adapter_in(named: str | Path) -> Path:
-    """The folder of an adapter, or that of a finished run; ConfigError where it holds none."""
-    folder = model_in(existing_folder(named))
+def _adapter_in(name: str | Path) -> Path:
+    """Return the folder of an adapter, given that folder or a finished run.
+
+    Raises:
+        ConfigError: The folder has no adapter.
+    """
+    folder = model_in(existing_folder(name))
     if not (folder / "adapter_config.json").is_file():
         raise ConfigError(
-            f"{argument(f'adapters={named}')}: {folder} holds no adapter (adapter_config.json). "
-            "Name an adapter folder, or a finished run that trained one; a whole model is named "
-            "in place of the base."
+            f"{argument(f'adapters={name}')}: {folder} has no adapter (adapter_config.json). "
+            "Name an adapter folder, or a finished run that trained an adapter. To use a complete "
+            "model, name it in place of the base."
         )
     return folder
 
 
-def _task_to_write(task: str | None, record: Provenance, of: str | Path) -> Task | OwnTask:
-    """The task, or a recipe when left out; ConfigError for one whose answers are chosen."""
-    asks = "write" if task is None else task_to_ask(task, record, of)
-    if classes := classes_of(asks):
+def _task_to_write(task: str | None, record: Provenance, model: str | Path) -> Task | OwnTask:
+    """Return the task, or the writing of recipes by default.
+
+    Raises:
+        ConfigError: The answers to the task are classes.
+    """
+    found_task = "write" if task is None else task_to_ask(task, record, model)
+    if classes := classes_of(found_task):
         raise ConfigError(
-            f"{argument(f'task={task}')} is answered by one of {', '.join(classes)}, which "
-            "toque.classify chooses among. Leave it out to write texts."
+            f"{argument(f'task={task}')} has the classes {', '.join(classes)}. Use toque.classify "
+            "to choose one of them, or leave the task out to write texts."
         )
-    return asks
+    return found_task
 
 
-class _Asked(NamedTuple):
-    """Prompts as an adapter, or the model itself, reads them."""
+class _Batch(NamedTuple):
+    """Prompts for an adapter, or for the model itself if `adapter` is None."""
 
     adapter: _Adapter | None
     record: Provenance
     prompts: list[ReadPrompt]
 
 
-def _written(
+def _write_batches(
     opened: OpenedModel,
-    asked: Sequence[_Asked],
+    batches: Sequence[_Batch],
     options: GenerationOptions,
     *,
     best: BestOf,
-    wanted: int,
+    n: int,
     raw: bool,
     must_use: bool,
     schema: Mapping[str, Any] | None,
     on_text: OnText | None,
     reporter: Reporter,
 ) -> list[Written]:
-    """The texts of the adapters, one after the other."""
+    """Write the texts of all batches, adapter by adapter."""
     from toque.models.generation.engine import generate as generate_ids
 
-    texts, in_json = list[Written](), schema is not None
+    texts: list[Written] = []
+    in_json = schema is not None
     chooses = best.n > 1
-    for i, (adapter, record, prompts) in enumerate(asked):
-        typed = [one.text for one in prompts]
-        own = opened if adapter is None else opened.with_adapter(i, adapter.folder, record)
-        codec, name = own.codec, None if adapter is None else adapter.name
+    for i, (adapter, record, prompts) in enumerate(batches):
+        typed = [prompt.text for prompt in prompts]
+        name = None if adapter is None else adapter.name
+        adapted = opened if adapter is None else opened.with_adapter(i, adapter.folder, record)
+        codec = adapted.codec
         decode = partial(codec.decode, skip_special_tokens=True)
-        watch, logprobs = None, [list[float]() for _ in typed]
+        logprobs: list[list[float]] = [[] for _ in typed]
+        watch = None
         if on_text is not None and not chooses:
             watch = InOrder(on_text, typed, decode, adapter=name, first=len(texts))
+
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
-                [own.prompt_ids(text, raw=raw) for text in typed],
+                [adapted.prompt_ids(text, raw=raw) for text in typed],
                 record.completed(options, in_json=in_json),
                 eos_id=codec.end_ids,
                 pad_id=codec.pad_id,
                 held=held_texts(codec, typed, record, schema) if must_use or in_json else (),
-                places=[one.where for one in prompts],
+                places=[prompt.where for prompt in prompts],
                 on_progress=count,
                 on_token=watch,
                 on_logprob=partial(_note, logprobs) if chooses else None,
             )
-        pairs = zip(typed, written, strict=True)
-        knows = record.knows_recipes
-        told = [Written(p, decode(ids), len(ids), name, in_json, knows) for p, ids in pairs]
+
+        batch_texts = [
+            Written(prompt, decode(ids), len(ids), name, in_json, record.knows_recipes)
+            for prompt, ids in zip(typed, written, strict=True)
+        ]
         if chooses:
-            told = _chosen(told, logprobs, best, wanted=wanted, reporter=reporter)
+            batch_texts = _choose_best(batch_texts, logprobs, best, n=n, reporter=reporter)
             if on_text is not None:
-                for number, text in enumerate(told, start=len(texts)):
+                for number, text in enumerate(batch_texts, start=len(texts)):
                     on_text(number, text)
-        texts += told
+        texts += batch_texts
+
     if n_cut := sum(text.is_cut for text in texts):
         reporter.notice(
-            f"{n_cut} of {len(texts)} texts reached their longest length before their JSON was "
-            "whole. Let them have more tokens, or bounds in the schema."
+            f"{n_cut} of {len(texts)} texts reached the longest length before their JSON was "
+            f"complete. Raise {argument('max_new_tokens')}, or add limits to the schema."
         )
     return texts
 
@@ -262,35 +302,43 @@ def _note(logprobs: Sequence[list[float]], number: int, logprob: float) -> None:
     logprobs[number].append(logprob)
 
 
-def _chosen(
+def _choose_best(
     texts: Sequence[Written],
     logprobs: Sequence[Sequence[float]],
     best: BestOf,
     *,
-    wanted: int,
+    n: int,
     reporter: Reporter,
 ) -> list[Written]:
-    """The `wanted` best texts of each prompt, whose `best.n` texts stand side by side."""
-    found: list[Written] = []
-    for at in range(0, len(texts), best.n):
-        some, logs = texts[at : at + best.n], logprobs[at : at + best.n]
-        one, said = some[0], [text.text for text in some]
+    """Return the `n` best texts per prompt. The `best.n` texts of a prompt are consecutive."""
+    chosen: list[Written] = []
+    for start in range(0, len(texts), best.n):
+        candidates = texts[start : start + best.n]
+        first = candidates[0]
         ranked = best.ranked(
-            one.prompt, said, logs, in_json=one.in_json, knows_recipes=one.knows_recipes
+            first.prompt,
+            [text.text for text in candidates],
+            logprobs[start : start + best.n],
+            in_json=first.in_json,
+            knows_recipes=first.knows_recipes,
         )
-        found += [replace(some[number], chosen=how) for number, how in ranked[:wanted]]
-    n_without = sum(one.chosen is not None and one.chosen.by != best.by for one in found)
+        chosen += [replace(candidates[number], chosen=how) for number, how in ranked[:n]]
+
+    n_without = sum(text.chosen is not None and text.chosen.by != best.by for text in chosen)
     if best.by is not None and n_without:
         reporter.notice(
-            f"No text for {n_without // wanted} of {len(found) // wanted} prompts has {best.by}: "
-            "there the likeliest were chosen."
+            f"{best.by} could not score the texts for {n_without // n} of {len(chosen) // n} "
+            "prompts. Their most likely texts were chosen."
         )
-    return found
+    return chosen
 
 
 @dataclass
 class InOrder:
-    """An engine's `on_token` that tells of the texts in their order, from number `first` on."""
+    """`on_token` function for the engine that calls `on_text` in the order of the texts.
+
+    The number of the first text is `first`.
+    """
 
     on_text: OnText
     prompts: Sequence[str]
@@ -304,20 +352,20 @@ class InOrder:
         self._current = 0
 
     def __call__(self, number: int, token: int | None) -> None:
-        """A text's next token; None: it has ended."""
+        """Add a text's next token. None ends the text."""
         if token is None:
             self._over.add(number)
         else:
             self._ids[number].append(token)
         if number != self._current:
             return
-        self._tell()
+        self._report_text()
         while self._current in self._over:
             self._current += 1
             if self._current < len(self.prompts):
-                self._tell()
+                self._report_text()
 
-    def _tell(self) -> None:
+    def _report_text(self) -> None:
         ids = self._ids[self._current]
         text = self.decode(ids)
         if self._current not in self._over:
@@ -332,34 +380,41 @@ def held_texts(
     record: Provenance,
     schema: Mapping[str, Any] | None = None,
 ) -> list[HeldText]:
-    """Texts held to a schema, or to a recipe's form with the ingredients of their prompts.
+    """Constrain texts to a schema, or to the recipe form with the ingredients of their prompts.
 
     Raises:
-        ConfigError: the model cannot write so.
+        ConfigError: The model cannot write such texts.
     """
-    from toque.models.generation.constraints import HeldVocabulary  # with torch
+    from toque.models.generation.constraints import HeldVocabulary  # loads torch
 
     if schema is not None:
-        held = HeldVocabulary(codec).to_schema(schema)
-        return [held.again() for _ in prompts]
+        constrained = HeldVocabulary(codec).to_schema(schema)
+        return [constrained.again() for _ in prompts]
     if not writes_recipes(record):
         tasks = f" for {', '.join(record.tasks)}" if record.knows_recipes else ""
         raise ConfigError(
-            f"{argument('must_use')} holds texts to the form of a recipe, and this model was "
-            f"trained on {record.form}{tasks}. Leave it out."
+            f"{argument('must_use')} needs a model that writes recipes. This model was trained on "
+            f"{record.form}{tasks}. Leave {argument('must_use')} out."
         )
-    asked = [[_writable(name, codec) for name in asked_ingredients(one)] for one in prompts]
+    ingredients = [
+        [_normalise_ingredient(name, codec) for name in asked_ingredients(prompt)]
+        for prompt in prompts
+    ]
     vocabulary = HeldVocabulary(codec)
-    return [vocabulary.to_form(recipe_form(names)) for names in asked]
+    return [vocabulary.to_form(recipe_form(names)) for names in ingredients]
 
 
-def _writable(name: str, codec: Codec) -> str:
-    """The name in letters that the vocabulary holds; a ConfigError if it has none of them."""
+def _normalise_ingredient(name: str, codec: Codec) -> str:
+    """Return the name in the characters of the vocabulary.
+
+    Raises:
+        ConfigError: The vocabulary cannot write the name.
+    """
     plain = codec.normalise(name)
     if codec.decode(codec.encode(plain)).strip().casefold() != plain.strip().casefold():
         raise ConfigError(
-            f"{argument('must_use')}: this model's vocabulary cannot write {name!r}. Spell the "
-            f"ingredient otherwise, or leave {argument('must_use')} out."
+            f"{argument('must_use')}: this model's vocabulary cannot write {name!r}. Change "
+            f"the spelling of the ingredient, or leave {argument('must_use')} out."
         )
     return plain
 
@@ -378,28 +433,29 @@ def classify(
     """Choose one of a few answers for each prompt, with the probability of each.
 
     Args:
-        run_or_model: what chooses.
-        prompts: "dish: a, b, c" for a task; a question as it is for choices. For a task of the
-            run's own the text that it asks about, or a record with the fields that it asks by.
-        file: more prompts, one a line or as JSON lines.
-        task: a task that the model learnt and that has classes: nutrition, difficulty, cuisine, or
-            one of the run's own.
-        choices: answers of your own instead, two or more.
-        raw: send prompts as they are, not in the form the model was trained on.
-        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
-        reporter: hears of progress.
+        run_or_model: The run or model that chooses.
+        prompts: "dish: a, b, c" for a task, or a complete question for choices. For a task of the
+            run, a prompt is the text it asks about, or a record with the fields of its prompt.
+        file: A file with more prompts, one per line or as JSON lines.
+        task: A task with classes that the model learned: nutrition, difficulty, cuisine, or a
+            task of the run.
+        choices: Two or more answers of your own, in place of a task.
+        raw: Send prompts unchanged, not in the form of the training.
+        device: auto (the GPU, if present), cpu, cuda or cuda:N.
+        reporter: Receives the progress.
 
     Raises:
-        ConfigError: no prompt, or one that is too long to be answered, a task the run did not
-            learn, or fewer than two choices.
-        DataError: a file that cannot be read.
+        ConfigError: A prompt is missing, a prompt leaves no positions for an answer, the run did
+            not learn the task, or there are fewer than two choices.
+        DataError: A file cannot be read.
     """
     folder = model_to_open(run_or_model)
-    asks = None if task is None else task_to_ask(task, provenance_in(folder), folder)
-    answers = _allowed(task, choices, () if asks is None else classes_of(asks))
-    read = read_prompts(prompts, file, task=asks, raw=raw)
+    found_task = None if task is None else task_to_ask(task, provenance_in(folder), folder)
+    classes = () if found_task is None else classes_of(found_task)
+    answers = _check_answers(task, choices, classes)
+    read = read_prompts(prompts, file, task=found_task, raw=raw)
     with reporter.working(f"reading {folder}"):
-        # With torch, which answering a mistake does without.
+        # Torch is loaded only after all arguments are checked.
         from toque.evaluation.constrained_choice import choose
         from toque.workflows.inference.open_model import open_model
 
@@ -423,57 +479,63 @@ def _refuse_too_long(
     *,
     places: Sequence[str],
 ) -> None:
-    """Raise a ConfigError for a prompt that leaves no positions for the longest answer."""
+    """Raise a ConfigError if a prompt leaves no positions for the longest answer."""
     from toque.models.families import max_positions
 
-    codec, room = opened.codec, max_positions(opened.model.config)
-    if room is None or opened.model.config.is_encoder_decoder:
+    codec = opened.codec
+    positions = max_positions(opened.model.config)
+    if positions is None or opened.model.config.is_encoder_decoder:
         return
     longest = max(len(codec.encode(codec.normalise(answer))) for answer in answers)
     for where, prompt in zip(places, prompts, strict=True):
-        if len(prompt) + longest > room:  # the end token is never read back
+        if len(prompt) + longest > positions:  # the model never reads the end token
             raise ConfigError(
                 f"The prompt at {where} has {len(prompt)} tokens and the longest answer {longest}, "
-                f"and this model's positions end at {room}. Shorten the prompt."
+                f"but this model has only {positions} positions. Shorten the prompt."
             )
 
 
 def has_classes(run_or_model: Model, task: str, adapters: Sequence[str | Path] = ()) -> bool:
-    """True if the answers to a task are chosen, by `classify`; else `generate` writes them.
+    """Return whether a task has classes, so that `classify` answers it, not `generate`.
 
-    Of nutrition, difficulty and cuisine that is so whatever the model learnt.
+    It is true of nutrition, difficulty and cuisine for every model.
 
     Raises:
-        ConfigError: the model, or an adapter, did not learn a task that is none of these.
+        ConfigError: The model or an adapter did not learn another task.
     """
     if task in CLASSES:
         return True
     folder = model_to_open(run_or_model)
-    asked = [
+    tasks = [
         task_to_ask(task, record, folder if adapter is None else adapter.name)
         for adapter, record in _records(folder, adapters)
     ]
-    return any(map(classes_of, asked))
+    return any(map(classes_of, tasks))
 
 
-def _allowed(task: str | None, choices: Sequence[str], classes: tuple[str, ...]) -> tuple[str, ...]:
-    """The answers a model may give, or a ConfigError."""
-    if task is not None and not classes:
-        raise ConfigError(
-            f"{argument('task')} is {task}, whose answers are texts: toque.generate writes them. "
-            f"Answers of your own are {argument('choices')}."
-        )
-    if task is not None and choices:
-        raise ConfigError(
-            f"{argument(f'task={task}')} has its own classes to choose from, and "
-            f"{argument('choices')} gives others. Leave one of them out."
-        )
+def _check_answers(
+    task: str | None, choices: Sequence[str], classes: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the answers that a model may choose, or raise a ConfigError."""
     if task is not None:
+        if not classes:
+            raise ConfigError(
+                f"{argument(f'task={task}')} has no classes. Use toque.generate to write its "
+                f"answers, or name your own answers with {argument('choices')}."
+            )
+        if choices:
+            raise ConfigError(
+                f"{argument('choices')} and {argument(f'task={task}')} cannot be combined, because "
+                "the task has its own classes. Use one of them."
+            )
         return classes
+
     example = argument("choices=['Healthy', 'Indulgent']")
-    allowed = f"Give two answers or more, each once, e.g. {example}."
+    allowed = f"Give two or more different answers, e.g. {example}."
     if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
-        raise ConfigError(f"{argument('choices')} is {choices!r}, no list of texts. {allowed}")
+        raise ConfigError(
+            f"{argument('choices')} must be a list of texts, not {choices!r}. {allowed}"
+        )
     for choice in choices:
         refuse_no_text(choice, argument(f"choices={choice}"))
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):

@@ -1,4 +1,4 @@
-"""The dial: which size the best use of some text and time is."""
+"""Choice of a model size for some text and time."""
 
 import math
 import random
@@ -7,25 +7,25 @@ import pytest
 
 from toque.errors import ConfigError
 from toque.units import Duration
-from toque.workflows.first_config.dial import (
-    BYTES_A_TOKEN,
+from toque.workflows.first_config.sizing import (
+    BYTES_PER_TOKEN,
     FIT,
-    MOST_PASSES,
+    MAX_PASSES,
     OF_PLAIN_TEXT,
     OF_RECIPES,
     SIZES,
     VOCABULARY,
     TextTokenizer,
-    best_for,
-    difficulty_of,
-    expected_of,
-    learnt,
-    rate_of,
+    estimate_difficulty,
+    find_best_size,
+    measure_rate,
+    plan_tuning,
+    predict_bits,
+    trained_tokenizer,
     tuned_lr,
-    tuning_for,
 )
 
-EACH = BYTES_A_TOKEN[VOCABULARY]
+EACH = BYTES_PER_TOKEN[VOCABULARY]
 
 
 def by_parameters(size):
@@ -46,36 +46,36 @@ def test_the_fit_rewards_text_and_size_and_repeats_ever_less():
     ("like", "name"), [(like, name) for like in (OF_RECIPES, OF_PLAIN_TEXT) for name in like.bits]
 )
 def test_a_forecast_is_what_was_measured_where_something_was(like, name):
-    measured, each = like.bits[name], like.bytes_a_token
+    measured, each = like.bits[name], like.bytes_per_token
     for tokens, bits in measured.items():
-        assert expected_of(name, tokens * each, math.inf, like) == pytest.approx(bits)
+        assert predict_bits(name, tokens * each, math.inf, like) == pytest.approx(bits)
     *_, less, most = measured
-    between = expected_of(name, math.sqrt(less * most) * each, math.inf, like)
+    between = predict_bits(name, math.sqrt(less * most) * each, math.inf, like)
     assert measured[most] < between < measured[less]
-    assert expected_of(name, 1e9 * each, math.inf, like) < measured[most]
+    assert predict_bits(name, 1e9 * each, math.inf, like) < measured[most]
 
 
-def test_plain_text_is_foreseen_by_runs_over_plain_text():
-    hour, read = Duration.parse("1 hours total"), best_for(1e12, 3600.0, by_parameters)
-    plain = best_for(1e12, 3600.0, by_parameters, like=OF_PLAIN_TEXT, only=read.name)
+def test_runs_over_plain_text_predict_plain_text():
+    hour, read = Duration.parse("1 hours total"), find_best_size(1e12, 3600.0, by_parameters)
+    plain = find_best_size(1e12, 3600.0, by_parameters, like=OF_PLAIN_TEXT, only=read.name)
     assert plain.bits_per_byte > 1.5 * read.bits_per_byte
-    assert plain.tokenizer.bytes_a_token < read.tokenizer.bytes_a_token
-    assert "by runs over old cookbooks" in plain.forecast(hour)
-    assert "by runs over recipes" in read.forecast(hour)
+    assert plain.tokenizer.bytes_per_token < read.tokenizer.bytes_per_token
+    assert "on runs over old cookbooks" in plain.forecast(hour)
+    assert "on runs over recipes" in read.forecast(hour)
     own = TextTokenizer("folder", EACH)
-    mine = best_for(1e12, 3600.0, by_parameters, tokenizer=own, like=OF_PLAIN_TEXT)
+    mine = find_best_size(1e12, 3600.0, by_parameters, tokenizer=own, like=OF_PLAIN_TEXT)
     assert mine.tokenizer == own
 
 
 def test_the_size_for_ten_cookbooks_is_the_best_of_nine_that_were_trained():
     rates = {64: 35_500.0, 128: 19_200.0, 192: 9_000.0}  # of two Zen 5 cores
-    chosen = best_for(7.4e6, 270.0, lambda size: rates[size.width], like=OF_PLAIN_TEXT)
+    chosen = find_best_size(7.4e6, 270.0, lambda size: rates[size.width], like=OF_PLAIN_TEXT)
     assert chosen.name == "1m"
     assert chosen.bits_per_byte == pytest.approx(1.281, rel=0.03)  # what it had
 
 
 def test_a_size_that_was_never_trained_learns_to_copy_as_the_largest_that_was():
-    few, many = (expected_of("6m", tokens * EACH, math.inf) for tokens in (1e6, 1e8))
+    few, many = (predict_bits("6m", tokens * EACH, math.inf) for tokens in (1e6, 1e8))
     far, last = SIZES["6m"].parameters, list(OF_RECIPES.bits)[-1]
     least, *_, most = (
         bits / FIT.bits_per_byte(SIZES[last].parameters, tokens * EACH)
@@ -87,12 +87,12 @@ def test_a_size_that_was_never_trained_learns_to_copy_as_the_largest_that_was():
 
 
 def test_more_time_takes_a_larger_model():
-    names = [best_for(1e9, 60.0 * n, by_parameters).name for n in (1, 30, 1000, 100_000)]
+    names = [find_best_size(1e9, 60.0 * n, by_parameters).name for n in (1, 30, 1000, 100_000)]
     order = list(SIZES)
     assert [order.index(name) for name in names] == sorted(order.index(name) for name in names)
     assert len(set(names)) > 2
-    faster = best_for(1e9, 60.0, lambda size: 1000 * by_parameters(size))
-    assert faster.name == best_for(1e9, 60_000.0, by_parameters).name
+    faster = find_best_size(1e9, 60.0, lambda size: 1000 * by_parameters(size))
+    assert faster.name == find_best_size(1e9, 60_000.0, by_parameters).name
 
 
 def test_a_size_that_cannot_be_the_best_is_not_measured():
@@ -102,11 +102,11 @@ def test_a_size_that_cannot_be_the_best_is_not_measured():
         asked.append(size)
         return by_parameters(size)
 
-    choice = best_for(1e9, 60.0, rate)
+    choice = find_best_size(1e9, 60.0, rate)
     assert asked == list(SIZES.values())[: len(asked)]
     assert asked.index(choice.size) == len(asked) - 2  # one was tried that was worse
     asked.clear()
-    assert best_for(1e9, 60.0, rate, only="6m").name == "6m"
+    assert find_best_size(1e9, 60.0, rate, only="6m").name == "6m"
     assert asked == [SIZES["6m"]]
 
 
@@ -117,59 +117,62 @@ def test_measuring_ends_when_it_has_taken_its_share_of_the_time():
         asked.append(size)
         return by_parameters(size)
 
-    choice = best_for(1e9, 1e6, rate, is_over=lambda: len(asked) == 2)
+    choice = find_best_size(1e9, 1e6, rate, is_over=lambda: len(asked) == 2)
     assert asked == list(SIZES.values())[:2]
     assert "Larger models were not tried" in choice.forecast(Duration.parse("1 hours total"))
-    assert "not tried" not in best_for(1e9, 60.0, rate).forecast(Duration.parse("1 hours total"))
+    assert "not tried" not in find_best_size(1e9, 60.0, rate).forecast(
+        Duration.parse("1 hours total")
+    )
 
 
 def test_few_texts_are_read_a_few_times_however_long_the_time_is():
-    short, long = (best_for(2.8e6, seconds, by_parameters) for seconds in (10.0, 1e6))
+    short, long = (find_best_size(2.8e6, seconds, by_parameters) for seconds in (10.0, 1e6))
     assert not short.passes.ends_early
     assert long.passes.ends_early
-    assert long == best_for(2.8e6, 1e7, by_parameters)._replace(passes=long.passes)
-    assert long.tokens * EACH == pytest.approx(long.passes.most * 2.8e6)
+    assert long == find_best_size(2.8e6, 1e7, by_parameters)._replace(passes=long.passes)
+    assert long.tokens * EACH == pytest.approx(long.passes.useful * 2.8e6)
     of_small, of_large = (
-        best_for(2.8e6, 1e6, by_parameters, only=name).passes.most for name in ("300k", "6m")
+        find_best_size(2.8e6, 1e6, by_parameters, only=name).passes.useful
+        for name in ("300k", "6m")
     )
-    assert of_small > of_large >= MOST_PASSES
+    assert of_small > of_large >= MAX_PASSES
     assert "needs only about" in long.forecast(Duration.parse("1 hours total"))
-    unseen = best_for(math.inf, 1e6, by_parameters)
+    unseen = find_best_size(math.inf, 1e6, by_parameters)
     assert not unseen.passes.ends_early
     assert "passes" not in unseen.forecast(Duration.parse("1 hours total"))
 
 
 def test_only_texts_that_were_compared_are_told_of_and_unlike_ones_have_a_margin():
     hour = Duration.parse("1 hours total")
-    once = best_for(1e12, 3600.0, by_parameters)
+    once = find_best_size(1e12, 3600.0, by_parameters)
     assert "your texts" not in once.forecast(hour)
-    assert "a sixth" not in once._replace(difficulty=1.05).forecast(hour)
+    assert "±17 %" not in once._replace(difficulty=1.05).forecast(hour)
     for difficulty in (0.8, 1.3):
         said = once._replace(difficulty=difficulty).forecast(hour)
-        assert "by how well your texts compress" in said
-        assert "each a sixth more or less" in said
+        assert "on the compression of your texts" in said
+        assert "±17 %" in said
     mine = TextTokenizer("folder", EACH / 2)
-    own = best_for(1e12, 3600.0, by_parameters, tokenizer=mine, only=once.name)
+    own = find_best_size(1e12, 3600.0, by_parameters, tokenizer=mine, only=once.name)
     assert own.bits_per_byte > once.bits_per_byte  # as many tokens are half the text
-    assert "each a sixth more or less" in own.forecast(hour)
+    assert "±17 %" in own.forecast(hour)
 
 
-def test_no_loss_above_a_guess_among_all_tokens_is_foreseen():
+def test_no_loss_above_a_random_guess_is_predicted():
     minute = Duration.parse("1 minutes total")
-    few = best_for(9_000.0, 8.0, by_parameters, only="300k")
-    assert few.bits_per_byte * few.tokenizer.bytes_a_token * math.log(2) > math.log(2048)
-    assert "Expected: no loss that can be foreseen, for so little" in few.forecast(minute)
-    assert "by runs over" not in few.forecast(minute)
+    few = find_best_size(9_000.0, 8.0, by_parameters, only="300k")
+    assert few.bits_per_byte * few.tokenizer.bytes_per_token * math.log(2) > math.log(2048)
+    assert "Forecast: no held-out loss, because the run reads too little" in few.forecast(minute)
+    assert "runs over" not in few.forecast(minute)
 
 
 def test_passes_and_vocabulary_go_by_the_texts():
     fewest, few, more, short, once = (
-        best_for(text, seconds, by_parameters, only="300k")
+        find_best_size(text, seconds, by_parameters, only="300k")
         for text, seconds in ((5e4, 1e8), (5e5, 1e8), (1.2e7, 1e8), (1.2e7, 3.0), (1e15, 1e8))
     )
-    assert [one.passes.most for one in (fewest, few, more)] == [6.0, 10.0, 18.0]
-    assert short.passes.of_time < 1.0
-    assert once.passes.of_time < 1.0
+    assert [one.passes.useful for one in (fewest, few, more)] == [6.0, 10.0, 18.0]
+    assert short.passes.possible < 1.0
+    assert once.passes.possible < 1.0
     assert [one.tokenizer.setting for one in (fewest, few, once)] == [
         "trained:2048",
         "trained:4096",
@@ -189,10 +192,10 @@ def test_weights_decay_more_where_a_text_comes_again_and_less_an_update_of_a_lon
     # Updates are smaller where there would be few of them, so that as many share the whole.
     assert size.decay(6e5, 3.0) == pytest.approx(size.decay(4e5, 3.0), rel=0.05)
     assert size.decay(1e5, 20.0) == size.decay(2e5, 20.0) == 2.0
-    half_a_pass = best_for(1e9, 60.0, by_parameters, only="1m")
-    assert half_a_pass.decay == size.decay(half_a_pass.tokens, half_a_pass.passes.of_time)
-    many_passes = best_for(2.8e6, 1e6, by_parameters, only="1m")
-    assert many_passes.decay == size.decay(many_passes.tokens, many_passes.passes.most)
+    half_a_pass = find_best_size(1e9, 60.0, by_parameters, only="1m")
+    assert half_a_pass.decay == size.decay(half_a_pass.tokens, half_a_pass.passes.possible)
+    many_passes = find_best_size(2.8e6, 1e6, by_parameters, only="1m")
+    assert many_passes.decay == size.decay(many_passes.tokens, many_passes.passes.useful)
 
 
 def test_texts_that_compress_less_than_what_was_measured_are_harder():
@@ -203,35 +206,42 @@ def test_texts_that_compress_less_than_what_was_measured_are_harder():
         return " ".join(draw.choices(words[:known], k=n)).encode()
 
     repeated, few, many = (text(40_000, known) for known in (2, 40, 2000))
-    assert difficulty_of(repeated) < 0.2 < difficulty_of(few) < 1.0 < difficulty_of(many) < 3.0
+    assert (
+        estimate_difficulty(repeated)
+        < 0.2
+        < estimate_difficulty(few)
+        < 1.0
+        < estimate_difficulty(many)
+        < 3.0
+    )
     # A sample of a tenth compresses less, as those that were measured do.
-    assert difficulty_of(many[:30_000]) == pytest.approx(difficulty_of(many), rel=0.35)
-    assert difficulty_of(b"too short to tell") == difficulty_of(b"") == 1.0
+    assert estimate_difficulty(many[:30_000]) == pytest.approx(estimate_difficulty(many), rel=0.35)
+    assert estimate_difficulty(b"too short to tell") == estimate_difficulty(b"") == 1.0
 
 
 def test_little_text_has_a_small_model_however_long_it_takes():
-    names = [best_for(text, 1e9, by_parameters).name for text in (5e4, 8e5, 2.8e6)]
+    names = [find_best_size(text, 1e9, by_parameters).name for text in (5e4, 8e5, 2.8e6)]
     assert names == ["300k", "1m", "3m"]
 
 
 def test_the_rate_is_that_of_real_updates():
-    assert rate_of(SIZES["300k"], 400.0, "trained:2048") > 10.0
+    assert measure_rate(SIZES["300k"], 400.0, "trained:2048") > 10.0
 
 
 def test_without_a_folder_for_temporary_files_it_says_how_to_name_one(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match=r"name a folder .* TMPDIR"):
-        rate_of(SIZES["300k"], 400.0, "trained:2048")
+    with pytest.raises(ConfigError, match=r"Set TMPDIR to a folder"):
+        measure_rate(SIZES["300k"], 400.0, "trained:2048")
 
 
 def test_a_pretrained_model_stops_where_texts_would_be_learnt_by_heart():
     hour = Duration.parse("1 hours total")
-    many = tuning_for(1e7, 40_000, 3000.0, 200.0, longest=400)
+    many = plan_tuning(1e7, 40_000, 3000.0, 200.0, longest=400)
     assert (many.tokens, many.batch) == (600_000.0, "1024 tokens")
     assert "600,000 tokens in 1 hour, 0.06 passes" in many.forecast(hour)
     assert not many.passes.ends_early
-    few = tuning_for(100_000, 400, 3000.0, 1000.0, longest=400)
-    assert few.tokens == MOST_PASSES * 100_000
+    few = plan_tuning(100_000, 400, 3000.0, 1000.0, longest=400)
+    assert few.tokens == MAX_PASSES * 100_000
     assert few.passes.ends_early
     # 3,000 seconds of training are 0.95 of the hour but for preparing; 400 of them are used.
     assert (
@@ -243,21 +253,21 @@ def test_a_pretrained_model_stops_where_texts_would_be_learnt_by_heart():
 def test_a_run_that_would_end_a_little_early_takes_the_whole_time():
     """The speed is an estimate, and a fifth pass harms no model."""
     five = Duration.parse("5 minutes total")
-    nearly = tuning_for(100_000, 400, 250.0, 1900.0, longest=400)
+    nearly = plan_tuning(100_000, 400, 250.0, 1900.0, longest=400)
     assert not nearly.passes.ends_early
     assert nearly.tokens == 475_000.0
     assert "480,000 tokens in 5 minutes, 4.8 passes over the texts." in nearly.forecast(five)
-    clearly = tuning_for(100_000, 400, 250.0, 2100.0, longest=400)
+    clearly = plan_tuning(100_000, 400, 250.0, 2100.0, longest=400)
     assert clearly.passes.ends_early
     assert clearly.tokens == 400_000.0
 
 
 def test_an_update_of_a_pretrained_model_grows_with_what_is_read():
-    fast = tuning_for(1e10, 10_000_000, 3000.0, 5000.0, longest=400)
+    fast = plan_tuning(1e10, 10_000_000, 3000.0, 5000.0, longest=400)
     assert fast.batch == "16384 tokens"
-    assert tuning_for(1e10, 10_000_000, 3000.0, 1000.0, longest=400).batch == "8192 tokens"
-    assert tuning_for(0, 0, 3000.0, 100.0, longest=4000).batch == "4000 tokens"
-    assert tuning_for(2_000, 20, 3000.0, 100.0, longest=400).batch == "4 examples"
+    assert plan_tuning(1e10, 10_000_000, 3000.0, 1000.0, longest=400).batch == "8192 tokens"
+    assert plan_tuning(0, 0, 3000.0, 100.0, longest=4000).batch == "4000 tokens"
+    assert plan_tuning(2_000, 20, 3000.0, 100.0, longest=400).batch == "4 examples"
 
 
 def test_a_larger_pretrained_model_has_a_smaller_rate():
@@ -269,9 +279,9 @@ def test_a_larger_pretrained_model_has_a_smaller_rate():
 
 
 def test_the_parameters_are_those_of_the_vocabulary_too() -> None:
-    chosen = best_for(2.8e6, 600.0, by_parameters, only="300k")
+    chosen = find_best_size(2.8e6, 600.0, by_parameters, only="300k")
     for entries, said in ((2048, "0.3 M"), (4096, "0.4 M"), (8192, "0.7 M")):
-        model = chosen._replace(tokenizer=learnt(entries)).model
+        model = chosen._replace(tokenizer=trained_tokenizer(entries)).model
         assert model == f"{said} parameters (size 300k)"
     unknown = chosen._replace(tokenizer=TextTokenizer("some/tokenizer", EACH))
     assert unknown.model == "size 300k"
