@@ -1,4 +1,4 @@
-"""Schemas of answers in JSON: those that are shipped, by name, and others in files."""
+"""JSON schemas for generated answers, shipped with Toque or read from a file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from toque.user_paths import named_path
 SHIPPED: Final = {"recipe": Path(__file__).with_name("recipe.schema.json")}
 
 
-def answer_schema(named: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema itself, one of SHIPPED by its name, or that of a file; ConfigError if none is."""
-    if isinstance(named, Mapping):
-        return named
-    file = SHIPPED.get(str(named)) or named_path(named)
+def answer_schema(schema: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema: a mapping as it is, a shipped schema by name, or the content of a file.
+
+    Raises:
+        ConfigError: The file cannot be read or is not a JSON object.
+    """
+    if isinstance(schema, Mapping):
+        return schema
+
+    file = SHIPPED.get(str(schema)) or named_path(schema)
+    problem = ""
     try:
-        found = json.loads(file.read_bytes())
-        wrong = "" if isinstance(found, dict) else f"is a JSON {type(found).__name__}, no object"
+        content = json.loads(file.read_bytes())
+        if isinstance(content, dict):
+            return content
+        problem = f"is a JSON {type(content).__name__}, not an object"
     except OSError as error:
-        wrong = f"cannot be read: {error.strerror}"
+        problem = f"cannot be read: {error.strerror}"
     except (ValueError, RecursionError) as error:
-        wrong = f"is no JSON: {error}"
-    if wrong:
-        names = f"a JSON file with {argument('schema')}, or one of {', '.join(SHIPPED)}"
-        raise ConfigError(f"The schema {file} {wrong}. Name {names}.")
-    return dict(found)
+        problem = f"is not JSON: {error}"
+    names = f"a JSON file with {argument('schema')}, or one of {', '.join(SHIPPED)}"
+    raise ConfigError(f"The schema {file} {problem}. Name {names}.")
