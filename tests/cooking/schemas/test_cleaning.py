@@ -108,6 +108,7 @@ def test_ingredients_lose_bullets_and_subheadings():
     ("line", "clean", "note"),
     [
         ("1 pork loin (about", "1 pork loin", "brackets"),
+        ("10 oz peas ((1 cup), chopped)", "10 oz peas (1 cup, chopped)", "brackets"),
         ("1 cup stock (such as Pod,", "1 cup stock (such as Pod)", "brackets"),
         ("2 cups peas, 1 pound)", "2 cups peas, 1 pound", "brackets"),
         ("butter, (softened (close to", "butter", "brackets"),
@@ -199,6 +200,9 @@ def test_steps_are_parted_and_bared(lines, steps, note):
         ("Skillet Pea Pie Recipe", "Skillet Pea Pie"), ("Grandma's Recipe", "Grandma's Recipe"),
         ("Pea Soup (Copycat)", "Pea Soup"), ("Pea Soup by Ann Pod", "Pea Soup"),
         ("Podco® Pea Dip", "Podco Pea Dip"), ("Death by Chocolate", "Death by Chocolate"),
+        ("Pea Cups(Candy)", "Pea Cups (Candy)"), ("Pea Cake(6 Servings)", "Pea Cake"),
+        ("green_pea_salad", "green pea salad"), ("Best Pea Pie {Ever}", "Best Pea Pie"),
+        ("Pea Pancakes | Pod Kitchen", "Pea Pancakes"), ("Peas a_b c", "Peas a_b c"),
     ],
 )  # fmt: skip
 def test_the_end_of_a_title_names_no_writer(title, clean):
