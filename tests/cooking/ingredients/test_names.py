@@ -140,6 +140,7 @@ def test_forms_are_all_words_of_a_stem():
         ("enough milk to bind", "milk"), ("pastry for double-crust pie", "pastry"),
         ("1 tbsp sugar for that sparkle", "sugar"), ("2 cups cheese of choice", "cheese"),
         ("8 oz. ziti or similar pasta", "ziti"), ("1 pkg. any flavor jam", "jam"),
+        ("1 kg fruit of your choice", "fruit"), ("1 (8 ounce) wheel Brie", "Brie"),
         ("1 box ready to bake peas", "ready to bake peas"),
     ],
 )  # fmt: skip
@@ -159,7 +160,9 @@ def test_names_without_measures_and_remarks(line, name):
         "any variety", "Other sandwich toppings", "if available", "with lids", "Note", "TIP",
         "Pandan leaves click here", "whatever peas", "pastry bag fitted", "pot with lid",
         "cast-iron skillet", "Oven-safe pan", "wooden chopsticks", "charcoal briquettes",
-        "fresh dill garnish", "dill stems removed", "Desired amount of peas",
+        "coursely garlic", "freshly Parmesan", "bay leaves no", "dill - a lot", "Cinnamon- ''",
+        "Bœuf coupé en cubes de", "bowl add-ins", "Instead of broth", "fresh dill garnish",
+        "dill stems removed", "Desired amount of peas",
     ],
 )  # fmt: skip
 def test_names_that_are_not_only_a_food(name):
@@ -173,6 +176,7 @@ def test_names_that_are_not_only_a_food(name):
         "salt and pepper", "tomater i vann", "sliced almonds", "all-purpose flour", "can-can peas",
         "Podco Light Crème Fraîche", "part skim mozzarella", "cinnamon sticks", "jelly", "barley",
         "all beef hot dogs", "cream of tartar", "cupcakes", "gado-gado",
+        "freshly brewed coffee", "lightly salted butter", "red- or white-wine vinegar",
         "whipped topping", "half and half", "fish sticks", "potato", "canola oil",
     ],
 )  # fmt: skip

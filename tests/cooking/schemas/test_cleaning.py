@@ -227,3 +227,9 @@ def test_numbers_without_a_point_and_a_blank_before_a_stop():
 def test_stray_hyphens_and_steps_in_lists(line, clean):
     kept = (line,) if line.startswith(("red-", "polo-")) else (clean,) * bool(clean)
     assert clean_ingredients([line], Counter()) == kept
+
+
+def test_commas_at_the_end_and_glued_headings_of_steps():
+    steps = ["FOR THE SAUCEIn a bowl, mix peas,", "Then eat,", "MINTCo leaves"]
+    right = ("FOR THE SAUCE: In a bowl, mix peas.", "Then eat.", "MINTCo leaves")
+    assert clean_steps(steps, Counter()) == right

@@ -37,6 +37,7 @@ NO_STEPS = {
     "credits": (
         "Photograph by Ida Berg", "PHOTOGRAPHS BY IDA BERG; STYLING BY A. ROE", "Photo: Ida Berg",
         "Food styling by A. Roe", "Adapted from The Pea Book by Ida Berg (Green Press, 1999)",
+        "(Credit belongs to my wife, Ida.)", "Fonte: Ida Berg", "Источник: Ида Берг",
         "*Recipe courtesy of Ida Berg, Chef of The Pod", "Recipe by Ida Berg",
         "Reprinted with permission from Peas Weekly",
         "This recipe was contributed by Ida Berg of Oslo.", "From the kitchen of Ida Berg",

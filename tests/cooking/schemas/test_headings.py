@@ -24,6 +24,7 @@ NO_STOP = "Punch it down, then put it back into the same bowl"
         ([f"{A} Pea Compote", B, "Stir"], [A, f"Pea Compote: {B}", "Stir"], PARTS),
         ([f"{A} FOR THE DILL", B, "Stir"], [A, f"FOR THE DILL: {B}", "Stir"], PARTS),
         ([A, f"{B} Pubblicità", "Stir"], [A, B, "Stir"], HEADINGS),
+        ([A, f"{B} FILLING", C, "Stir"], [A, B, f"FILLING: {C}", "Stir"], PARTS),
         (["Before You Start...", A, B], [A, B], HEADINGS),
         ([A, "2 cups peas, shelled", "2 cups dill", B], [A, "2 cups peas, shelled; 2 cups dill",
         B], LISTS),

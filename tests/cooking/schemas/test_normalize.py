@@ -189,8 +189,18 @@ def test_a_recipe_with_a_lost_fraction_is_dropped(line):
 
 @pytest.mark.parametrize(
     "step",
+    ["Then add cup flour and beat.", "Combine cup sugar and peas.", "Mix dill and tsp. of salt."],
+)
+def test_a_recipe_with_a_lost_number_is_dropped(step):
+    record = {**SOUP, "directions": [*SOUP["directions"], step]}
+    assert recipe_of(record, Counter()) == "lost fraction"
+
+
+@pytest.mark.parametrize(
+    "step",
     ["Drain the peas and let them all sit in a", "Mix peas and", "Depending on how",
-     "Stew them for about 25", "Stir peas until the mix is", "Add cold peas or"],
+     "Stew them for about 25", "Stir peas until the mix is", "Add cold peas or",
+     "Fill the tin up to 3/", "Mix peas ("],
 )  # fmt: skip
 def test_a_recipe_with_a_step_cut_off_is_dropped(step):
     record = {**SOUP, "directions": [*SOUP["directions"], step]}
@@ -200,7 +210,8 @@ def test_a_recipe_with_a_step_cut_off_is_dropped(step):
 @pytest.mark.parametrize(
     "step",
     ["Braten Sie das Fleisch an", "Keep the lid on", "Serve with rice.", "Prenez ce qu'il y a",
-     "Use as is", "Serve for 4", "Bake at about 350"],
+     "Use as is", "Serve for 4", "Bake at about 350", "Drop it in teaspoon size balls.",
+     "Hold plate and cup together.", "See http://peas.example/soup/"],
 )  # fmt: skip
 def test_a_step_without_a_full_stop_is_not_cut_off(step):
     record = {**SOUP, "directions": [*SOUP["directions"], step]}

@@ -25,9 +25,15 @@ _NO_FOODS = frozenset({"homemade", "prepared", "purchased", "store-bought"})
 _SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")  # the end of a name before a remark
 _SIGNS = " .;:/<>*_#"
 _NOT_IN_NAMES: Final = re.compile(
-    r"[\d%()\[\]{}½¼¾⅓⅔⅛⅜⅝⅞\"“”@?|~…=+\u2190-\u2bff\U0001f000-\U0001faff]|!\Z"
-    r"|\b(?:cups?|recipes?|teaspoons?|tablespoons?)(?!s?\b|cake|ful)[^\W\d_]"
-)  # signs, or a unit that lost the blank after it
+    r"[\d%()\[\]{}½¼¾⅓⅔⅛⅜⅝⅞\"“”@?|~…=+\u2190-\u2bff\U0001f000-\U0001faff]"
+)
+_NO_NAME: Final = re.compile(
+    r"(?:co[a-z]{1,3}se|fine|fresh|thin|thick|rough|light|firm|tight|loose)ly "
+    r"(?![a-z]+(?:ed|en|ing)\b)"
+    r"|(?:cups?|recipes?|teaspoons?|tablespoons?)(?!s?\b|cake|ful)[^\W\d_]"
+)  # an adverb without its participle, or a unit that lost the blank after it
+_DASH: Final = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
+_OPEN_REMARKS: Final = (" to ", " for ", " of ", " or ", " depending")
 _ADVERB: Final = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
 MAX_NAME_WORDS: Final = 7  # most words of a food's name in a prompt
 _UNIT_OR_FOOD: Final = frozenset(
@@ -45,22 +51,26 @@ _SENTENCE_WORDS: Final = frozenset(
 _OPENINGS: Final = frozenset(
     """
     about additional amount and any as assembly at by desired enough for from give if ingredients
-    into my note of on one optionally or other pot remaining some special the through tip to
+    into instead my note of on one optionally or other pot remaining some special the through tip to
     whatever until with without your
     """.split()  # noqa: SIM905
 )  # first words of a remark, which begin no food's name
 _MEASURE: Final = re.compile(
     r"(?:(?:branch(?:es)?|bushels?|capfuls?|couple|enough|fluid|hint|jiggers?|links?|metric cups?"
-    r"|pecks?|pony|ponies|shots?|(?:soup )?spoon(?:ful)?s?|thumb|twists?|your fav(?:ou?rite)?"
-    r"|any flavou?r)(?: of)? )++(?=[^\W\d_])",
+    r"|pecks?|pony|ponies|shots?|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?"
+    r"|your fav(?:ou?rite)?|any flavou?r)(?: of)? )++(?=[^\W\d_])",
     re.IGNORECASE,
 )  # a measure that the parser leaves at the beginning of a name
 _PURPOSE: Final = re.compile(
-    r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])|(?:of choice|depending|or (?:any|similar|something))\b)"
+    r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])"
+    r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b)"
 )  # a remark after a name that the parser leaves there
 _ORDERED: Final = frozenset({"a", "all", "an", "in", "into", "it", "the", "to", "until", "with"})
 _NO_ENDINGS: Final = frozenset(
-    {"combined", "fitted", "garnish", "lid", "lids", "plus", "removed", "reserved", "toppings"}
+    """
+    a add-ins and combined de di en fitted garnish in lid lids no of or pinch plus removed reserved
+    toppings van von with
+    """.split()  # noqa: SIM905
 )
 _TOOLS: Final = frozenset(
     """
@@ -87,7 +97,7 @@ def ingredient_name(line: str) -> str:
         name = _with_noun_of_choice(name, line)
     if measure := _MEASURE.match(name):
         name = name[measure.end() :]
-    if " " in name:
+    if any(map(name.__contains__, _OPEN_REMARKS)):
         name = _PURPOSE.split(name, maxsplit=1)[0]
     if ". " in name or "! " in name or "? " in name:
         return _SENTENCE.split(name, maxsplit=1)[0].strip(_SIGNS) or name
@@ -102,6 +112,8 @@ def is_clean_name(name: str) -> bool:
     """
     words = name.casefold().split()
     if not words or len(words) > MAX_NAME_WORDS or _NOT_IN_NAMES.search(name):
+        return False
+    if name[-1] == "!" or _NO_NAME.match(name) or (not name.isalpha() and _DASH.search(name)):
         return False
     first, last = words[0], words[-1]
     is_unit = first in SPELLINGS and first not in _UNIT_OR_FOOD

@@ -125,6 +125,16 @@ _GLUED: Final = re.compile(
     r"(?=(?!Com\b)[A-ZÀ-Þ][\w'’-]*(?:[,:!.?]?(?:\s|\Z)|/[a-z]))"
     r"|(?<=[a-z]{4}[.!])(?=[a-z]{3,} )(?!(?:com|org|net|edu|gov|html?|gif|jpg)\b))"
 )
+_GLUED_CAPITALS: Final = re.compile(r"[A-Z]{4}(?=(?:In|On|Add|Mix|Heat|Place|Preheat) )")
+LOST_NUMBERS: Final = tuple(
+    f"{word} {unit} "
+    for word, units in (
+        (" add", "cup teaspoon tablespoon tsp tbsp"),
+        ("ombine", "cup teaspoon tablespoon tsp tbsp"),
+        (" and", "teaspoon tablespoon tsp tsp. tbsp"),
+    )
+    for unit in units.split()
+)  # a unit that lost its number: "combine cup sugar and tsp. of salt"
 _BARE_NUMBER: Final = re.compile(r"\A\d{1,2} (?=[A-ZÀ-Þ])")
 _GLUED_NUMBER: Final = re.compile(r"(\d{1,2})(?=([A-ZÀ-Þ][a-zà-ÿ]+)\b)")
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
@@ -363,6 +373,9 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
         if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
             notes["step lines that only say Step 1, Method or the like"] += 1
             continue
+        if bare[-1] == "," and bare[0].isupper():
+            bare = f"{bare[:-1]}."
+            notes["commas at the end of a step replaced"] += 1
         if bare[-1] == "-" and bare[-2:-1].isalpha():  # "For the icing-"
             bare = f"{bare[:-1]}:"
         if bare[-1] == ":" and _announces(bare):
@@ -395,6 +408,9 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
         if _GLUED.search(line):
             notes["sentences glued together parted"] += 1
             line = _GLUED.sub(r"\g<0> ", line)  # noqa: PLW2901
+        if _GLUED_CAPITALS.search(line):  # "FOR THE SAUCEIn a bowl"
+            notes["sentences glued together parted"] += 1
+            line = _GLUED_CAPITALS.sub(r"\g<0>: ", line)  # noqa: PLW2901
         if ":" in line and _GLUED_NOTE.search(line):
             notes["sentences glued together parted"] += 1
             line = _GLUED_NOTE.sub(". ", line)  # noqa: PLW2901

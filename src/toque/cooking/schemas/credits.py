@@ -54,7 +54,9 @@ _CREDIT: Final = re.compile(
     r"|rec(?:eta|ette|eita|ept) (?:de|von|van|uit) (?-i:[A-Z])|courtesy (?:of\b|:)"
     r"|(?-i:Courtesy [A-Z])"
     r"|from the (?:kitchens?|files?|recipe box|cookbook|book|blog|archives?|pages?) of\b"
-    r"|from (?:the )?(?:cook)?book\b|(?:recipe )?source ?:|credits? ?:|(?:recipe )?author ?:"
+    r"|from (?:the )?(?:cook)?book\b|(?:recipe )?source ?:|credits? ?:|credit (?:belongs|goes)\b"
+    r"|(?:источник|fuente|quelle|fonte|bron|zdroj|źródło|forrás|källa|kilde) ?:"
+    r"|(?:recipe )?author ?:"
     r"|copyright\b|©|\(c\) ?\d{4}|all rights reserved|published (?:by|in)\b"
     r"|printed (?:in|from|with permission)\b|(?:submitted|contributed|posted) by\b"
     r")",
@@ -208,7 +210,7 @@ _ORDER: Final = re.compile(
     re.IGNORECASE,
 )  # an order that `_TELLS_HOW` does not find, for texts in which a miss costs a step
 _ENGLISH: Final = frozenset(
-    "and are be can for is it of that the this was will with you your".split()  # noqa: SIM905
+    "and are be can for from have is it my of that the this was will with you your".split()  # noqa: SIM905
 )
 _MIN_ENGLISH: Final = 2  # fewest different words of `_ENGLISH` in an English text
 _STORY: Final = re.compile(
@@ -256,7 +258,9 @@ def is_note(line: str) -> bool:
     """True if an ingredient line is a note, a yield or a sentence."""
     opening = _BEFORE_AMOUNT.match(line)
     tells = opening is not None and any(opening[0].find(word, 4) >= 0 for word in _TELLING)
-    is_sentence = tells and line[-1] in ".!" and len(line) <= MOST_CHARS
+    is_sentence = (
+        tells and line[-1] in (")" if line[0] == "(" else ".!") and len(line) <= MOST_CHARS
+    )
     return is_sentence or _NOTE.match(line) is not None or _YIELD.fullmatch(line) is not None
 
 
@@ -272,6 +276,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     return _without_stories(steps, notes)
 
 
+@lru_cache(maxsize=1 << 8)  # the first and the last step are asked about twice
 def tells_how(step: str) -> bool:
     """True if a text holds an order, or may hold one because it is not in English."""
     if _TELLS_HOW.search(step) or _ORDER.search(step):
@@ -291,7 +296,7 @@ def _without_stories(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
 
 
 def _is_story(step: str, words: re.Pattern[str]) -> bool:
-    return step[-1:] != ":" and words.match(step) is not None and not tells_how(step)
+    return not tells_how(step) and step[-1:] != ":" and words.match(step) is not None
 
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:

@@ -106,15 +106,20 @@ def _with_headings_parted(steps: tuple[str, ...], notes: Counter[str]) -> tuple[
             words := _AT_END.search(step, max(0, len(step) - 2 * _SHORT))
         ):
             is_advert = words[1].casefold() in _ADVERTS
-            names_part = max(map(len, words[1].split())) >= _MIN_WORD_CHARS
-            if is_advert or (
-                names_part and n < len(steps) and VERB_FORMS.isdisjoint(words_of(words[1]))
-            ):
+            if is_advert or (n < len(steps) and _heads_part(words[1])):
                 line = line[: len(line) - len(words[0])]
                 heading = "" if is_advert else f"{words[1]}: "
                 notes[HEADINGS if is_advert else PARTS] += 1
         parted.append(line)
     return tuple(parted)
+
+
+def _heads_part(words: str) -> bool:
+    """True if words after the last sentence of a step name what the next step makes."""
+    names = words_of(words)
+    if max(map(len, names)) < _MIN_WORD_CHARS:
+        return False
+    return names[-1] in PART_NOUNS or VERB_FORMS.isdisjoint(names)
 
 
 def _heads(steps: tuple[str, ...]) -> list[bool]:

@@ -20,6 +20,7 @@ from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_tex
 from toque.cooking.recipe_scores import MIN_CHARS
 from toque.cooking.schemas.cleaning import (
     LOST_FRACTION,
+    LOST_NUMBERS,
     STEPS_IN_LIST,
     clean_ingredients,
     clean_steps,
@@ -70,12 +71,8 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     )
     if not directions:
         return "no steps"
-    if any(map(is_cut_off, directions)):
-        return "text cut off"
-    if len(ingredients) <= MOST_LINES_OF_LIST and any(map(is_list_in_line, ingredients)):
-        return "ingredients on one line"
-    if not any(map(tells_how, directions)):
-        return "no method"
+    if damage := _damage(ingredients, directions):
+        return damage
     source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
     tags = tags.split(",") if isinstance(tags, str) else _texts(tags)
     minutes, prep, cook = map(_duration, map(record.get, ("minutes", "prep_time", "cook_time")))
@@ -93,14 +90,25 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
-    if _is_short("".join(directions), MIN_STEP_CHARS):
-        words = " ".join(directions).split()
-        if len(words) < MIN_STEP_WORDS or not any(map(has_action_verb, directions)):
-            return "too short"
     text = to_text(recipe)
     if _is_short(text, MIN_CHARS):
         return "too short"
-    return "lost fraction" if not text.isascii() and LOST_FRACTION.search(text) else recipe
+    if not text.isascii() and LOST_FRACTION.search(text):
+        return "lost fraction"
+    return "lost fraction" if any(map(text.__contains__, LOST_NUMBERS)) else recipe
+
+
+def _damage(ingredients: tuple[str, ...], steps: tuple[str, ...]) -> Reason | None:
+    """The reason for dropping a recipe whose steps or ingredients are not whole."""
+    if any(map(is_cut_off, steps)):
+        return "text cut off"
+    if len(ingredients) <= MOST_LINES_OF_LIST and any(map(is_list_in_line, ingredients)):
+        return "ingredients on one line"
+    if _is_short("".join(steps), MIN_STEP_CHARS):
+        words = " ".join(steps).split()
+        if len(words) < MIN_STEP_WORDS or not any(map(has_action_verb, steps)):
+            return "too short"
+    return None if any(map(tells_how, steps)) else "no method"
 
 
 def _is_short(text: str, fewest: int) -> bool:
