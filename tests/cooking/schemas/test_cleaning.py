@@ -21,6 +21,7 @@ from toque.cooking.schemas.cleaning import (
         ("<b>Bake</b> at <a href='x'>350</a>", "Bake at 350"),
         ("1 <sup>1</sup>&frasl;<sub>2</sub> cups", "1 1/2 cups"),
         ("1<sup class='x'>1</sup>/4 oz miso<sup>2</sup>", "1 1/4 oz miso 2"),
+        ("Get a pan: ![](./pan.jpg) or ![A pot](pot.jpg)", "Get a pan: or A pot"),
         ("Boil.<br/>Drain.", "Boil.\nDrain."), ("heat if < 5 > 3", "heat if < 5 > 3"),
         ("a\u00a0b\u2009c", "a b c"), ("New Mexico\x96Style", "New Mexico–Style"),
         ("it\x92s\x00 hot\x81", "it's hot"), ("preheat to 350\ufffd\ufffdF.", "preheat to 350°F."),

@@ -154,6 +154,7 @@ def test_sentences_split_in_the_middle(steps, joined):
         ("1 cup peas Podmart 1 lb For $0.99 thru 02/09", "1 cup peas"),
         ("Guten Appetit! :-)", "Guten Appetit!"), ("eat it ;)", "eat it"),
         ("Boil it.\\r\\n", "Boil it."), ("Serve cold.\\", "Serve cold."),
+        ("serve w / syrup", "serve w/ syrup"),
         ("2 tbsp honey ()", "2 tbsp honey"), ("dill ( ), fresh", "dill, fresh"),
         ("uniamo i piselli [12] e il burro [1].", "uniamo i piselli e il burro."),
         ("Cool it.(Can be made ahead.)", "Cool it. (Can be made ahead.)"),

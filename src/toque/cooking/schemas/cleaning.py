@@ -43,7 +43,7 @@ _BROKEN_ENTITY = re.compile(
     r"|(?P<degree>&def;(?=[FC]\b))|&(?=[à-ÿ])|&(?P<letter>[a-z]);",
     re.IGNORECASE,
 )  # an entity without its "#", with a mark or a blank too many, or in capitals; "M&M;" is none
-_LINK = re.compile(r"\[([^\[\]]{1,200})\]\([^()\s]{1,300}\)")
+_LINK = re.compile(r"!?\[([^\[\]]{0,200})\]\([^()\s]{1,300}\)")
 _BLANKS = re.compile(r"[^\S\n]+")
 _LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x1c-\x1f\x85]")
 # Joiners spell words of Arabic, Indic and related scripts, and join emoji; elsewhere they are dirt.

@@ -42,7 +42,8 @@ _HANGS = re.compile(
 )  # endings of a line that end no sentence ("bone-in" ends one); a number may precede its unit
 _SURELY_HANGS = re.compile(r"\b(?:a|an|and|(?<!courtesy )of|than|the|with|your)\s*+\Z")
 _CUT_OFF = re.compile(
-    r"(?<=[a-z] )(?:(?<! y )(?<! en )a|and|or|than|the|until|your|(?:in|into|on|with) an|bottom of"
+    r"(?<=[a-z] )(?:(?<! y )(?<! en )a|and|or|than|the|until|when|your|(?:in|into|on|with) an"
+    r"|bottom of"
     r"|on how|for (?:about|another) \d{1,2}|(?:mix|mixture|this) is)\Z"
 )  # "an" alone ends a German sentence ("Braten Sie es an"), "a" a French one ("il y en a")
 _SHORTENED = re.compile(
@@ -113,6 +114,7 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         (("[1]",), r" ?\[\d{1,2}\]", "", "recipes with numbers of pictures"),
         ((".(", "!(", "?(", ".)", "!)"),
          r"(?<=[a-z][.!?])(?=\([A-Z])|(?<=[.!?]\))(?=[A-Z][a-z])", " ", LOST_SPACES),
+        ((" w / ",), r"(?<= w) / ", "/ ", _SPACES),
         (("-inch",), r"(?<=\d-inch)(?=(?!es\b)[a-z])", " ", LOST_SPACES),
         ((" ,", " ."), r"(?<=[^\s\d.,]) +([,.])(?=\s(?!\.)|\Z)", r"\1", _SPACES),
         ((" ,",), r" ,(?=[a-z])", ", ", _SPACES),
