@@ -178,7 +178,7 @@ def fed_batch(feed_of: Callable[[torch.device], DeviceFeed] = DeviceFeed) -> lis
     with fake_card(on_wait="raise", content=True) as card:
         feed = feed_of(torch.device("cuda"))
         received = feed.receive(feed.send(batch))
-        for tensor in received.tensors():
+        for tensor in received.tensors().values():
             tensor + tensor
         assert not card.pageable, dict(card.pageable)
         card.settle()

@@ -318,7 +318,7 @@ class DeviceFeed:
         batch, whole = sent
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(whole)
-        for tensor in batch.tensors():
+        for tensor in batch.tensors().values():
             tensor.record_stream(stream)  # its memory is the copying stream's to give away again
         return batch
 
