@@ -345,7 +345,7 @@ def test_turns_behind_the_longest_conversation_are_left_out_and_counted(base, tm
     for row in range(made.store.n_rows):
         assert len(made.store.prompt(row)) + len(made.store.target(row)) <= 116
         assert made.store.target(row)[-1] == made.store.codec().eos_id
-    with pytest.raises(DataError, match=r"conversation has more than 116 tokens, which"):
+    with pytest.raises(DataError, match=r"conversation has more than 116 tokens, the sum"):
         toque.prepare(configured(base, tmp_path, on_overlong="error", **limits), replace=True)
     dropped = toque.prepare(configured(base, tmp_path, on_overlong="drop", **limits), replace=True)
     assert dropped.report.dropped["conversation over 116 tokens"] > 0
@@ -388,4 +388,4 @@ def test_a_conversation_that_the_model_reads_whole_is_kept_whole(base, tmp_path,
         with pytest.raises(ConfigError, match="split, and the sources hold conversations: the se"):
             toque.prepare(configured(base, tmp_path, **data, on_overlong="split"), replace=True)
         assert not any(whole)
-        assert "The model has room for no more" in said
+        assert "The model has no more positions" in said
