@@ -77,7 +77,7 @@ REFUSED = {
     "ablate run.yaml --seeds 1": "--seeds is 1",
     "ablate run.yaml --steps 0": "--steps is 0",
     "show-batch run.yaml --step 0": "--step is 0",
-    "prepare run.yaml data.max_target_tokens=99": "prepare with --replace to make it anew",
+    "prepare run.yaml data.max_target_tokens=99": "replace the store: run prepare with --replace",
     "train run.yaml data.max_target_tokens=99": "another data.store (or --replace)",
 }
 CODES = {
@@ -186,7 +186,7 @@ def test_a_text_is_json_of_a_schema_or_said_to_be_cut(capsys):
 def test_preparing_names_its_parts_in_a_pipe(capsys):
     assert main(["prepare", "run.yaml", "data.store=store2"]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "learning a tokenizer of 512 entries",
+        "training a tokenizer of 512 entries",
         "finding duplicates, splitting and writing the report",
     ]
 

@@ -18,7 +18,7 @@ from fake_cuda.cases import Setup, card_and_trainer, state_on
 from gpu_run import Losses
 from tiny import VOCAB
 from toque.batch import Batch
-from toque.data.loader.batch_stream import DeviceFeed, Prefetch, Sent
+from toque.data.loader.batch_stream import DeviceBatch, DeviceFeed, Prefetch
 from toque.errors import NonFiniteError
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
@@ -178,7 +178,7 @@ def fed_batch(feed_of: Callable[[torch.device], DeviceFeed] = DeviceFeed) -> lis
     with fake_card(on_wait="raise", content=True) as card:
         feed = feed_of(torch.device("cuda"))
         received = feed.receive(feed.send(batch))
-        for tensor in received.tensors():
+        for tensor in received.tensors().values():
             tensor + tensor
         assert not card.pageable, dict(card.pageable)
         card.settle()
@@ -193,7 +193,7 @@ def _told(log: list[str]) -> list[str]:
 class UnrecordedFeed(DeviceFeed):
     """A control: what it gives may be overwritten while it is read."""
 
-    def receive(self, sent: Sent) -> Batch:
+    def receive(self, sent: DeviceBatch) -> Batch:
         batch, whole = sent
         torch.cuda.current_stream(self._device).wait_event(whole)
         return batch
@@ -202,14 +202,14 @@ class UnrecordedFeed(DeviceFeed):
 class HastyFeed(DeviceFeed):
     """A control: what it gives may not have arrived."""
 
-    def receive(self, sent: Sent) -> Batch:
+    def receive(self, sent: DeviceBatch) -> Batch:
         return sent[0]
 
 
 class PageableFeed(DeviceFeed):
     """A control: it copies from memory that is not page-locked."""
 
-    def send(self, batch: Batch) -> Sent:
+    def send(self, batch: Batch) -> DeviceBatch:
         with torch.cuda.stream(self._stream):
             return batch.to(self._device), self._stream.record_event()
 

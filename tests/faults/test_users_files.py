@@ -183,7 +183,7 @@ def test_fault_88_a_building_json_of_the_users_makes_no_store(kitchen, tmp_path,
     words = ["prepare", str(kitchen / "run.yaml"), f"data.store={tmp_path}"]
     for more in ([], ["--replace"]):
         assert main([*words, *more]) == DataError.exit_code
-        assert "is not empty and holds no token store" in said(capfd)
+        assert "has files but no token store" in said(capfd)
     assert content(tmp_path) == before
 
 

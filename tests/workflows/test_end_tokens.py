@@ -148,7 +148,7 @@ def test_training_learns_the_first_end_of_each_turn_and_exports_name_it(tmp_path
     run = toque.train(configured(tmp_path, start))
     store, theirs = TokenStore.open(tmp_path / "store"), AutoTokenizer.from_pretrained(start)
     for row in range(store.n_rows):
-        learnt = store.learnt(row).tolist()
+        learnt = store.learnt_ids(row).tolist()
         word = theirs.decode(learnt).split()[1]
         assert theirs.decode(learnt) == f"Stew {word} 0<|end|>Stew {word} 1<|end|>"
     codec = store.codec()
@@ -173,7 +173,7 @@ def test_training_learns_the_first_end_of_each_turn_and_exports_name_it(tmp_path
 def test_a_turn_may_end_where_the_next_begins(tmp_path):
     start = base(tmp_path / "base", template=GLM, ends=(ENDOFTEXT, USER), stop=USER)
     store = toque.prepare(configured(tmp_path, start)).store
-    text = AutoTokenizer.from_pretrained(start).decode(store.learnt(0))
+    text = AutoTokenizer.from_pretrained(start).decode(store.learnt_ids(0))
     assert text.count("<|user|>") == 2
     assert text.endswith("1<|user|>")
     model = open_model(start)
@@ -183,7 +183,7 @@ def test_a_turn_may_end_where_the_next_begins(tmp_path):
 
 def test_an_answer_that_is_written_in_two_ways_is_still_refused(tmp_path):
     start = base(tmp_path / "base", template=TWO_WAYS)
-    with pytest.raises(DataError, match="once it goes on after message 2"):
+    with pytest.raises(DataError, match="writes the first 2 messages differently"):
         toque.prepare(configured(tmp_path, start))
 
 

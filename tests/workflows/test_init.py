@@ -372,7 +372,7 @@ def test_columns_are_the_users_and_every_other_is_named(capsys: pytest.CaptureFi
     words = ["init", "four.jsonl", "--replace", "--columns", "target=answer", "--columns"]
     assert main([*words, "prompt=hint"]) == 0
     said = capsys.readouterr().out
-    assert "Fields of four.jsonl that no example holds: 'question', 'id'." in said
+    assert "Unused fields of four.jsonl: 'question', 'id'." in said
     assert load_config("my.yaml").config.data.sources[0].columns == {
         "prompt": "hint", "target": "answer",
     }  # fmt: skip
@@ -442,7 +442,7 @@ def test_lengths_cut_nothing_that_the_base_could_read(
     assert data.max_prompt_tokens + data.max_target_tokens <= 129
     lines_of("long.jsonl", [{"prompt": "salt " * 90, "completion": "milk. " * 90}] * 20)
     assert main(["init", "long.jsonl", "--start-from", str(base), "--replace"]) == 0
-    assert "The model has room for no more" in capsys.readouterr().out
+    assert "The model has no more positions" in capsys.readouterr().out
     data = load_config("my.yaml").config.data
     assert data.max_prompt_tokens + data.max_target_tokens == 129
 

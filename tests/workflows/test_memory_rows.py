@@ -229,7 +229,7 @@ def test_one_way_is_named(config, tmp_path):
         (listed, {}, r"data\.sources lists a\.jsonl, too"),
         (config, {"prepare": False}, "prepare=False does not store rows"),
         (config, {"data": None, "columns": {"text": "a"}}, "columns names fields of rows, and"),
-        (elsewhere, {}, "holds no token store"),
+        (elsewhere, {}, "has files but no token store"),
     ):
         with pytest.raises(ToqueError, match=words):
             toque.train(settings, **{"data": ROWS} | more)

@@ -35,7 +35,7 @@ def test_a_store_that_is_a_file(say, own_kitchen, name):
         code, said = say(verb, "my.yaml", f"data.store={name}")
         assert code == 3
         assert f"data.store is {name}" in said
-        assert ("is a link to nothing" if name == "link" else "is a file") in said
+        assert ("is a broken link" if name == "link" else "is a file") in said
     assert not (own_kitchen / "runs").exists()
     code, said = say("train", "my.yaml", "run_dir=file")
     assert (code, "run_dir" in said) == (4, True)
@@ -93,7 +93,7 @@ UNFIT = [
     ("model.shape={n_embd: 16, n_layer: 1, n_head: 2, n_positions: 128}", "128 positions"),
     ("model.shape={n_embd: 16, n_layer: 1, n_head: 3}", "does not make a gpt2 model"),
     ("model.shape={n_embd: 16, n_heads: 2}", "Nearest: n_head."),
-    ("train.row_tokens=64", "train.row_tokens gives rows of 64 tokens"),
+    ("train.row_tokens=64", "train.row_tokens sets rows of 64 tokens"),
     ("train.batch=64 tokens", 'Use at least train.batch="320 tokens"'),
 ]
 

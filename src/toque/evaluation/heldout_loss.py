@@ -258,7 +258,7 @@ def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:
     # Decoded, a character that two pieces of a document share would be two that cannot be read, so
     # tokens of byte-level vocabularies are counted one by one.
     codec, each = store.codec(), store.codec().token_bytes
-    targets = (store.learnt(row) for packed in rows for row in packed)
+    targets = (store.learnt_ids(row) for packed in rows for row in packed)
     if each is not None:
         return sum(int(each[target].sum()) for target in targets)
     return sum(len(codec.decode(target).encode()) for target in targets)

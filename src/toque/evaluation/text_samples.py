@@ -216,7 +216,7 @@ def _first_prompts(store: TokenStore, rows: NDArray[np.int64], n: int) -> dict[i
     for row in subset(rows[store.prompt_lengths[rows] > 0], None).tolist():
         if len(found) == n:
             break
-        asked, answer = store.asked(row)
+        asked, answer = store.prompt_and_answer(row)
         ids = tuple(int(i) for i in asked)
         text = codec.decode(ids)
         if text.strip():

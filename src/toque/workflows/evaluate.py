@@ -281,7 +281,7 @@ def _each_example(
     with counting(reporter, "evaluating", "examples one by one") as count:
         rows, nats, weights = zip(*heldout.by_example(model, count), strict=True)
     codec = store.codec()
-    targets = [codec.decode(store.learnt(row)) for row in rows]
+    targets = [codec.decode(store.learnt_ids(row)) for row in rows]
     prompts = [codec.decode(store.prompt(row)) for row in rows]
     keys = [key_of_text(*both) for both in zip(prompts, targets, strict=True)]
     n_bytes = [len(target.encode("utf-8", "replace")) for target in targets]

@@ -13,7 +13,7 @@ from typing import Any, cast
 from toque.config import Resolved, RunConfig, config_sha256
 from toque.config.user_code import refuse_foreign_code
 from toque.cooking.recipe_scores import RECIPE_SCORES
-from toque.data.store.token_store import TokenStore, held_store
+from toque.data.store.token_store import TokenStore, pinned_store
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
 from toque.evaluation.evaluator import goal_of
 from toque.evaluation.text_scores import ScoresByTask
@@ -331,7 +331,7 @@ def _hold_store(
         if prepare:
             prepare_if_absent(config, reporter=reporter)
         if is_prepared(config):
-            stack.enter_context(held_store(Path(config.data.store)))
+            stack.enter_context(pinned_store(Path(config.data.store)))
         with reporter.working(f"hashing {config.data.store}"):
             opened.append(open_store(config))
 
@@ -339,7 +339,7 @@ def _hold_store(
     while_others_wait(ranks, look)
     if ranks.is_main:
         return opened[0]
-    stack.enter_context(held_store(Path(config.data.store)))
+    stack.enter_context(pinned_store(Path(config.data.store)))
     return open_store(config, sources=False)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_column import Ids
-from toque.data.store.token_store import places_of
+from toque.data.store.token_store import span_bounds
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.sources.records import NO_TASK
@@ -70,7 +70,7 @@ def _changed(stream: BatchStream, row: int, cursor: Cursor) -> str:
 
 def _learnt(codec: Codec, target: Ids, spans: list[int]) -> str:
     """A target; what is only read of a conversation stands in brackets."""
-    parts = [_text(codec, target[a:b]) for a, b in places_of(spans or [len(target)])]
+    parts = [_text(codec, target[a:b]) for a, b in span_bounds(spans or [len(target)])]
     parts[1::2] = [f"\n[{text.strip()}]\n" for text in parts[1::2]]
     return "".join(parts)
 

@@ -33,7 +33,7 @@ from toque.data.loader.batch_stream import (
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
-from toque.data.store.token_store import TokenStore, only_read
+from toque.data.store.token_store import TokenStore, unlearnt_spans
 from toque.errors import CheckFailed
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward import loss as objective
@@ -202,7 +202,7 @@ def reference_update(
             # Position i predicts token i + 1.
             first = max(len(prompt) - 1, 0)
             labels[0, first:-1] = ids[0, first + 1 :]
-            for begin, behind in only_read(lengths):
+            for begin, behind in unlearnt_spans(lengths):
                 labels[0, first + begin : first + behind] = IGNORE
             # Without a mask GPT-2 would warn of padding, which one example has none of.
             logits = core(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
