@@ -88,9 +88,9 @@ class InUse:
 
 
 class _OnCard(Outlined):
-    def held(self, matrix: Tensor) -> dict[str, Tensor]:
+    def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
         with matrix.device:
-            return super().held(matrix)
+            return super().quantise(matrix)
 
 
 class _Shapes(StoredWeights):

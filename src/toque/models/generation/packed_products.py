@@ -4,7 +4,7 @@ Weights are packed once, in the order in which oneDNN reads them: laying them an
 `F.linear` does, takes in bf16 as long as the product up to 8 rows. In bf16 only products round, not
 embeddings, residual stream, norms, softmax and output head: of 96 texts of a GPT-2 mini 91 are
 float32's, of 288 of a T5 mini 270. In float32 nothing rounds, and it is done where oneDNN is faster
-than torch's own library (`models/onednn.py`): 384 x 1024 with 32 rows 95 us against 312.
+than torch's own library (`hardware/onednn.py`): 384 x 1024 with 32 rows 95 us against 312.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.onednn import PackedLinear, has_fast_bf16, onednn_is_faster
+from toque.hardware.onednn import PackedLinear, has_fast_bf16, onednn_is_faster
 
 _MOST_BYTES: Final = 2 << 30  # largest model in bytes of which float32 keeps a packed copy
 

@@ -35,6 +35,7 @@ from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
 from toque.data.store.token_store import TokenStore, only_read
 from toque.errors import CheckFailed
+from toque.hardware.onednn import onednn_is_faster
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward import loss as objective
 from toque.models.forward.blocks import (
@@ -45,7 +46,6 @@ from toque.models.forward.blocks import (
 )
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.keyed_dropout import dropout_settings, use_keyed_dropout
-from toque.models.onednn import onednn_is_faster
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.micro_batch import OomFallback

@@ -155,8 +155,8 @@ def generate(
 
     with reporter.working(f"reading {folder}"):
         # Torch is loaded only after all arguments are checked.
+        from toque.hardware.glibc_malloc import keep_freed_memory
         from toque.models.generation.engine import emulation_in_words
-        from toque.models.glibc_malloc import keep_freed_memory
         from toque.workflows.inference.open_model import open_model
 
         adapter_folders = [batch.adapter.folder for batch in batches if batch.adapter is not None]
