@@ -8,7 +8,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Phi3Config, UMT5C
 
 from fixtures import model_types
 from toque.errors import CheckpointError, ConfigError
-from toque.models.families import max_positions
+from toque.models.config_values import max_positions
 from toque.models.forward import packed, varlen_attention
 from toque.models.forward.blocks import recompute_blocks
 from toque.models.forward.loss import cross_entropy_sum, loss_sum

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from toque.errors import ConfigError
-from toque.models.positions import short_positions
+from toque.models.config_values import window_of
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "bf16": torch.bfloat16,
@@ -49,7 +49,7 @@ class Family:
 
     @property
     def fp16_is_safe(self) -> bool:
-        """True if activations fit into float16. Those of T5 and Gemma overflow."""
+        """True if activations fit into float16. The activations of T5 and Gemma overflow."""
         return self.name not in ("t5", "causal")
 
 
@@ -84,13 +84,6 @@ def family_of(config: PretrainedConfig) -> Family:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise unknown_type(config.model_type)
     return CAUSAL
-
-
-def window_of(config: PretrainedConfig) -> int | None:
-    """Return the width of a sliding window in tokens, with the current token; None without one."""
-    window = getattr(config, "sliding_window", None)
-    used = getattr(config, "use_sliding_window", True)
-    return int(window) if window is not None and used else None
 
 
 def refuse_unfit(config: PretrainedConfig) -> None:
@@ -158,19 +151,3 @@ def exchange_parameters(model: nn.Module, replacements: Mapping[int, nn.Paramete
         for name, old in module._parameters.items():  # noqa: SLF001  # what __setattr__ writes to
             if old is not None:
                 module._parameters[name] = replacements[id(old)]  # noqa: SLF001
-
-
-def head_size(config: Any) -> int:
-    """Return the columns of one attention head of a decoder-only model."""
-    size = getattr(config, "head_dim", None)
-    return int(size or config.hidden_size // config.num_attention_heads)
-
-
-def max_positions(config: PretrainedConfig) -> int | None:
-    """Return the largest number of tokens in a row; None for T5.
-
-    RoPE could compute longer rows, but the model was not trained on them.
-    """
-    rope = getattr(config, "rope_parameters", None)
-    limits = (getattr(config, "max_position_embeddings", None), short_positions(rope))
-    return min((int(limit) for limit in limits if limit is not None), default=None)

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.families import family_of, head_size, unwrapped, window_of
+from toque.models.config_values import head_size, window_of
+from toque.models.families import family_of, unwrapped
 from toque.models.lora.quantised import QuantisedLinear, quantised_layers
 
 

@@ -20,7 +20,7 @@ from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.sample_writer import SampleWriter, highlight
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import ScoresByTask
-from toque.models.families import max_positions
+from toque.models.config_values import max_positions
 from toque.models.forward.blocks import CompileSeconds
 from toque.models.loading.trainable import ModelToTrain, SpecialTokens, family_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached

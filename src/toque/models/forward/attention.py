@@ -13,11 +13,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from toque.models.families import family_of, head_size, unwrapped
+from toque.models.config_values import head_size
+from toque.models.families import family_of, unwrapped
 from toque.models.forward import flex_attention as flex
 
 Attention = Literal["segments", "flex", "dense"]
-"""By example on a CPU, by FlexAttention on a GPU, or with masks of all pairs on any device."""
+"""Attention by example on a CPU, FlexAttention on a GPU, or masks of all pairs on any device."""
 AttentionSetting = Literal["auto", "segments", "flex", "dense"]
 _SETTINGS: WeakKeyDictionary[nn.Module, AttentionSetting] = WeakKeyDictionary()
 

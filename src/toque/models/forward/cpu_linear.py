@@ -68,8 +68,8 @@ def _cached_copy(owner: Any, name: str, weights: Sequence[Tensor], rows: int) ->
 
     The copy is updated if one of the weights has changed.
     """
-    # A change increases the version. New memory has another storage. The address of the data would
-    # not do, because a `FakeTensor` has none.
+    # A change increases the version. New memory has another storage. A `FakeTensor`
+    # has no address of its data.
     state = [
         (weight._version, weight.untyped_storage()._cdata)  # noqa: SLF001  # no public names
         for weight in weights
@@ -108,7 +108,7 @@ def in_bf16(tensor: Tensor) -> bool:
 
 
 def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
-    """Multiply by the plain layers of `owner` at once: [..., I] to [..., sum of O] in bfloat16."""
+    """Multiply by all plain layers of `owner`: [..., I] to [..., sum of O] in bfloat16."""
     weights = [layer.weight for layer in layers]
     copy = _cached_copy(owner, _COPY, weights, sum(map(len, weights)))
     return _multiply(values, copy, None, weights)

@@ -106,8 +106,8 @@ def _block_mask(
 ) -> BlockMask:
     """Build a mask of [R, T] and [R, S] segment numbers. Pairs of one segment attend.
 
-    A causal mask also hides later keys. A window hides later keys and the ones before it, because
-    segments are runs of consecutive tokens.
+    A causal mask also hides later keys. A window hides later keys and all keys before the window.
+    Segments are runs of consecutive tokens.
     """
 
     def together(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def attend(
         scale: Factor of the scores.
         dropout: Probability of a pair to be dropped.
         pair: Keys that determine the dropped pairs; None for random pairs.
-        cap: c of a model whose scores s become c * tanh(s / c). Such a model has no bias.
+        cap: c of a model with scores c * tanh(s / c). Such a model has no bias.
         options: Options of the kernels.
         kernel: Replacement for `flex_attention`, for tests.
     """

@@ -303,7 +303,7 @@ def dropout_settings(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 
 def key_compiled_code(model: nn.Module) -> None:
-    """Prepare keyed masks for compiled blocks. They are the same as those of uncompiled blocks."""
+    """Prepare keyed masks for compiled blocks. Uncompiled blocks have the same masks."""
     masks: Masks | None = getattr(unwrapped(model), "_toque_masks", None)
     if masks is not None:
         masks.table = column_table(_MAX_COLUMNS, torch.device("cpu"))

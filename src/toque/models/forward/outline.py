@@ -145,6 +145,6 @@ def sdpa_shapes(
 
 
 def _equal_examples(tokens: int, examples: int) -> list[Example]:
-    """Divide `tokens` into consecutive examples whose lengths differ by at most one."""
+    """Divide `tokens` into consecutive examples with lengths that differ by at most one."""
     edges = [i * tokens // examples for i in range(examples + 1)]
     return [(start, end - start, start, end - start) for start, end in pairwise(edges)]

@@ -26,7 +26,8 @@ from transformers.models.umt5.modeling_umt5 import UMT5Attention
 
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.errors import ConfigError
-from toque.models.families import CAUSAL, family_of, max_positions, unwrapped, window_of
+from toque.models.config_values import max_positions, window_of
+from toque.models.families import CAUSAL, family_of, unwrapped
 from toque.models.forward import flex_attention as flex
 from toque.models.forward import varlen_attention as varlen
 from toque.models.forward.attention import attention_of
@@ -44,7 +45,7 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
     `logit_cap` give the logits of transformers.
 
     Raises:
-        TypeError: The batch is for the other kind of model.
+        TypeError: The batch is for another kind of model.
     """
     core = unwrapped(model)
     family = family_of(core.config)

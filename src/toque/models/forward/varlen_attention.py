@@ -122,7 +122,7 @@ def _attend(
         causal["pair"] = next_pair(module, dropout)
         return attend_causally(query, key, value, plan, **causal).transpose(1, 2), None
 
-    # Dropout must not depend on the other examples, so the longest one may not decide here.
+    # Dropout must not depend on other examples, so the longest example may not decide here.
     is_narrow = sliding_window and (dropout > 0.0 or sliding_window < plan.longest)
     if softcap is not None or is_narrow:
         causal["pair"] = next_pair(module, dropout)

@@ -110,7 +110,7 @@ def free_memory(device: torch.device) -> dict[torch.device, int]:
 
 
 def placement_note(model: PreTrainedModel) -> str | None:
-    """Describe where the parts of a model are; None for a model that was not divided."""
+    """Describe the devices of a model's parts; None for a model that was not divided."""
     placed: dict[str, torch.device] | None = getattr(model, "hf_device_map", None)
     if placed is None:
         return None

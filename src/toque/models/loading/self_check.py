@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from toque.batch import DecoderBatch
 from toque.errors import ConfigError
-from toque.models.families import CAUSAL, family_of, unwrapped, vocabulary_rows, window_of
+from toque.models.config_values import window_of
+from toque.models.families import CAUSAL, family_of, unwrapped, vocabulary_rows
 from toque.models.forward.loss import capped
 from toque.models.forward.packed import hidden_states, logit_cap, output_head
 from toque.models.forward.varlen_attention import attending_by, configs_of

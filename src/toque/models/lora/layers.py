@@ -35,7 +35,7 @@ _OTHER_ATTENTION: Final = (
     ("q_proj", "v_proj"),
     *((name,) for name in ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack")),
 )
-"""Modules for other families: the first entry whose modules the model has."""
+"""Modules for other families: the first entry with modules that the model has."""
 _LAST = re.compile(r"[^.]+(?:\.\d+)?$")
 
 

@@ -36,7 +36,8 @@ from toque.data.loader.packing import RowShape
 from toque.data.store.token_store import TokenStore, only_read
 from toque.errors import CheckFailed
 from toque.hardware.onednn import onednn_is_faster
-from toque.models.families import family_of, max_positions, unwrapped
+from toque.models.config_values import max_positions
+from toque.models.families import family_of, unwrapped
 from toque.models.forward import loss as objective
 from toque.models.forward.blocks import (
     compile_blocks,
