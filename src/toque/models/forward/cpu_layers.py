@@ -48,7 +48,8 @@ class _RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, scale = ctx.saved_tensors
-        slope, exact, factors = grads[0].float(), values.float(), weight.float()
+        slope, exact = grads[0].float(), values.float()
+        factors = weight.float()
         # LayerNorm's kernel with a mean of zero does it in one pass. Its gradient lacks the term
         # s * mean(g w), which comes through the mean.
         back, of_weight, _ = _LAYER_NORM_BACKWARD(

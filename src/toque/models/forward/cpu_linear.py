@@ -155,7 +155,8 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         flat = values.reshape(-1, values.shape[-1]).to(copy.dtype)
         ctx.save_for_backward(flat, copy)
-        ctx.dtype, ctx.transposed, ctx.rows = values.dtype, transposed, [len(w) for w in weights]
+        ctx.dtype, ctx.transposed = values.dtype, transposed
+        ctx.rows = [len(weight) for weight in weights]
         output = _times(flat, copy.T if transposed else copy, bias)
         # The caller may change the output in place, so it must not be a view.
         return output if values.dim() == 2 else output.view(*values.shape[:-1], -1)

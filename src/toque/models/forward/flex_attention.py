@@ -84,11 +84,11 @@ def decoder_masks(
 ) -> BlockMasks:
     """Build the masks of a decoder-only model's micro-batch."""
     segments = batch.segments
-    own = _block_mask(segments, segments, causal=True)
+    causal = _block_mask(segments, segments, causal=True)
     near = None
     if window is not None and window < segments.shape[1]:
         near = _block_mask(segments, segments, window=window)
-    return BlockMasks(own, kernels=kernels, near=near)
+    return BlockMasks(causal, kernels=kernels, near=near)
 
 
 def encoder_decoder_masks(
@@ -97,8 +97,8 @@ def encoder_decoder_masks(
     """Build the masks of a T5's encoder and decoder."""
     source, target = batch.source_segments, batch.target_segments
     encoder = BlockMasks(_block_mask(source, source), kernels=kernels)
-    own, across = _block_mask(target, target, causal=True), _block_mask(target, source)
-    return encoder, BlockMasks(own, across, kernels)
+    causal, across = _block_mask(target, target, causal=True), _block_mask(target, source)
+    return encoder, BlockMasks(causal, across, kernels)
 
 
 def _block_mask(
@@ -231,7 +231,7 @@ def attend(
     )
 
     settings["return_aux"] = AuxRequest(lse=True)
-    kept, sums_kept = kernel(query, key, value, score_mod=drop, **settings)
+    output_kept, sums_kept = kernel(query, key, value, score_mod=drop, **settings)
     few_values = value.detach()[..., :_LSE_COLUMNS]
     _, sums_all = kernel(query, key, few_values, score_mod=change, **settings)
 
@@ -241,7 +241,7 @@ def attend(
     logarithm = sums_kept.lse - sums_all.lse.masked_fill(is_empty, 0.0)
     share = logarithm.masked_fill(is_empty, -torch.inf).exp()
     factor = share * (PAIR_STEPS / (PAIR_STEPS - threshold))
-    scaled: Tensor = (kept * factor[..., None]).to(value.dtype)
+    scaled: Tensor = (output_kept * factor[..., None]).to(value.dtype)
     return scaled
 
 
@@ -441,7 +441,8 @@ def _error(
 ) -> float:
     """Largest error of outputs and gradients relative to the definition of attention."""
     torch.manual_seed(0)
-    rows, length, heads = 2, 320, 2
+    rows = heads = 2
+    length = 320
     segments = torch.zeros(rows, length, dtype=torch.int32)
     for row, ends in enumerate(((70, 200, 310), (250, 256, 320))):
         for number, end in reversed(list(enumerate(ends, start=1))):

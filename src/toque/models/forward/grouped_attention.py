@@ -270,7 +270,8 @@ class _GroupedAttention(torch.autograd.Function):
                 shares = shares * saved[-1]
             group.queries.unstack(torch.bmm(shares, v.flatten(0, 1)).view(q.shape), part)
         ctx.save_for_backward(*saved)
-        ctx.groups, ctx.scale, ctx.dropped = groups, scale, dropout > 0.0
+        ctx.groups, ctx.scale = groups, scale
+        ctx.dropped = dropout > 0.0
         ctx.shapes = (packed.shape, None if others is None else others.shape)
         ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         return groups.queries.gather(rows, n).view(n, heads, size)

@@ -228,7 +228,8 @@ class Masks:
         if self.table is not None:
             self.table = self.table.to(device)
         for site, key in zip(self.sites, numbers.unbind(), strict=True):
-            site.key, site.table, site.calls = key, self.table, 0
+            site.key, site.table = key, self.table
+            site.calls = 0
             site.tokens, site.others = (sides[side] for side in site.sides)
 
 

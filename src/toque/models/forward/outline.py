@@ -137,7 +137,7 @@ def sdpa_shapes(
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query, key, value = (t.to(dtype) for t in (query, key, value))
     # A boolean mask becomes zeros and minus infinity in the precision of the scores.
     mask = None if attn_mask is None else attn_mask.to(query.dtype)
     output: Tensor = kernel_shapes(query, key, value, bias=mask)

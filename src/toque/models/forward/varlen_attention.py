@@ -299,7 +299,7 @@ def as_attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     kind = query.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query, key, value = (t.to(dtype) for t in (query, key, value))
     return query, key, value
 
 
@@ -359,7 +359,8 @@ class _ExamplesAttention(torch.autograd.Function):
                 shares = shares * saved[-1]
             output[0, rows] = (shares @ value[0, :, columns]).transpose(0, 1)
         ctx.save_for_backward(query, key, value, *saved)
-        ctx.examples, ctx.scale, ctx.dropped = examples, scale, dropout > 0.0
+        ctx.examples, ctx.scale = examples, scale
+        ctx.dropped = dropout > 0.0
         ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         return output
 

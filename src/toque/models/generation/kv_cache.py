@@ -85,13 +85,14 @@ def neighbours(
     >>> list(neighbours([900, 880, 100, 90], max_wasted=128))
     [slice(0, 2, None), slice(2, 4, None)]
     """
-    start, longest, total = 0, 0, 0
+    start = longest = total = 0
     for row, length in enumerate(lengths):
         padded_total = max(longest, length) * (row + 1 - start)
         wasted = padded_total - total - length
         if row > start and (padded_total > max_tokens or wasted > max_wasted):
             yield slice(start, row)
-            start, longest, total = row, 0, 0
+            start = row
+            longest = total = 0
         longest, total = max(longest, length), total + length
     if start < len(lengths):
         yield slice(start, len(lengths))
@@ -256,7 +257,8 @@ class KVCache:
     ) -> None:
         layers, heads, size = shape
         self._shape = (rows, heads, size)
-        self._dtype, self._device, self._gathers = dtype, device, gathers
+        self._dtype, self._device = dtype, device
+        self._gathers = gathers
         self.devices = tuple(devices) or (device,) * layers
         self._layers: list[tuple[Columns | Tiles, Columns | Tiles]] = []  # keys and values
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
@@ -371,7 +373,8 @@ class KVCache:
 
     def _place(self, end: int) -> None:
         """Move the rows so that they end before column `end`. Tiles may end up to a tile later."""
-        first, n_live, n_used = self.first, len(self.starts), self.end - self.first
+        first, n_live = self.first, len(self.starts)
+        n_used = self.end - first
         if self._gathers:
             end += ((self.end if n_live else 0) - end) % TILE
         source, start = slice(first, self.end), end - n_used

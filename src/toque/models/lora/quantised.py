@@ -127,7 +127,8 @@ class QuantisedLinear(nn.Module):
     def __init__(self, matrix: Tensor, bias: nn.Parameter | None, form: Form) -> None:
         """Quantise a matrix [O, I]. The bias [O] is frozen too."""
         super().__init__()
-        self.shape, self.form, self.bias = matrix.shape, form, bias
+        self.shape, self.form = matrix.shape, form
+        self.bias = bias
         parts = form.quantise(matrix)
         self._names = tuple(parts)
         for name, tensor in parts.items():
