@@ -16,7 +16,7 @@ from fixtures.kitchens import Notices, tiny_config
 from fixtures.processes import python
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import CheckpointError, ConfigError, ToqueError
-from toque.models.onednn import has_fast_bf16
+from toque.hardware.onednn import has_fast_bf16
 from toque.runs.history import METRICS
 
 

@@ -47,9 +47,9 @@ from toque.data.prepare.pipeline import prepare
 from toque.models.forward import grouped_attention as grouped
 from toque.models.forward import loss as objective
 from toque.models.forward import varlen_attention as segmented
+from toque.models.forward.attention import attention_of, use_attention
 from toque.models.forward.blocks import compile_blocks, stop_compiling
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.flex_attention import attention_of, use_attention
 from toque.models.forward.keyed_dropout import Dropout, use_keyed_dropout
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
 from toque.runs.outlined_update import peak_of

@@ -283,7 +283,7 @@ def test_fault_87_weights_that_do_not_fit_are_refused_with_the_numbers(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     assert own_kitchen.exists()
-    monkeypatch.setattr("toque.models.loading.to_train.ModelToTrain.placed", full)
+    monkeypatch.setattr("toque.models.loading.trainable.ModelToTrain.placed", full)
     assert main(["train", "my.yaml", "run_dir=runs/new"]) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert re.search(r"weights do not fit into the [0-9.]+ [GM]iB that cpu has free. Train", said)

@@ -8,7 +8,7 @@ import torch
 
 from fixtures.runs import RowStream
 from toque.errors import ConfigError
-from toque.models.onednn import onednn_is_faster
+from toque.hardware.onednn import onednn_is_faster
 from toque.runs import outlined_update
 from toque.runs.outlined_update import measure_peak, peak_of
 from toque.training.optim.factory import build_optimizer

@@ -196,7 +196,7 @@ def test_a_task_with_texts_is_asked_by_name_of_a_run_and_of_its_exported_model(
     (exported / "toque" / "model.json").write_text(damaged)
     for command in (["generate", str(exported), "--prompt", "x"], ["serve", str(exported)]):
         assert main(command) == 4
-        assert "the prompt 'Name the dish: {text' is no template" in capfd.readouterr().err
+        assert "the prompt 'Name the dish: {text' is not a template" in capfd.readouterr().err
 
 
 def test_a_record_takes_the_templates_that_a_configuration_does() -> None:

@@ -72,7 +72,7 @@ def choose(
     sizes = [n * (len(prompts[i]) + 8) for i in order]
     on_progress(0, len(prompts))
     with evaluating(model), torch.no_grad():
-        for some in neighbours(sizes, most_wasted=TOKENS_AT_ONCE, most=TOKENS_AT_ONCE):
+        for some in neighbours(sizes, max_wasted=TOKENS_AT_ONCE, max_tokens=TOKENS_AT_ONCE):
             chosen = order[some]
             batch = layout.batch([(i * n + a,) for i in chosen for a in range(n)])
             batch = batch.to(model.device)

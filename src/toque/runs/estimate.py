@@ -431,7 +431,7 @@ def _text_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) ->
 
 def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
     """Split the bytes of the weights into quantised matrices, their constants, adapter and rest."""
-    quantised = [layer.held_bytes() for _, layer in quantised_layers(model)]
+    quantised = [layer.stored_bytes() for _, layer in quantised_layers(model)]
     parts = {
         "quantised matrices": sum(sizes["codes"] for sizes in quantised),
         "constants of their blocks": sum(sizes["constants"] for sizes in quantised),

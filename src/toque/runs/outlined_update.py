@@ -26,10 +26,11 @@ from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
 from toque.hardware.cards import card_of_device
+from toque.hardware.onednn import onednn_is_faster, product
 from toque.models.families import DTYPES
+from toque.models.forward.attention import use_attention
 from toque.models.forward.blocks import recompute_blocks, stop_recomputing
 from toque.models.forward.cpu_linear import copies_of
-from toque.models.forward.flex_attention import use_attention
 from toque.models.forward.grouped_attention import AttentionPlan, causal_mask
 from toque.models.forward.loss import cross_entropy_sum
 from toque.models.forward.outline import (
@@ -42,7 +43,6 @@ from toque.models.forward.outline import (
 )
 from toque.models.forward.packed import hidden_states, logit_cap, output_head
 from toque.models.lora.quantised import quantised_layers
-from toque.models.onednn import onednn_is_faster, product
 
 _ATEN: Final = torch.ops.aten
 _GPU_BLOCK: Final = 512  # bytes to whose multiple CUDA's caching allocator rounds a tensor

@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 
 from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
 from toque.data.tokenizer.codec import Codec, FamilyKind
-from toque.models.families import family_of, max_positions
+from toque.models.config_values import max_positions
+from toque.models.families import family_of
 from toque.models.generation.constraints import HeldVocabulary
 from toque.models.generation.engine import precision_here
 from toque.models.generation.kv_cache import PREFILL_TOKENS

@@ -21,14 +21,14 @@ from toque.config.schema_methods import AdapterConfig, OptimisationsConfig
 from toque.data.loader.batch_stream import BatchStream, DeviceFeed, Prefetch
 from toque.errors import ConfigError
 from toque.hardware.memory import HEADROOM, free_bytes, free_in_words, in_words, is_out_of_memory
+from toque.hardware.onednn import has_fast_bf16
 from toque.models.flops import flops_per_token, products_of
+from toque.models.forward.attention import AttentionChoice, attention_of, use_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.flex_attention import Choice, attention_of, use_attention
 from toque.models.forward.keyed_dropout import dropout_settings, use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
-from toque.models.loading.to_train import ModelToTrain
-from toque.models.onednn import has_fast_bf16
+from toque.models.loading.trainable import ModelToTrain
 from toque.runs.outlined_update import peak_of
 from toque.training.checkpoint.resume import DROPOUT_MASKS
 from toque.training.distributed.sharing import LossFn, Replicated, Sharing
@@ -180,7 +180,7 @@ def optimise(
         use_cpu_layers(model)
 
 
-def attention_in(model: PreTrainedModel, runtime: Runtime) -> Choice:
+def attention_in(model: PreTrainedModel, runtime: Runtime) -> AttentionChoice:
     """Choose the attention of packed batches. On a GPU the first call tries the kernels."""
     with runtime.autocast():
         return attention_of(model, runtime.device)
@@ -244,7 +244,7 @@ def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
 
 
 def arithmetic_of(
-    model: PreTrainedModel, stream: BatchStream, attention: Choice | None = None
+    model: PreTrainedModel, stream: BatchStream, attention: AttentionChoice | None = None
 ) -> Arithmetic:
     """Count the forward and backward FLOPs per useful token of this data."""
     source = stream.plan.source_lengths.astype(float)

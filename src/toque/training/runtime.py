@@ -19,18 +19,18 @@ from torch import Tensor
 from toque.config.schema import TrainConfig
 from toque.errors import ConfigError
 from toque.hardware.devices import device_named
+from toque.hardware.glibc_malloc import keep_freed_memory
 from toque.hardware.memory import held_by_others
-from toque.hardware.short_waits import shorten_waits_when_busy
-from toque.keyed_random import key_of
-from toque.models.families import DTYPES, Family
-from toque.models.forward.keyed_dropout import UPDATE
-from toque.models.glibc_malloc import keep_freed_memory
-from toque.models.onednn import (
+from toque.hardware.onednn import (
     EMULATED_BF16,
     has_fast_bf16,
     keep_fewer_kernels,
     onednn_is_faster,
 )
+from toque.hardware.short_waits import shorten_waits_when_busy
+from toque.keyed_random import key_of
+from toque.models.families import DTYPES, Family
+from toque.models.forward.keyed_dropout import UPDATE
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import whole
 from toque.training.optim.factory import step_if

@@ -20,9 +20,9 @@ from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.sample_writer import SampleWriter, highlight
 from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.evaluation.text_scores import ScoresByTask
-from toque.models.families import max_positions
+from toque.models.config_values import max_positions
 from toque.models.forward.blocks import CompileSeconds
-from toque.models.loading.to_train import ModelToTrain, SpecialTokens, family_to_train
+from toque.models.loading.trainable import ModelToTrain, SpecialTokens, family_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
 from toque.runs.outlined_update import peak_of

@@ -283,7 +283,7 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
     kind = kind.lower()
     with needing("gguf", "The format gguf"):
         from toque.models.gguf.gguf_export import TYPES, export_gguf, gguf_name
-        from toque.models.gguf.gguf_vocabulary import Asking
+        from toque.models.gguf.gguf_vocabulary import PromptTokens
     if kind not in TYPES:
         raise ConfigError(
             f"{argument('dtype')} is {kind}. Use one of {', '.join(TYPES)} in the format gguf."
@@ -306,7 +306,7 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
         asks = _TALKS.format(stops="\n".join(f"PARAMETER stop {piece}" for piece in pieces))
     modelfile = _OLLAMA.format(name=to.name, file=file, asks=asks, most=most)
     some = [write_prompt(one.title, one.ingredients) for one in recipes(N_PROMPTS, 0)]
-    asking = Asking(
+    tokens = PromptTokens(
         begin=begin,
         # Also where prompts do not begin with it.
         bos=codec.pieces().get(codec.special_tokens.get("bos_token", "")),
@@ -322,7 +322,7 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
         to,
         kind=kind,
         tokenizer_json=codec.tokenizer_json,
-        asking=asking,
+        tokens=tokens,
         prompts=[prompt_ids(codec, text, family, record.form) for text in some],
         files={"README.md": usage, "Modelfile": modelfile},
     )

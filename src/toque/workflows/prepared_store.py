@@ -16,9 +16,9 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
+from toque.models.config_values import short_positions
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.model_folder import read_config_json
-from toque.models.positions import short_positions
 from toque.reporter import ProgressSink, no_progress
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import Located, Source

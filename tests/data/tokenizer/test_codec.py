@@ -193,7 +193,7 @@ def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
 
 def test_a_name_that_leads_nowhere_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"model\.tokenizer is .*absent, and there is no such folder"
+        DataError, match=r"model\.tokenizer is .*absent, but there is no such folder"
     ):
         resolve_tokenizer(str(tmp_path / "absent"))
     with pytest.raises(

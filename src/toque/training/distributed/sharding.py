@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from toque.batch import Batch
+from toque.hardware.glibc_malloc import return_freed_memory
 from toque.models.families import exchange_parameters
-from toque.models.glibc_malloc import return_freed_memory
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.exchange import divided_modules
 from toque.training.distributed.sharing import Entered, LossFn, Sharing, whole

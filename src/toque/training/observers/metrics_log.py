@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 
 from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError
+from toque.hardware.onednn import has_fast_bf16
 from toque.hardware.processor import usable_cores
 from toque.hardware.thread_waits import waits_in
 from toque.models.flops import parameter_counts
-from toque.models.onednn import has_fast_bf16
 from toque.runs.history import METRICS
 from toque.runs.outlined_update import Peak
 from toque.storage.json_files import JsonLines, append_json_lines

@@ -30,9 +30,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from toque.errors import CheckFailed
 from toque.hardware.devices import no_gpu, unusable
 from toque.hardware.memory import held_by_others
+from toque.hardware.onednn import has_fast_bf16
 from toque.hardware.processor import WORTH_WHILE, others_now, usable_cores
 from toque.hardware.thread_waits import chosen_by_user, waits_in
-from toque.models.onednn import has_fast_bf16
 from toque.reporter import SILENT, Reporter
 from toque.version import __version__
 

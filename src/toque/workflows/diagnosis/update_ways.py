@@ -35,7 +35,9 @@ from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
 from toque.data.store.token_store import TokenStore, unlearnt_spans
 from toque.errors import CheckFailed
-from toque.models.families import family_of, max_positions, unwrapped
+from toque.hardware.onednn import onednn_is_faster
+from toque.models.config_values import max_positions
+from toque.models.families import family_of, unwrapped
 from toque.models.forward import loss as objective
 from toque.models.forward.blocks import (
     compile_blocks,
@@ -45,7 +47,6 @@ from toque.models.forward.blocks import (
 )
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.keyed_dropout import dropout_settings, use_keyed_dropout
-from toque.models.onednn import onednn_is_faster
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.micro_batch import OomFallback

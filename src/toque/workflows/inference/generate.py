@@ -15,7 +15,7 @@ from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.evaluation.best_of import BestOf
-from toque.models.generation.options import GenerationOptions, Precision, refuse_no_number
+from toque.models.generation.options import GenerationOptions, Precision, refuse_non_numbers
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking import (
@@ -107,7 +107,7 @@ def generate(
         DataError: A file cannot be read.
         CheckpointError: A run has no checkpoint, or the record of its training is damaged.
     """
-    refuse_no_number(n=n, best_of=best_of)
+    refuse_non_numbers(n=n, best_of=best_of)
     if n < 1:
         raise ConfigError(f"{argument('n')} is {n}; it must be at least 1.")
     if must_use and schema is not None:
@@ -155,8 +155,8 @@ def generate(
 
     with reporter.working(f"reading {folder}"):
         # Torch is loaded only after all arguments are checked.
+        from toque.hardware.glibc_malloc import keep_freed_memory
         from toque.models.generation.engine import emulation_in_words
-        from toque.models.glibc_malloc import keep_freed_memory
         from toque.workflows.inference.open_model import open_model
 
         adapter_folders = [batch.adapter.folder for batch in batches if batch.adapter is not None]
@@ -480,7 +480,7 @@ def _refuse_too_long(
     places: Sequence[str],
 ) -> None:
     """Raise a ConfigError if a prompt leaves no positions for the longest answer."""
-    from toque.models.families import max_positions
+    from toque.models.config_values import max_positions
 
     codec = opened.codec
     positions = max_positions(opened.model.config)

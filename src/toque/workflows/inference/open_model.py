@@ -18,7 +18,7 @@ from toque.errors import CheckpointError, DataError
 from toque.hardware.devices import device_named
 from toque.hardware.short_waits import shorten_waits_when_busy
 from toque.models.families import DTYPES
-from toque.models.forward.flex_attention import use_attention
+from toque.models.forward.attention import use_attention
 from toque.models.loading.device_map import free_memory, placement_note, placement_of
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import (
@@ -31,7 +31,7 @@ from toque.models.loading.pretrained import (
     load_with_adapters,
 )
 from toque.models.loading.provenance import Provenance, provenance_of
-from toque.models.loading.to_train import family_to_train
+from toque.models.loading.trainable import family_to_train
 from toque.models.lora.adapter_files import is_adapter_folder, load_adapter, merged, use_adapter
 from toque.models.lora.frozen import PLAIN, FrozenFormat, format_of
 from toque.models.lora.layers import ADAPTER

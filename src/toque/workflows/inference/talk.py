@@ -102,7 +102,7 @@ class Talk:
     @property
     def _positions(self) -> int | None:
         """Tokens of the longest conversation with its answer; None without a limit."""
-        from toque.models.families import max_positions
+        from toque.models.config_values import max_positions
 
         config = self.opened.model.config
         return None if config.is_encoder_decoder else max_positions(config)

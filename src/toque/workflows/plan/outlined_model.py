@@ -19,7 +19,7 @@ from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.outline import Where
 from toque.models.loading.from_scratch import KNOWN, known_model, outline_of
 from toque.models.loading.hub import resolve_folder
-from toque.models.loading.to_train import SpecialTokens
+from toque.models.loading.trainable import SpecialTokens
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import Outlined
 from toque.runs.outlined_update import outlining

@@ -22,7 +22,8 @@ from toque.data.loader.packing import RowShape
 from toque.errors import ConfigError, argument
 from toque.hardware.cards import card_named
 from toque.hardware.memory import free_bytes
-from toque.models.families import DTYPES, Family, family_of, max_positions
+from toque.models.config_values import max_positions
+from toque.models.families import DTYPES, Family, family_of
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Memory, Work
