@@ -34,7 +34,7 @@ from toque.evaluation.ngram_metrics import (
     bleu_counts,
     bleu_of,
     distinct,
-    grams,
+    hash_ngrams,
     repetition,
     words,
 )
@@ -186,7 +186,7 @@ class TextScores:
         if self._grams and cut is not None:
             found["repetition"] = repetition(cut)[:, None]
             for n, parts in self._grams.items():
-                parts.append(grams(cut, n)[0])
+                parts.append(hash_ngrams(cut, n)[0])
         if "valid_json" in self.groups:
             found["valid_json"] = np.array([[valid_json(text)] for text in texts])
         if self.classes:
