@@ -122,7 +122,7 @@ class BestOf:
         """Rank the texts for a prompt. Return their numbers and scores, the best first.
 
         Texts without the score come last. If no text has it, all are ranked by likelihood. Without
-        a requested score, recipes with an `oven_fits` of 0 come after the other recipes. Equal
+        a requested score, recipes with an `oven_fits` of 0 come last. Equal
         scores are ranked by likelihood, then by number.
 
         Args:

@@ -47,7 +47,7 @@ class SharedRun:
     """The longest run that a text shares with a training example."""
 
     tokens: int
-    """Tokens of the run, without those that repeat the prompt. 0 if no run is shared."""
+    """Tokens of the run that do not repeat the prompt. 0 if no run is shared."""
     length: int
     """Tokens of the text."""
     example: int | None

@@ -1,6 +1,6 @@
 """BLEU (Papineni et al. 2002), repetition and variety of many texts.
 
-BLEU is computed from sufficient statistics per text. It equals that of sacrebleu 2.6 with
+BLEU is computed from sufficient statistics per text. It equals BLEU of sacrebleu 2.6 with
 `nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`. It ranges from 0 to 100 and describes a set of
 texts. It is not a mean over texts.
 
@@ -134,7 +134,7 @@ def repetition(words: HashedTokens) -> NDArray[np.float64]:
 def distinct(parts: Sequence[U64]) -> float | None:
     """Compute distinct-n (Li et al. 2016) of hashed n-grams: the share of different ones.
 
-    Return None if there are no n-grams.
+    Return None without n-grams.
     """
     n_total = sum(map(len, parts))
     return len(np.unique(np.concatenate(parts))) / n_total if n_total else None
@@ -143,8 +143,8 @@ def distinct(parts: Sequence[U64]) -> float | None:
 def count_shared_ngrams(a: HashedTokens, b: HashedTokens, n: int) -> I64:
     """Count the n-grams that text i of `a` shares with text i of `b`. The result is [pairs].
 
-    An n-gram counts as often as both texts have it: the numerator of BLEU's clipped precision
-    (Papineni et al. 2002). There are at most `MAX_PAIRS` pairs.
+    The count of an n-gram is the smaller of its counts in both texts. Their sum is the numerator of
+    BLEU's clipped precision (Papineni et al. 2002). There are at most `MAX_PAIRS` pairs.
     """
     # A key is pair, hash and side in one integer, so sorting groups equal n-grams of a pair. An
     # n-gram that occurs p times in `a` and q times in `b` is p even keys, followed by q odd keys.
