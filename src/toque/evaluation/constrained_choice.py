@@ -84,10 +84,7 @@ def choose(
             batch = batch.to(model.device)
             with computing(model) if autocast is None else autocast():
                 logprobs = log_probabilities(model, batch).float()
-            if isinstance(batch, DecoderBatch):
-                segments = batch.segments
-            else:
-                segments = batch.target_segments
+            segments = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
             sums = torch.where(segments > 0, logprobs, 0.0).sum(1).reshape(len(chosen), n)
             scores[chosen] = sums.double().cpu().numpy()
             on_progress(part.stop, len(prompts))
