@@ -348,7 +348,7 @@ class Reply(Response):
         choices: list[Json] = []
         for i, prompt in enumerate(self._prompt_texts):
             candidates = slice(i * best.n, (i + 1) * best.n)
-            ranked = best.ranked(
+            ranked = best.rank(
                 prompt,
                 [piece.text for piece in pieces[candidates]],
                 logprobs[candidates],
@@ -416,7 +416,7 @@ def _best_of(request: TextRequest, options: GenerationOptions) -> BestOf:
     with _refuse_request("best_by"):
         best = BestOf(n, best_by)
     with _refuse_request("best_of"):
-        best.check(options, wanted=request.n or 1)
+        best.check(options, n_results=request.n or 1)
         for name, is_set in (("stream", request.stream), ("echo", request.echoes)):
             if is_set and best.n > 1:
                 raise ConfigError(

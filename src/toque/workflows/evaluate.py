@@ -255,7 +255,7 @@ def evaluation_of(
     reporter: Reporter = SILENT,
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
-    from toque.evaluation.memorisation import memorisation_of
+    from toque.evaluation.memorisation import measure_memorisation
     from toque.evaluation.task_scores import score_tasks
     from toque.evaluation.text_scores import ScoresByTask
 
@@ -267,7 +267,7 @@ def evaluation_of(
         scores.add(samples)
         of_texts = scores.result()
     with counting(reporter, "comparing texts with", "training examples") as count:
-        memorisation = memorisation_of(samples, store, count)
+        memorisation = measure_memorisation(samples, store, count)
     examples = _each_example(store, model, alone, reporter)
     at_most = config.evaluation.max_examples
     of_tasks = score_tasks(model, alone, store, config.data, at_most=at_most, reporter=reporter)

@@ -30,7 +30,7 @@ class Diagnosis:
     def record(self) -> dict[str, Any]:
         """The diagnosis as a JSON value."""
         verdict = self.verdict
-        first = verdict.found[0] if verdict.found else None
+        first = verdict.findings[0] if verdict.findings else None
         return {
             "run": str(self.folder),
             "wall_seconds": verdict.facts.wall,
@@ -39,7 +39,7 @@ class Diagnosis:
             "cause": first and first.cause,
             "lever": first and first.lever,
             "expected_gain": first and first.gain,
-            "findings": [asdict(finding) for finding in verdict.found],
+            "findings": [asdict(finding) for finding in verdict.findings],
             "signs": [asdict(sign) for sign in self.signs],
             "ladders": [asdict(ladder) for ladder in self.ladders],
         }
@@ -51,8 +51,8 @@ class Diagnosis:
         rows.append(("all of it", f"{verdict.facts.wall:,.1f} s", "100.0%"))
         lines = [f"{name:<40}{seconds:>14}{share:>9}" for name, seconds, share in rows]
         lines += ["", verdict.sentence]
-        lines += [f"{n}. {advice(f)}" for n, f in enumerate(verdict.found[:3], start=1)]
-        lines += [f"   besides: {f.sentence}." for f in verdict.found[1:3]]
+        lines += [f"{n}. {advice(f)}" for n, f in enumerate(verdict.findings[:3], start=1)]
+        lines += [f"   besides: {f.sentence}." for f in verdict.findings[1:3]]
         words = {None: "-", True: "ok", False: "look"}
         lines += ["", *(f"{words[s.good]:<8}{s.name}: {s.value}" for s in self.signs)]
         for ladder in self.ladders:

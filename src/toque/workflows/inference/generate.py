@@ -131,7 +131,7 @@ def generate(
         precision=precision,
     )
     best = BestOf(best_of, by)
-    best.check(options, wanted=n)
+    best.check(options, n_results=n)
 
     folder = model_to_open(run_or_model)
     batches = []
@@ -315,7 +315,7 @@ def _choose_best(
     for start in range(0, len(texts), best.n):
         candidates = texts[start : start + best.n]
         first = candidates[0]
-        ranked = best.ranked(
+        ranked = best.rank(
             first.prompt,
             [text.text for text in candidates],
             logprobs[start : start + best.n],
