@@ -103,8 +103,7 @@ class Patience(Callback):
 
     def load_state_dict(self, state: State) -> None:
         """Restore the best value and the count, unless the metric or its measurement changed."""
-        measured_by = state.get("measured_by", self.measured_by)  # missing from older checkpoints
-        if (state["metric"], measured_by) != (self.metric, self.measured_by):
+        if (state["metric"], state["measured_by"]) != (self.metric, self.measured_by):
             return
         self.best = None if state["best"] is None else number_in(state, "best")
         self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")

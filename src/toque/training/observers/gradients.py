@@ -126,8 +126,8 @@ def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:
     """
     blocks = [_BLOCK.search(name) for name in names]
     depth_by_stack: dict[str | None, int] = {}
-    for block in filter(None, blocks):
-        stack, number = block.groups()
+    for match in filter(None, blocks):
+        stack, number = match.groups()
         depth_by_stack[stack] = max(depth_by_stack.get(stack, 0), int(number) + 1)
 
     groups: dict[str, list[int]] = {}

@@ -289,6 +289,8 @@ class Summary(Callback):
     peak: Peak | None = None  # peak of all ranks together; None for no utilisation
     uploads: Callable[[], str] | None = None  # describes the uploads so far
     _gpu_percents: list[float] = field(default_factory=list)
+    _window: StepWindow = field(default_factory=StepWindow)
+    _losses: LossSum = field(default_factory=LossSum)
     _norms: Tensor | float = 0.0
     _previous_loss: float | None = None
 

@@ -208,8 +208,9 @@ def _parse_requests(returned: Any) -> Requests | None:
                 f"it returned {word!r}. It must return None, or one or a list of "
                 f"{', '.join(REQUESTS)}"
             )
-    requests = Requests(*(word in words for word in ("stop", "evaluate", "save")))
-    return replace(requests, reason="callback") if requests.stop else requests
+    stop = "stop" in words
+    reason = "callback" if stop else ""
+    return Requests(stop, "evaluate" in words, "save" in words, reason)
 
 
 @dataclass(frozen=True)
