@@ -28,8 +28,8 @@ from toque.config import load_config
 from toque.config.schema import OptimConfig
 from toque.errors import ConfigError
 from toque.training.distributed.collectives import Ranks
-from toque.training.placement import strategy_of
 from toque.training.runtime import Runtime
+from toque.training.strategy import strategy_of
 
 RANK_TIMEOUT = 600
 """Seconds; not torch's own."""

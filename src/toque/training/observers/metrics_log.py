@@ -31,10 +31,11 @@ from toque.models.onednn import has_fast_bf16
 from toque.runs.history import METRICS
 from toque.runs.outlined_update import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
+from toque.training.arithmetic import Arithmetic, rate_of_bf16
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
 from toque.training.distributed.process_group import versions
 from toque.training.distributed.sharing import Sharing
-from toque.training.placement import Arithmetic, attention_in, rate_of_bf16
+from toque.training.optimisations import attention_in
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Duration, Progress
