@@ -185,6 +185,7 @@ class _Tuner:
         device = self.runtime.device
         ranks = self.runtime.ranks
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+
         key: dict[str, Any] = {
             "device": f"{device.type} {name or platform.machine()}",
             "threads": torch.get_num_threads(),

@@ -119,11 +119,6 @@ class StepInfo:
     slowed: bool = False
     """True if an observer such as a profiler slowed the update. Rates leave it out."""
 
-    @property
-    def data_wait_seconds(self) -> float:
-        """Seconds that the update waited for its batch."""
-        return self.parts.get("data_wait", 0.0)
-
 
 @dataclass(frozen=True)
 class RunStart:

@@ -50,8 +50,8 @@ def make_schedule(
     Raises:
         ConfigError: The start of the cooldown is unknown, or the run ends before its warmup.
     """
-    totals = expected or {}
     length = stop_after.in_minutes()
+    totals = {**(expected or {}), length.unit: length.amount}
     warmup = _resolve_percent(optim.warmup.in_minutes(), length)
     warm_share = _warmup_share(optim, warmup, length, totals)
     one_update = _one_update(warmup, totals)
@@ -100,7 +100,7 @@ def cycle_at(elapsed: float, first: float, growth: int) -> tuple[float, float]:
     """
     if growth == 1:
         return elapsed % first, first
-    # n is the largest number of previous cycles whose lengths, a geometric series, fit.
+    # The lengths of the n previous cycles are a geometric series.
     n = int(math.log(elapsed * (growth - 1) / first + 1.0, growth))
     length = first * float(growth) ** n
     began = first * (float(growth) ** n - 1.0) / (growth - 1)
@@ -117,7 +117,7 @@ def cycle_at(elapsed: float, first: float, growth: int) -> tuple[float, float]:
 def _warmup_share(
     optim: OptimConfig, warmup: Duration, length: Duration, totals: Mapping[str, float]
 ) -> float:
-    share = _share_of_run(warmup, length, totals)
+    share = _share_of_run(warmup, totals)
     if share >= 1.0 and warmup.unit != length.unit:  # the configuration checks equal units
         raise ConfigError(
             f'optim.warmup is "{optim.warmup}", but the run lasts "{length}" and would end before '
@@ -144,10 +144,7 @@ def _first_cycle(
     first_cycle = _resolve_percent(cycles.first, length).in_minutes()
     if warmup.unit == first_cycle.unit:
         return first_cycle, warmup.amount
-    warmup_total = totals.get(warmup.unit, 0.0)
-    if warmup_total == 0.0:
-        return first_cycle, 0.0
-    return first_cycle, warmup.amount / warmup_total * totals.get(first_cycle.unit, 0.0)
+    return first_cycle, _share_of_run(warmup, totals) * totals.get(first_cycle.unit, 0.0)
 
 
 def _cooldown_share(
@@ -156,7 +153,7 @@ def _cooldown_share(
     if optim.schedule != "wsd":
         return 1.0
     cooldown = (optim.cooldown or Duration(20, "%")).in_minutes()
-    share = _share_of_run(_resolve_percent(cooldown, length), length, totals)
+    share = _share_of_run(_resolve_percent(cooldown, length), totals)
     if share == 0.0:
         raise ConfigError(
             f'optim.cooldown is "{cooldown}", but the run lasts "{length}", so the start of the '
@@ -176,7 +173,7 @@ def _resolve_percent(part: Duration, length: Duration) -> Duration:
     return Duration(length.amount * part.amount / 100.0, length.unit)
 
 
-def _share_of_run(part: Duration, length: Duration, totals: Mapping[str, float]) -> float:
+def _share_of_run(part: Duration, totals: Mapping[str, float]) -> float:
     """Return `part` as a share of the run, or 0 if it is unknown."""
-    total = length.amount if part.unit == length.unit else totals.get(part.unit, 0.0)
+    total = totals.get(part.unit, 0.0)
     return part.amount / total if total > 0 else 0.0

@@ -43,7 +43,7 @@ def least_of(
         seconds: Function that measures once.
         at_least: Minimum number of measurements.
         budget_seconds: Time for further measurements.
-        most_seconds: Time after which there is no further measurement, even after the first.
+        most_seconds: Total time at which the measurements end, even after the first.
     """
     measured: list[float] = []
     while len(measured) < at_least or (
@@ -175,7 +175,7 @@ class OomFallback:
     """Rows from a step on, by step, if memory ran out at that step."""
     remember: Callable[[dict[int, int]], None] | None = None  # stores `smaller_from`
     callbacks: Callbacks = field(default_factory=Callbacks)
-    resources: Resources | None = None  # for checkpoints, if they need them
+    resources: Resources | None = None  # choices that checkpoints record
 
     @classmethod
     def in_run(cls, run: Path, resources: Resources, callbacks: Callbacks, *, rank: int) -> Self:
@@ -219,7 +219,7 @@ class OomFallback:
         `forward_backward` must clear the gradients of a failed attempt.
 
         Raises:
-            ConfigError: One row does not fit, or the rank cannot repeat an exchange with others.
+            ConfigError: One row does not fit, or the ranks were in the middle of an exchange.
         """
         while True:
             rows = self.rows_at(at.step)

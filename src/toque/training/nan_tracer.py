@@ -59,7 +59,7 @@ def find_nonfinite_origin(
 class _Search:
     """Search for the first value of a micro-batch that is not finite."""
 
-    example_ids: tuple[tuple[int, ...], ...]  # by row
+    example_ids: tuple[tuple[int, ...], ...]  # examples of each row
     origin: NonFiniteOrigin | None = None
 
     @contextmanager

@@ -106,7 +106,7 @@ def previous_resources(
         rank: The rank of this process.
 
     Returns:
-        The choices, or None if there are none or if they depend on other facts.
+        The choices, or None if they are missing or depend on other facts.
 
     Raises:
         CheckpointError: The record of the checkpoint is invalid.

@@ -50,7 +50,7 @@ class Runtime:
     precision: Precision = "float32"
     deterministic: bool = True
     ranks: Ranks = field(default_factory=Ranks)  # processes that share every update
-    warnings: tuple[str, ...] = ()  # for the user, about device and precision
+    warnings: tuple[str, ...] = ()  # warnings for the user about device and precision
     scaler: torch.amp.GradScaler | None = None
     phases: Phases = field(default_factory=Phases)
     """Observers of the phases backward, clip and update."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from toque.errors import CheckpointError
 from toque.training.distributed.sharing import is_divided, own_part
 
+_Kind = TypeVar("_Kind")
 MAX_COUNT: Final = 1 << 53
 """Largest allowed count. Floats represent all whole numbers up to it."""
 
@@ -43,6 +44,11 @@ def number_in(state: Mapping[str, Any], name: str, *, least: float = -math.inf) 
     return float(value)
 
 
+def optional_number_in(state: Mapping[str, Any], name: str) -> float | None:
+    """Return the finite number `name`, or None if it is null. Errors are as in `number_in`."""
+    return None if state[name] is None else number_in(state, name)
+
+
 def flag_in(state: Mapping[str, Any], name: str) -> bool:
     """Return the boolean `name`.
 
@@ -50,10 +56,7 @@ def flag_in(state: Mapping[str, Any], name: str) -> bool:
         KeyError: The value is missing.
         TypeError: The value is not a boolean.
     """
-    value = state[name]
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r:.60}, not true or false")
-    return value
+    return _typed_value(state, name, bool, "true or false")
 
 
 def object_in(state: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -63,9 +66,13 @@ def object_in(state: Mapping[str, Any], name: str) -> dict[str, Any]:
         KeyError: The value is missing.
         TypeError: The value is not an object.
     """
+    return _typed_value(state, name, dict, "an object")
+
+
+def _typed_value(state: Mapping[str, Any], name: str, kind: type[_Kind], description: str) -> _Kind:
     value = state[name]
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} is {value!r:.60}, not an object")
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r:.60}, not {description}")
     return value
 
 

@@ -31,7 +31,7 @@ from toque.training.callbacks import (
     State,
     StepInfo,
 )
-from toque.training.state_values import count_in, number_in
+from toque.training.state_values import count_in, optional_number_in
 from toque.units import Duration, Progress
 
 INTERRUPTED: Final = "interrupted"
@@ -105,7 +105,7 @@ class Patience(Callback):
         """Restore the best value and the count, unless the metric or its measurement changed."""
         if (state["metric"], state["measured_by"]) != (self.metric, self.measured_by):
             return
-        self.best = None if state["best"] is None else number_in(state, "best")
+        self.best = optional_number_in(state, "best")
         self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")
 
 

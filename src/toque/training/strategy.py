@@ -1,4 +1,4 @@
-"""Strategy of a run: the model on one device, copied to all ranks, or divided among them."""
+"""Strategy of a run: one model on one device, a copy per rank, or a part per rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PlacedModel:
 
 
 def place_model(
-    wanted: ModelToTrain, train: TrainConfig, optim: OptimConfig, runtime: Runtime
+    model_to_train: ModelToTrain, train: TrainConfig, optim: OptimConfig, runtime: Runtime
 ) -> PlacedModel:
     """Build the model to train, with the fastest layers for its device. All ranks must call it."""
     if train.activation_offload and runtime.device.type == "cpu":
@@ -51,9 +51,9 @@ def place_model(
     may_divide = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp")
     loading_device = torch.device("cpu") if may_divide else runtime.device
     free_memory = free_in_words(runtime.device)
-    adapter = wanted.adapter
+    adapter = model_to_train.adapter
     try:
-        model, base_sha256 = wanted.placed(runtime.dtype, loading_device)
+        model, base_sha256 = model_to_train.placed(runtime.dtype, loading_device)
         strategy, note = strategy_of(train, adapter, optim, model, runtime)
         is_sharded = strategy == "fsdp"
         if not is_sharded:

@@ -18,7 +18,7 @@ from toque.runs.time_left import TimeLeft
 from toque.training.bottlenecks import GRAD_NORM
 from toque.training.callbacks import LOSS, Callback, RunEnd, RunStart, Saved, State, StepInfo
 from toque.training.observers.metrics_log import LossSum, StepWindow
-from toque.training.state_values import number_in
+from toque.training.state_values import optional_number_in
 from toque.units import Duration, Progress
 
 _REFRESH_SECONDS: Final = 0.25  # seconds between status lines, because each waits for CUDA
@@ -81,7 +81,7 @@ class ConsoleProgress(Callback):
 
     def load_state_dict(self, state: State) -> None:
         """Restore the lowest held-out loss."""
-        self._best = None if state["best"] is None else number_in(state, "best")
+        self._best = optional_number_in(state, "best")
 
     def on_fit_start(self, start: RunStart) -> None:
         """Show the notes and the step that the session continues from."""
@@ -330,6 +330,7 @@ class Summary(Callback):
             peak = torch.cuda.max_memory_allocated(self.device)
             total = torch.cuda.get_device_properties(self.device).total_memory
             memory = f"{peak / 1e9:.2f} GB of the GPU's {total / 1e9:.1f} GB at most; {memory}"
+
         rows = {
             "speed": (
                 f"{n_steps / max(window.seconds, 1e-9):.2f} steps/s, "
@@ -347,6 +348,7 @@ class Summary(Callback):
         if self.ranks > 1:
             rows["scaling"] = self._render_scaling(window.seconds / n_steps)
         rows["signs"] = self._render_signs(info.lr)
+
         updates = "updates" if n_steps > 1 else "update"
         heading = f"summary at step {info.progress.step:,}, over {n_steps:,} {updates}:"
         return [heading, *(f"  {name:14}{text}" for name, text in rows.items())]

@@ -73,7 +73,6 @@ class StepWindow:
     n_tokens: int = 0
     n_computed: int = 0
     seconds: float = 0.0
-    data_wait_seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)  # wall seconds by `phases.Part`
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0
@@ -91,7 +90,6 @@ class StepWindow:
         self.n_tokens += info.n_tokens
         self.n_computed += info.n_computed
         self.seconds += info.seconds
-        self.data_wait_seconds += info.data_wait_seconds
         for part, seconds in info.parts.items():
             self.parts[part] = self.parts.get(part, 0.0) + seconds
         if info.slowed:
@@ -115,6 +113,11 @@ class StepWindow:
             tokens = self.n_tokens
             seconds = self.seconds
         return tokens / seconds if seconds > 0 else 0.0
+
+    @property
+    def data_wait_seconds(self) -> float:
+        """Seconds of waiting for batches."""
+        return self.parts.get("data_wait", 0.0)
 
     @property
     def waiting_share(self) -> float:
@@ -144,6 +147,7 @@ def start_event(
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     counts = parameter_counts(model)
     attention = attention_in(model, runtime)
+
     return {
         "versions": versions(),
         "hardware": {

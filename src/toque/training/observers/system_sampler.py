@@ -288,6 +288,7 @@ class SystemSampler(Callback):
             gpus, problem = find_gpus()  # drivers are slow, so this is not in the loop's thread
             if problem:
                 self._warnings.append(problem)
+
         try:
             host = self.make_host()
             read_at = time.monotonic()

@@ -54,15 +54,17 @@ class TrainerCallbackBridge:
                 f"The callback {watcher_class.__name__} has {', '.join(sorted(unsupported))}, "
                 f"which Toque does not call. The events of a run are {', '.join(sorted(_EVENTS))}."
             )
-        self.stop_after = config.train.stop_after
+
+        length = config.train.stop_after
+        self.stop_after = length
         self.log_every = config.observe.log_every
         self.goal = goal
         self.watcher = watcher
+        self.before = Progress()
         self.control = TrainerControl()
         self.state = TrainerState()
-        self.before = Progress()
-        length = self.stop_after
         self.state.max_steps = int(length.amount) if length.unit == "steps" else 0
+
         self.args = SimpleNamespace(
             output_dir=config.run_dir,
             seed=config.seed,

@@ -283,12 +283,12 @@ class Watchers:
 
 def _build_callback(foreign: ForeignCode, path: str) -> object:
     setting = "observe.callbacks"
-    wanted = f"a class with any of {', '.join(METHODS)}"
-    callback_class = imported(foreign, path, setting=setting, wanted=wanted)
+    requirement = f"a class with any of {', '.join(METHODS)}"
+    callback_class = imported(foreign, path, setting=setting, wanted=requirement)
     if not isinstance(callback_class, type):
         raise ConfigError(
             f"{setting} names {path}, which is a {type(callback_class).__name__}, not a class. "
-            f"Name {wanted}."
+            f"Name {requirement}."
         )
     try:
         callback: object = callback_class()

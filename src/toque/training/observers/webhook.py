@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from toque.training.callbacks import LOSS, Callback, RunEnd, RunStart, State, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
-from toque.training.state_values import number_in
+from toque.training.state_values import optional_number_in
 from toque.units import Progress
 from toque.version import __version__
 
@@ -69,7 +69,7 @@ class Webhook(Callback):
 
     def load_state_dict(self, state: State) -> None:
         """Restore the best loss."""
-        self._best = None if state["best"] is None else number_in(state, "best")
+        self._best = optional_number_in(state, "best")
 
     def _send(self, event: str, at: Progress, message: str, *, loss: float | None = None) -> None:
         text = f"{self.run}: {message} (step {at.step:,})"
