@@ -48,7 +48,7 @@ class Best:
 class Goal:
     """Metric that decides which evaluation is best. `rises` is True if higher values are better.
 
-    >>> Goal("bleu", rises=True).better(31.0, 30.5), Goal().better(2.0, 2.1, by=0.5)
+    >>> Goal("bleu", rises=True).is_better(31.0, 30.5), Goal().is_better(2.0, 2.1, by=0.5)
     (True, False)
     """
 
@@ -62,7 +62,7 @@ class Goal:
             return math.inf
         return -value if self.rises else value
 
-    def better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
+    def is_better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
         """Check whether `value` is finite and better than `than` by more than `by`."""
         if not math.isfinite(value) or than is None:
             return math.isfinite(value)
@@ -73,7 +73,7 @@ class Goal:
         value = metrics.get(self.metric, math.nan)
         loss = metrics.get("loss", math.nan)
         score = so_far.score if so_far is not None and so_far.metric == self.metric else None
-        if not math.isfinite(loss) or not self.better(value, score):
+        if not math.isfinite(loss) or not self.is_better(value, score):
             return so_far
         return Best(step, loss, self.metric, None if self.metric == "loss" else value)
 
@@ -260,7 +260,7 @@ class Callbacks:
         return iter(self._callbacks)
 
     @property
-    def slow(self) -> bool:
+    def are_slow(self) -> bool:
         """True if a callback slows the current update."""
         return any(callback.slows for callback in self._callbacks)
 

@@ -74,7 +74,7 @@ class PartClock:
     >>> clock = PartClock(now=lambda: next(times))
     >>> clock.lap("data_wait"), clock.lap("optimizer"), clock.lap("data_wait")
     (None, None, None)
-    >>> clock.taken()
+    >>> clock.take_parts()
     {'data_wait': 1.5, 'optimizer': 2.0}
     """
 
@@ -116,7 +116,7 @@ class PartClock:
             self._add("compiling", compiling)
         self._at = now
 
-    def taken(self) -> dict[str, float]:
+    def take_parts(self) -> dict[str, float]:
         """Return the seconds by part since the last call, and continue."""
         parts = self._parts
         self._parts = {}

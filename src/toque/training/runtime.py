@@ -89,7 +89,7 @@ class Runtime:
                 )
         local_rank = ranks.local_rank if ranks.is_distributed else None
         torch_device = device_named(device, local_rank=local_rank)
-        chosen, warnings = precision_on(precision, torch_device, fp16_is_safe=fp16_is_safe)
+        chosen, warnings = choose_precision(precision, torch_device, fp16_is_safe=fp16_is_safe)
         if other_use := held_by_others(torch_device):
             warnings.append(
                 f"on {torch_device} {other_use}. The micro-batch must fit into the rest"
@@ -248,7 +248,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def precision_on(
+def choose_precision(
     requested: PrecisionChoice, device: torch.device, *, fp16_is_safe: bool
 ) -> tuple[Precision, list[str]]:
     """Return the precision on a device and warnings about it. Errors are as in `detect`."""

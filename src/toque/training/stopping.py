@@ -86,7 +86,7 @@ class Patience(Callback):
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
         """Compare the metric with the best value so far."""
         value = metrics[self.metric]
-        if self.goal.better(value, self.best, by=self.min_delta):
+        if self.goal.is_better(value, self.best, by=self.min_delta):
             self.best = value
             self.evaluations_without_improvement = 0
         else:

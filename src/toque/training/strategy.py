@@ -54,7 +54,7 @@ def place_model(
     adapter = model_to_train.adapter
     try:
         model, base_sha256 = model_to_train.placed(runtime.dtype, loading_device)
-        strategy, note = strategy_of(train, adapter, optim, model, runtime)
+        strategy, note = choose_strategy(train, adapter, optim, model, runtime)
         is_sharded = strategy == "fsdp"
         if not is_sharded:
             model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
@@ -85,7 +85,7 @@ def place_model(
     return PlacedModel(model, sharing, base_sha256, numerics, (note,) if note else ())
 
 
-def strategy_of(
+def choose_strategy(
     train: TrainConfig,
     adapter: AdapterConfig | None,
     optim: OptimConfig,

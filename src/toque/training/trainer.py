@@ -151,7 +151,7 @@ class Trainer:
             while not self.finished:
                 started = time.perf_counter()
                 self.callbacks.tell(Callback.on_before_step, self.progress)
-                self.clock.lap("observers", slowed=self.callbacks.slow)
+                self.clock.lap("observers", slowed=self.callbacks.are_slow)
                 planned, batch = prefetch.next()
                 self.clock.lap("data_wait")
 
@@ -218,13 +218,13 @@ class Trainer:
             grad_norm=grad_norm,
             lr=lr,
             seconds=seconds,
-            parts=self.clock.taken(),
+            parts=self.clock.take_parts(),
             n_targets=n_targets,
             n_tokens=planned.n_tokens,
             n_examples=planned.n_examples,
             n_computed=int(n_computed),
             stage=planned.stage,
-            slowed=self.callbacks.slow,
+            slowed=self.callbacks.are_slow,
         )
 
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
@@ -422,7 +422,7 @@ class Trainer:
             seconds=time.perf_counter() - self._session_began,
             best=self.best,
             skipped_updates=self.guard.n_skipped,
-            parts=self.clock.taken(),
+            parts=self.clock.take_parts(),
             saves=self._saves.counts,
             error=str(error) if error is not None else None,
         )

@@ -121,7 +121,7 @@ class TrainerCallbackBridge:
         requests = self._log(metrics, state)
         requests += self.pass_on("on_evaluate", state, metrics=metrics | {"epoch": state.epoch})
         value = state.metrics.get(self.goal.metric)
-        if value is not None and self.goal.better(value, self.state.best_metric):
+        if value is not None and self.goal.is_better(value, self.state.best_metric):
             self.state.best_metric = value
             self.state.best_global_step = state.step
         return requests

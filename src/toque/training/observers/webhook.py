@@ -48,7 +48,7 @@ class Webhook(Callback):
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Announce the lowest held-out loss so far."""
         loss = metrics.get("loss")
-        if loss is not None and LOSS.better(loss, self._best):
+        if loss is not None and LOSS.is_better(loss, self._best):
             self._best = loss
             self._send("best", at, f"lowest held-out loss so far, {loss:.4f}", loss=loss)
 
