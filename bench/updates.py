@@ -127,7 +127,7 @@ class Rates:
 def products_of_run(config: Any) -> Mapping[tuple[int, int], float]:
     """Return the products per token of a prepared run, given its configuration file."""
     from toque.config import load_config
-    from toque.training.placement import arithmetic_of
+    from toque.training.arithmetic import arithmetic_of
     from toque.workflows.build import build_language_model, build_stream
     from toque.workflows.prepared_store import open_store
 

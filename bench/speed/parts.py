@@ -53,9 +53,10 @@ from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.keyed_dropout import Dropout, use_keyed_dropout
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
 from toque.runs.outlined_update import peak_of
+from toque.training.arithmetic import arithmetic_of
 from toque.training.checkpoint.saver import Slot, lower_priority
 from toque.training.optim.factory import build_optimizer
-from toque.training.placement import arithmetic_of, prefetching
+from toque.training.optimisations import prefetching
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.workflows.build import build_language_model, build_stream

@@ -47,7 +47,7 @@ def test_bf16_that_is_emulated_is_said(monkeypatch, fast):
     ("options", "message"),
     [
         ({"precision": "fp16"}, "fp16 needs CUDA"),
-        ({"precision": "fp16", "fp16_is_safe": False}, "T5, whose activations overflow"),
+        ({"precision": "fp16", "fp16_is_safe": False}, "activations of T5 overflow"),
         ({"device": "cuda:77"}, "torch sees [0-9]+ CUDA devices"),
     ],
 )

@@ -104,8 +104,10 @@ class Trainer:
         self._sharing = self.sharing or Sharing(self.model)
         self._draws_checked = False
         self._stateful: dict[str, resume.Stateful] = {
-            "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
-        }  # fmt: skip
+            "callbacks": self.callbacks,
+            "runtime": self.runtime,
+            "outliers": self.guard,
+        }
         self._saves = Saves(
             self.checkpoints, self.callbacks, self._ranks, self.layout, self.background_saves
         )
@@ -149,7 +151,7 @@ class Trainer:
             while not self.finished:
                 started = time.perf_counter()
                 self.callbacks.tell(Callback.on_before_step, self.progress)
-                self.clock.lap("observers", slowed=self.callbacks.slow)
+                self.clock.lap("observers", slowed=self.callbacks.are_slow)
                 planned, batch = prefetch.next()
                 self.clock.lap("data_wait")
 
@@ -210,11 +212,20 @@ class Trainer:
         sums = [rank_seconds, self.count_seconds(rank_seconds), planned.n_computed]
         seconds, counted_seconds, n_computed = self._ranks.all_reduce_sum(sums)
         return StepInfo(
-            before=self.progress, progress=planned.after(self.progress, counted_seconds),
-            loss=loss, grad_norm=grad_norm, lr=lr, seconds=seconds, parts=self.clock.taken(),
-            n_targets=n_targets, n_tokens=planned.n_tokens, n_examples=planned.n_examples,
-            n_computed=int(n_computed), stage=planned.stage, slowed=self.callbacks.slow,
-        )  # fmt: skip
+            before=self.progress,
+            progress=planned.after(self.progress, counted_seconds),
+            loss=loss,
+            grad_norm=grad_norm,
+            lr=lr,
+            seconds=seconds,
+            parts=self.clock.take_parts(),
+            n_targets=n_targets,
+            n_tokens=planned.n_tokens,
+            n_examples=planned.n_examples,
+            n_computed=int(n_computed),
+            stage=planned.stage,
+            slowed=self.callbacks.are_slow,
+        )
 
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
         """Accumulate the gradients of an update, and return its summed loss in nats, [].
@@ -407,7 +418,11 @@ class Trainer:
             reason = "non_finite" if is_non_finite else type(error).__name__
         return RunEnd(
             reason=reason,
-            progress=self.progress, seconds=time.perf_counter() - self._session_began,
-            best=self.best, skipped_updates=self.guard.n_skipped, parts=self.clock.taken(),
-            saves=self._saves.counts, error=str(error) if error is not None else None,
-        )  # fmt: skip
+            progress=self.progress,
+            seconds=time.perf_counter() - self._session_began,
+            best=self.best,
+            skipped_updates=self.guard.n_skipped,
+            parts=self.clock.take_parts(),
+            saves=self._saves.counts,
+            error=str(error) if error is not None else None,
+        )

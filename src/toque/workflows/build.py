@@ -26,6 +26,8 @@ from toque.models.loading.trainable import ModelToTrain, SpecialTokens, family_t
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
 from toque.runs.outlined_update import peak_of
+from toque.training.arithmetic import arithmetic_of
+from toque.training.autotune import Fitted, fit_to_machine
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import chosen_layout
@@ -34,7 +36,6 @@ from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launcher import is_launched
 from toque.training.distributed.sharing import Sharing
-from toque.training.fitting import Fitted, fit_to_machine
 from toque.training.lr_schedules import make_schedule
 from toque.training.micro_batch import OomFallback
 from toque.training.observers.gradients import Gradients
@@ -45,18 +46,11 @@ from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.watchers import StoreWatch, Watchers
 from toque.training.optim.factory import optimizer_of
 from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.optimisations import attention_in, prefetching, training_loss, turned_off
 from toque.training.phases import PartClock
-from toque.training.placement import (
-    PlacedModel,
-    arithmetic_of,
-    attention_in,
-    place_model,
-    prefetching,
-    training_loss,
-    turned_off,
-)
 from toque.training.runtime import Runtime
 from toque.training.stopping import CommandClock, Interrupt, Patience
+from toque.training.strategy import PlacedModel, place_model
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.workflows.asking import own_prompts, provenance_of_run
@@ -116,8 +110,8 @@ def build_run(
         train=train,
         optim=optim,
         in_step=sharing.is_sharded,
-        found=found,
-        most_seconds=probing_seconds(config, clock),
+        checkpoint=found,
+        max_seconds=probing_seconds(config, clock),
         reporter=reporter,
     )
 

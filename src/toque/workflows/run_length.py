@@ -26,10 +26,10 @@ from toque.evaluation.text_samples import Sampler
 from toque.models.flops import parameter_counts
 from toque.reporter import Reporter, clock_text, millions
 from toque.runs.time_left import TimeLeft
+from toque.training.autotune import Fitted
 from toque.training.bottlenecks import few_updates
-from toque.training.fitting import Fitted
 from toque.training.micro_batch import least_of
-from toque.training.placement import attention_in
+from toque.training.optimisations import attention_in
 from toque.training.runtime import Runtime
 from toque.training.stopping import CommandClock, TimeLimit
 from toque.units import Cursor, Duration

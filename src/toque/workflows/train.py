@@ -313,12 +313,12 @@ def _tracked(watchers: Watchers, reporter: Reporter) -> Iterator[None]:
         failed = False
     finally:
         page, run = None, current_path(watchers.run)
-        if watchers.opened:
+        if watchers.open_feeds:
             try:
                 page = report(run).file
             except ToqueError as error:
                 reporter.notice(f"note: trackers get no report page: {error}")
-        for feed in watchers.opened:
+        for feed in watchers.open_feeds:
             feed.finish(failed=failed, scores=run / "evaluation.json", page=page)
 
 

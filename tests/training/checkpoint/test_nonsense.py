@@ -163,8 +163,8 @@ def fill(name: str, value: float) -> Callable[[dict[str, Any]], None]:
     ("stem", "change", "said"),
     [
         ("model", fill("embed.weight", 0.0), "embed.weight is all zero"),
-        ("model", fill("mix.weight_hh_l0", math.nan), "weight_hh_l0 holds numbers that are not"),
-        ("model", fill("norm.bias", math.inf), "norm.bias holds numbers that are not finite"),
+        ("model", fill("mix.weight_hh_l0", math.nan), "weight_hh_l0 has numbers that are not"),
+        ("model", fill("norm.bias", math.inf), "norm.bias has numbers that are not finite"),
         ("model", lambda t: t.update({"norm.bias": t["norm.bias"].double()}), "float64"),
         ("optimizer", fill("embed.weight/step", -5.0), "counts -5 updates"),
         ("optimizer", fill("embed.weight/step", 7.0), "counts 7 updates, in a run of 6"),

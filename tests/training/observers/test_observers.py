@@ -335,7 +335,7 @@ def test_rates_are_of_the_stretch_alone():
     assert first["speed"] == "2.00 steps/s, 200 tokens/s"
     assert first["utilisation"].startswith("20.0% of the peak, 1e+09 FLOP/s (as stated); ")
     assert first["utilisation"].endswith("waiting for data 20.0%")
-    assert first["batch"].startswith("4.0 examples and 100 tokens an update (effective), 3 rows")
+    assert first["batch"].startswith("4.0 examples and 100 tokens per update (effective), 3 rows")
     assert first["batch"].endswith("20.0% padding")
     assert first["compile"] == "not compiled"
     assert "GB resident" in first["memory"]
@@ -353,7 +353,7 @@ def test_bad_signs_and_impossible_numbers_are_said():
         [update(1), update(2), update(3, loss=3.0, norm=9.0), update(4, norm=9.0)],
         flops_per_token=1e8, peak=Peak(1e9, "as stated"), ranks=2, alone_seconds=0.4,
     )  # fmt: skip
-    assert first["utilisation"] == "not known, as updates are faster than the peak"
+    assert first["utilisation"] == "unknown, because updates are faster than the peak"
     assert first["scaling"].startswith("2 ranks, efficiency about 80%: a rank")
     assert "NOT falling; gradient norm 9.00 on average, above 5" in second["signs"]
     assert summaries([update(1), update(2)])[0]["utilisation"] == "not measured"

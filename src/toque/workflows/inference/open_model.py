@@ -39,7 +39,7 @@ from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.runtime import precision_on
+from toque.training.runtime import PrecisionChoice, choose_precision
 from toque.workflows.asking import codec_in, provenance_in, provenance_of_run
 from toque.workflows.build import model_to_train
 from toque.workflows.run_folder import load_weights, refuse_another_base, refuse_another_store
@@ -258,6 +258,8 @@ def _format_of(config: RunConfig | None, device: torch.device) -> FrozenFormat |
     """The format that a run's settings give the base of its adapter; None without both."""
     if config is None or config.adapter is None:
         return None
-    asked = "auto" if device.type == "cpu" else config.train.precision
-    name, _ = precision_on(asked, device, fp16_is_safe=family_to_train(config.model).fp16_is_safe)
+    asked: PrecisionChoice = "auto" if device.type == "cpu" else config.train.precision
+    name, _ = choose_precision(
+        asked, device, fp16_is_safe=family_to_train(config.model).fp16_is_safe
+    )
     return FrozenFormat(DTYPES[name], config.adapter.quantize_base)

@@ -28,9 +28,10 @@ from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Memory, Work
 from toque.runs.outlined_update import Peak, outlining, peak_of
+from toque.training.arithmetic import arithmetic_of
 from toque.training.optim.factory import optimizer_of, state_bytes
-from toque.training.placement import arithmetic_of, obstacle_to_dividing
 from toque.training.runtime import Runtime
+from toque.training.strategy import obstacle_to_dividing
 from toque.units import Cursor
 from toque.workflows.build import build_stream
 from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of

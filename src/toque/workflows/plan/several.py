@@ -19,7 +19,7 @@ from toque.reporter import size_text
 from toque.runs.estimate import Estimator, Memory, Time, Work
 from toque.training.distributed.exchange import Exchange, GatheredGroup, exchange_of, groups_of
 from toque.training.optim.factory import held_bytes
-from toque.training.placement import obstacle_to_dividing
+from toque.training.strategy import obstacle_to_dividing
 from toque.workflows.plan.outlined_model import remake
 
 _OF_A_MACHINE: Final = 8  # GPUs; of networks between machines no rate is known here
@@ -78,7 +78,7 @@ def memory_of_rank(
     if strategy != "fsdp":
         return model, estimator.memory(model), strategy
     asked, dtype = config.train.micro_batch_rows, DTYPES[estimator.machine.precision]
-    # No rank can measure alone, so auto is the usual, as in `training.fitting`.
+    # No rank can measure alone, so auto is the usual, as in `training.autotune`.
     changes = {
         "micro_batch_rows": usual_rows(estimator.work.row.tokens) if asked == "auto" else asked,
         "gradient_checkpointing": config.train.gradient_checkpointing is True,
