@@ -64,7 +64,7 @@ REFUSED = {
     "generate run --by form --prompt x": "Write several with --best-of 8",
     "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
-    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be combined",
+    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be",
     "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
     "generate run --schema prompts.json --prompt x": "is a JSON list, not an object. Name a",
     "generate run --schema run.yaml --prompt x": "The schema run.yaml is not JSON",

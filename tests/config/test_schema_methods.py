@@ -10,9 +10,12 @@ from toque.errors import ConfigError
     ("override", "says"),
     [
         (["adapter={kind: lora}"], "`model.start_from` is scratch"),
-        (["optim.cycles={growth: 3}"], "only cosine_restarts reads it"),
-        (['optim.cooldown="10 %"'], "only wsd reads it"),
-        (["optim.averaging={last: 3}"], "It went; instead, let optim.schedule fall to zero"),
+        (["optim.cycles={growth: 3}"], "only cosine_restarts uses it"),
+        (['optim.cooldown="10 %"'], "only wsd uses it"),
+        (
+            ["optim.averaging={last: 3}"],
+            "It was removed. Instead, use an optim.schedule that falls",
+        ),
         (["optim.gradient_noise={eta: -1}"], "optim.gradient_noise.eta"),
     ],
 )
