@@ -52,7 +52,8 @@ def test_a_constant_rate_goes_on_to_the_bits_of_a_run_that_was_longer_from_the_s
     heard = Notices()
     longer = toque.train(configuration("longer", optim=optim, train=to(8)), reporter=heard)
     same(whole, longer)
-    assert "this run was planned for 4 steps and is at step 4: it continues to 8 steps." in heard.notices
+    notice = "this run was planned for 4 steps and is at step 4: it continues to 8 steps."
+    assert notice in heard.notices
     assert load_config(longer.folder / "config.yaml").config.train.stop_after.amount == 8
 
 
@@ -148,7 +149,8 @@ def test_a_length_of_the_whole_command_ends_where_its_limit_says(old, new, reach
         return toque.configure(optim={"schedule": "linear"}, train={"stop_after": length})
 
     at = Progress(10, seconds=24.0)
-    assert (explain_new_length(config(old), config(new), at, total_seconds=reached) is not None) == may
+    notice = explain_new_length(config(old), config(new), at, total_seconds=reached)
+    assert (notice is not None) == may
 
 
 def test_stages_of_a_curriculum_keep_their_length():
