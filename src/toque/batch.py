@@ -1,30 +1,31 @@
 """Batches: rows of packed examples as tensors.
 
-Letters: R rows, L row length of a decoder-only model, S source and T target row length.
-Segment 0 is padding; the examples of a row are numbered from 1. Tokens attend only within their
-segment. `labels[r, t]` is the token to be predicted *at* position t (already shifted), or IGNORE.
+Shapes: R rows; L tokens per row of a decoder-only model; S source and T target tokens per row of an
+encoder-decoder model. Segment 0 is padding, and the examples of a row are the segments 1, 2, and so
+on. Tokens attend only to their segment. `labels[r, t]` is the token to predict at position t
+(already shifted), or IGNORE.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
 from typing import Self
 
 import torch
 from torch import Tensor
 
-IGNORE = -100  # label of a position without loss
+IGNORE = -100
+"""Label of a position without loss."""
 
 
 @dataclass(frozen=True)
 class _Rows:
     labels: Tensor
     example_ids: tuple[tuple[int, ...], ...]
-    """Store indices of the examples in each row, in row order; for replay and error messages."""
+    """Store indices of the examples per row, in order, for replay and error messages."""
     labelled: tuple[int, ...] | None = field(default=None, kw_only=True)
-    """Tokens with loss in each row, where the host knows them: on a GPU it would wait to count."""
+    """Tokens with loss per row, counted before a copy to a GPU, where counting would wait."""
 
     @property
     def n_rows(self) -> int:
@@ -37,62 +38,57 @@ class _Rows:
         return int((self.labels != IGNORE).sum()) if self.labelled is None else sum(self.labelled)
 
     def split(self, micro_batch_rows: int) -> list[Self]:
-        """Consecutive micro-batches of at most `micro_batch_rows` rows, as views."""
-        whole, rest = divmod(self.n_rows, micro_batch_rows)
-        sizes = [micro_batch_rows] * whole + [rest] * (rest > 0)
-        ids, counts = iter(self.example_ids), iter(self.labelled or ())
-        tensors = self._tensors()
-        known = self.labelled is not None
-        parts = zip(*(torch.split(tensor, sizes) for tensor in tensors.values()), strict=True)
-        return [
-            self._with(
-                dict(zip(tensors, part, strict=True)),
-                example_ids=tuple(islice(ids, n)),
-                labelled=tuple(islice(counts, n)) if known else None,
+        """Split into consecutive micro-batches of at most `micro_batch_rows` rows, as views."""
+        micro_batches = []
+        for start in range(0, self.n_rows, micro_batch_rows):
+            rows = slice(start, start + micro_batch_rows)
+            tensors = {name: tensor[rows] for name, tensor in self._tensors().items()}
+            labelled = None if self.labelled is None else self.labelled[rows]
+            micro_batches.append(
+                self._replace(tensors, example_ids=self.example_ids[rows], labelled=labelled)
             )
-            for n, part in zip(sizes, parts, strict=True)
-        ]
+        return micro_batches
 
     def unlabelled(self) -> Self:
-        """One row of a token without a label, for a rank that must compute along: no loss."""
-        made = {}
+        """Create a row with one token and without loss, for a rank without examples."""
+        tensors = {}
         for name, tensor in self._tensors().items():
-            made[name] = tensor.new_full((1, *tensor.shape[1:]), IGNORE * (name == "labels"))
+            value = IGNORE if name == "labels" else 0
+            tensors[name] = tensor.new_full((1, *tensor.shape[1:]), value)
             if name.endswith("segments"):
-                made[name][0, 0] = 1
-        return self._with(made, example_ids=((),), labelled=(0,))
+                tensors[name][0, 0] = 1
+        return self._replace(tensors, example_ids=((),), labelled=(0,))
 
     def to(self, device: torch.device | str) -> Self:
-        """The same batch on `device`; copies from pinned memory do not block."""
-        leaves = torch.device(device).type != self.labels.device.type == "cpu"
-        counted = self.counted() if leaves else self
-        return counted._each(  # noqa: SLF001  # its own kind
+        """Copy to a device. Copies from pinned memory do not block."""
+        leaves_cpu = torch.device(device).type != self.labels.device.type == "cpu"
+        batch = self.counted() if leaves_cpu else self
+        return batch._map(  # noqa: SLF001  # an instance of the same class
             lambda tensor: tensor.to(device, non_blocking=True)
         )
 
     def pin(self) -> Self:
-        """The same batch in page-locked memory."""
-        return self._each(Tensor.pin_memory)
+        """Copy to page-locked memory."""
+        return self._map(Tensor.pin_memory)
 
     def counted(self) -> Self:
-        """The same batch with `labelled`."""
+        """Return the batch with `labelled`."""
         if self.labelled is not None:
             return self
         return replace(self, labelled=tuple((self.labels != IGNORE).sum(1).tolist()))
 
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """List all tensors of the batch."""
         return list(self._tensors().values())
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return self._with({name: change(tensor) for name, tensor in self._tensors().items()})
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return self._replace({name: function(tensor) for name, tensor in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-    def _with(self, tensors: Mapping[str, Tensor], **others: object) -> Self:
-        """This batch with the tensors that `_tensors` names exchanged."""
+    def _replace(self, tensors: Mapping[str, Tensor], **others: object) -> Self:
         return replace(self, **tensors, **others)  # type: ignore[arg-type]
 
 
@@ -100,8 +96,8 @@ class _Rows:
 class DecoderBatch(_Rows):
     """Rows for a decoder-only model: prompt and target joined, loss on the target.
 
-    An example's last token is only ever predicted, so it is not among the inputs. One row with the
-    examples ([7, 8], [9, 2]) and ([5], [6, 2]), prompt and target of each, L = 8:
+    The last token of an example is a label, but not an input. Example: one row, L = 8, with the
+    prompts and targets ([7, 8], [9, 2]) and ([5], [6, 2]):
 
         tokens     7 8 9 | 5 6 | 0 0 0
         labels     . 9 2 | 6 2 | . . .
@@ -113,11 +109,11 @@ class DecoderBatch(_Rows):
     segments: Tensor  # [R, L] int32
     positions: Tensor  # [R, L] int64, from 0 in every example
     keys: Tensor | None = field(default=None, kw_only=True)
-    """[R, L] int64 of the tokens, by example and place in it; dropout's masks depend on them."""
+    """[R, L] int64: a key per token, from its example and position. It determines dropout."""
 
     def token_keys(self) -> Tensor:
-        """Keys [R, L], of a batch without them by the place in it."""
-        return _keys_by_place(self.tokens) if self.keys is None else self.keys
+        """Return the keys [R, L], or the positions in the batch without keys."""
+        return _positions_in(self.tokens) if self.keys is None else self.keys
 
     @property
     def n_tokens(self) -> int:
@@ -126,43 +122,45 @@ class DecoderBatch(_Rows):
 
     @property
     def n_computed(self) -> int:
-        """Tokens the model computes, padding included."""
+        """Tokens that the model computes, including padding."""
         return self.segments.numel()
 
 
 @dataclass(frozen=True)
 class EncoderDecoderBatch(_Rows):
-    """Rows for an encoder-decoder model, packed in two dimensions.
+    """Rows for an encoder-decoder model. Sources and targets are packed.
 
-    Segment k of the source belongs to segment k of the target. `target_tokens` are the decoder's
-    inputs: each example's labels shifted right by one, beginning with the start token.
+    Segment k of a source belongs to segment k of the target. `target_tokens` are the decoder's
+    inputs: the labels of each example after the start token.
     """
 
     source_tokens: Tensor  # [R, S] int64
     source_segments: Tensor  # [R, S] int32
     target_tokens: Tensor  # [R, T] int64
     target_segments: Tensor  # [R, T] int32
-    source_keys: Tensor | None = field(default=None, kw_only=True)  # [R, S] int64, as `keys` above
-    target_keys: Tensor | None = field(default=None, kw_only=True)  # [R, T]
+    source_keys: Tensor | None = field(default=None, kw_only=True)
+    """[R, S] int64, as the keys of `DecoderBatch`."""
+    target_keys: Tensor | None = field(default=None, kw_only=True)
+    """[R, T] int64."""
 
     def token_keys(self) -> tuple[Tensor, Tensor]:
-        """Keys [R, S] and [R, T] of both sides, of a batch without them by the place in it."""
+        """Return the keys [R, S] and [R, T], or the positions in the batch without keys."""
         if self.source_keys is None or self.target_keys is None:
-            return _keys_by_place(self.source_tokens), ~_keys_by_place(self.target_tokens)
+            return _positions_in(self.source_tokens), ~_positions_in(self.target_tokens)
         return self.source_keys, self.target_keys
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of both sides that are not padding."""
+        """Tokens of sources and targets that are not padding."""
         return int((self.source_segments > 0).sum()) + int((self.target_segments > 0).sum())
 
     @property
     def n_computed(self) -> int:
-        """Tokens of both sides the model computes, padding included."""
+        """Tokens of sources and targets that the model computes, including padding."""
         return self.source_segments.numel() + self.target_segments.numel()
 
 
-def _keys_by_place(tokens: Tensor) -> Tensor:
+def _positions_in(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
 
 

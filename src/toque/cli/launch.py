@@ -17,8 +17,6 @@ COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar("command line without the
 RESTARTS: Final = 3
 """Default number of restarts after a lost process, as in torchrun's examples. A restart costs only
 time, because a resumed run is identical to the bit."""
-SHARED_VERBS = ("train",)
-"""Commands that divide their work between ranks. Every rank would repeat another command."""
 
 
 def is_rank() -> bool:
@@ -86,7 +84,7 @@ def refuse_repeating(words: Sequence[str]) -> None:
             "examples/cluster/slurm.sh: srun --ntasks-per-node=1 torchrun ... -m toque train "
             "CONFIG."
         )
-    if is_rank() and verb and verb not in SHARED_VERBS:
+    if is_rank() and verb and verb != "train":
         raise ConfigError(
             f"`toque {verb}` was started in {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), but "
             "only `toque train` shares its work between processes. Start it without torchrun or "

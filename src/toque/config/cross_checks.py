@@ -49,7 +49,8 @@ def _shown(config: RunConfig, name: str) -> str:
 
 # Each conflict begins with the names of its two settings. find_conflicts adds their values.
 def _model_conflicts(config: RunConfig) -> Iterator[str]:
-    model, adapter, train = config.model, config.adapter, config.train
+    model, train = config.model, config.train
+    adapter = config.adapter
     from_scratch = model.start_from == "scratch"
     quantized = adapter is not None and adapter.quantize_base is not None
     if from_scratch and model.family == "auto":

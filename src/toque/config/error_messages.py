@@ -66,7 +66,7 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Options of other trainers -> equivalent settings."""
 GONE = {"optim.averaging": "use an optim.schedule that falls to zero, or average two checkpoints"}
-"""Removed settings -> alternatives. Older runs recorded them as null."""
+"""Removed settings -> alternatives."""
 _SCALARS = {types.NoneType: "null", int: "a whole number", float: "a number", str: "text"}
 _MISSING = object()
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}

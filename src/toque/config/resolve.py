@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from toque.config.cross_checks import find_conflicts
 from toque.config.error_messages import (
-    GONE,
     Origin,
     explain,
     explain_combination,
@@ -60,7 +59,7 @@ class _Settings:
     """Values of a file and their origins. Overlays and overrides change both."""
 
     def __init__(self, document: Document) -> None:
-        self.values: Any = _without_removed(document.value)
+        self.values: Any = dict(document.value)
         self._name = document.name
         self._origins = {path: f"{document.name}:{n}" for path, n in document.lines.items()}
         overlays = self.values.pop(_HARDWARE, None) or {}
@@ -224,7 +223,7 @@ def names_card(name_or_path: str | Path, card: str) -> bool:
 def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
     """Validate nested values like the values of a file. `name` is for messages."""
     # Before `_Settings`, because only a file may have settings for particular GPUs.
-    _refuse_unknown(_without_removed(values), lambda _: f"{name}:1")
+    _refuse_unknown(values, lambda _: f"{name}:1")
     return _resolve(_Settings(Document(name, values)))
 
 
@@ -355,17 +354,6 @@ def _parse(text: str, name: str) -> Document:
 def _refuse_unknown(values: Any, origin: Origin) -> None:
     for path in unknown_names(values):
         raise ConfigError(explain_unknown(path, origin))
-
-
-def _without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop removed settings that are null, as in the records of older runs."""
-    remaining = dict(values)
-    for path in GONE:
-        section_name, _, name = path.partition(".")
-        section = remaining.get(section_name)
-        if isinstance(section, Mapping) and name in section and section[name] is None:
-            remaining[section_name] = {k: value for k, value in section.items() if k != name}
-    return remaining
 
 
 def _replace_at(target: Any, path: Sequence[str | int], value: Any) -> Any:
