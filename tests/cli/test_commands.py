@@ -43,7 +43,7 @@ COMMANDS = {
     "cookbook c.jsonl --n 3": ("3 synthetic recipes in c.jsonl", ""),
 }
 REFUSED = {
-    "train run.yaml --from run": "but --from begins a new run",
+    "train run.yaml --from run": "--from begins a new run",
     "evaluate merged": "Name a configuration after it: toque evaluate MODEL my.yaml",
     "generate run --n 0 --prompt x": "--n is 0; it must be at least 1",
     "generate run": 'Give --prompt "lentil soup" or --file prompts.txt',

@@ -158,7 +158,7 @@ def _data_conflicts(config: RunConfig) -> Iterator[str]:
     if run.is_relative_to(store) or any(store.is_relative_to(run / name) for name in _RUN_FOLDERS):
         yield (
             "data.store, run_dir: one folder is inside the other, and their files would mix. "
-            "Choose separate folders, e.g. stores/mine and runs/mine."
+            "Choose separate folders, e.g. stores/my and runs/my."
         )
     if data.validation and not data.sources:
         yield (

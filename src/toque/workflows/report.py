@@ -146,7 +146,7 @@ def _named(runs: Sequence[Model]) -> dict[str, RunRecord]:
         if record.place.look(METRICS) is None:
             raise ConfigError(
                 f"{record.place.address} is no run that has begun: it has no {METRICS}. Name a run "
-                "such as runs/mine."
+                "such as runs/my."
             )
     short = [_short_name(record) for record in records]
     names = short if len(set(short)) == len(short) else [record.address for record in records]
@@ -169,7 +169,7 @@ def _record(run: Model) -> RunRecord:
         return RunRecord(BucketPlace(open_bucket(address, _COMPARED)), at=at)
     folder = existing_folder(run)
     if not folder.is_dir():
-        raise ConfigError(f"There is no folder {folder}. Name a run, such as runs/mine.")
+        raise ConfigError(f"There is no folder {folder}. Name a run, such as runs/my.")
     of_run = run_of(folder) or folder
     refuse_links(of_run, CheckpointError)
     at = "" if of_run == folder else folder.absolute().relative_to(of_run).as_posix()
