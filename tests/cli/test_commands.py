@@ -37,7 +37,7 @@ COMMANDS = {
     "verify run": ("checkpoint of step 3", ""),
     "check run.yaml --examples 2": ("One loss and one gradient", ""),
     "show run": ("run_dir: ", ""),
-    "show-batch run.yaml --most 1": ("more; --most shows more of them.", ""),
+    "show-batch run.yaml --most 1": ("more examples. To see more, raise --most.", ""),
     "presets": ("demo ", ""),
     "cookbook --out b.jsonl --n 3": ("3 synthetic recipes in b.jsonl", ""),
     "cookbook c.jsonl --n 3": ("3 synthetic recipes in c.jsonl", ""),
@@ -64,7 +64,7 @@ REFUSED = {
     "generate run --by form --prompt x": "Write several with --best-of 8",
     "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
-    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be combined",
+    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be",
     "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
     "generate run --schema prompts.json --prompt x": "is a JSON list, not an object. Name a",
     "generate run --schema run.yaml --prompt x": "The schema run.yaml is not JSON",
@@ -198,7 +198,7 @@ def test_a_file_that_the_system_refuses_is_a_paragraph(capsys, monkeypatch):
     monkeypatch.setattr("toque.cli.app.app", refused)
     assert main(["presets"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("toque: /root/of/another: Permission denied. The system refuses")
+    assert said.startswith("toque: /root/of/another: Permission denied. Check that the path exists")
     assert said.count("\n") == 1
     with pytest.raises(PermissionError):
         main(["presets", "--traceback"])

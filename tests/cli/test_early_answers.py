@@ -77,6 +77,6 @@ def test_ctrl_c_before_the_first_update_says_what_continues(tmp_path: Path, verb
         _, said = command.communicate(timeout=60)
     assert command.returncode == 130
     assert said.startswith("toque: Stopped by Ctrl-C.")
-    continues = "Continue with the same command: toque train my.yaml seed=3" in said
+    continues = "run the same command again: toque train my.yaml seed=3" in said
     assert continues is (verb == "train")
     assert "Traceback" not in said

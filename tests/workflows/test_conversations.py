@@ -26,7 +26,7 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES, dated, prompt_ids
 from toque.errors import ConfigError, DataError
 from toque.serving.protocol import ChatRequest, CompletionRequest, parse_request
-from toque.serving.server import RequestError
+from toque.serving.request_errors import RequestError
 from toque.sources.conversations import NOT_LEARNT, UNWRITTEN
 from toque.units import Cursor
 from toque.workflows.asking import template_asked_by

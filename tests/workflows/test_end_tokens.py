@@ -20,7 +20,8 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
 from toque.models.generation.options import GenerationOptions
 from toque.serving.application import build_app
-from toque.serving.server import Limits, Server
+from toque.serving.gate import Limits
+from toque.serving.server import Server
 from toque.workflows.asking import template_asked_by
 from toque.workflows.inference.open_model import open_model
 from toque.workflows.inference.open_served import open_models

@@ -7,7 +7,7 @@ import torch
 
 import toque
 from plain_transformers import model_folder
-from toque.cli.console import TextsAsWritten
+from toque.cli.console import StreamPrinter
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
 from toque.workflows.inference.generate import InOrder
@@ -46,12 +46,12 @@ def test_what_is_printed_bit_by_bit_is_what_is_printed_at_once(
     for text in texts:
         print(text)
     expected = capsys.readouterr().out
-    show = TextsAsWritten()
+    printer = StreamPrinter()
     for number, text in enumerate(texts):
         for end in range(0, len(text.text) + 1, 3):
-            show(number, Written(text.prompt, text.text[:end], 0, text.adapter))
-        show(number, text)
-    show.end()
+            printer(number, Written(text.prompt, text.text[:end], 0, text.adapter))
+        printer(number, text)
+    printer.end()
     assert capsys.readouterr().out == expected
 
 
@@ -61,9 +61,9 @@ def test_a_terminal_gets_no_control_characters_of_a_model_and_a_pipe_all(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     text = "a\tb\n\x1b[2J\x07\r\x7f\x9bé\u00a0\u200f"
-    show = TextsAsWritten()
-    show(0, Written("p\x1b", text[:7], 1))
-    show(0, Written("p\x1b", text, 2))
+    printer = StreamPrinter()
+    printer(0, Written("p\x1b", text[:7], 1))
+    printer(0, Written("p\x1b", text, 2))
     shown = "a\tb\n\ufffd[2J\ufffd\ufffd\ufffd\ufffdé\u00a0\u200f" if terminal else text
     heading = "p\ufffd" if terminal else "p\x1b"
     assert capsys.readouterr().out == f"{heading}\n\n{shown}"

@@ -73,7 +73,7 @@ def test_a_total_that_has_come_to_its_end_goes_on_when_it_is_raised(settings):
     assert (first.reason, 0 < first.step <= 10) == ("finished", True)
     longer = go("60")
     assert (longer.reason, 20 < longer.step <= 40) == ("finished", True)
-    (said,) = [text for text in notices.notices if "it goes on to 60 seconds total" in text]
+    (said,) = [text for text in notices.notices if "it continues to 60 seconds total" in text]
     assert "what it is at this point of a run of 60 seconds total, which is higher" in said
     assert go("60").step == longer.step
 

@@ -20,7 +20,7 @@ from typing import Final, TextIO
 from torch import nn
 
 from toque.config import Resolved, RunConfig, resolve_values, resolved_yaml
-from toque.config.cross_checks import lengthened
+from toque.config.cross_checks import explain_new_length
 from toque.config.dump import ChangedSetting, differences
 from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import TokenStore
@@ -209,7 +209,7 @@ def _refuse_another_run(
         raise CheckpointError(
             f"The progress in {checkpoint.path} cannot be read by this version of Toque: {error}."
         ) from error
-    longer = lengthened(old, config, progress, total_seconds=_total_seconds(checkpoint))
+    longer = explain_new_length(old, config, progress, total_seconds=_total_seconds(checkpoint))
 
     # The path of the data may change, because the fingerprint above verifies the content.
     unsafe = [

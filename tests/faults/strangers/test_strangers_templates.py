@@ -19,7 +19,8 @@ from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, DataError
 from toque.serving.application import build_app
-from toque.serving.server import Limits, Server
+from toque.serving.gate import Limits
+from toque.serving.server import Server
 from toque.workflows.inference.open_served import open_models
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

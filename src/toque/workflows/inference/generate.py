@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toque.cooking.answer_schemas import answer_schema
 from toque.cooking.prompts import CLASSES, Task
-from toque.cooking.recipe_form import recipe_form
+from toque.cooking.recipe_form import answer_schema, recipe_form
 from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument

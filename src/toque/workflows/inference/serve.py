@@ -61,7 +61,8 @@ def serve(
         CheckpointError: a model that is damaged, or an adapter of another base.
     """
     with needing("serve", "`toque serve`"):
-        from toque.serving.server import Limits, Server, hosts_of, listening, url_of
+        from toque.serving.gate import Limits
+        from toque.serving.server import Server, hosts_of, listening, url_of
     named = named_models([models] if isinstance(models, TrainedRun | str | Path) else models)
     hosts = hosts_of(host, port=port, token=token, risk="use the models")
     GenerationOptions(precision=precision)  # refuses another than the three
@@ -142,8 +143,9 @@ def watch(
         CheckpointError: the bucket cannot be read.
     """
     with needing("serve", "`toque watch`"):
-        from toque.serving.server import Limits, Server, hosts_of, listening, url_of
-        from toque.watching import Watcher, watching_app
+        from toque.serving.gate import Limits
+        from toque.serving.server import Server, hosts_of, listening, url_of
+        from toque.serving.watch_app import Watcher, watching_app
     hosts = hosts_of(host, port=port, token=token, risk="read the texts and metrics of the runs")
     finder, every = _finder(run_or_folder, reporter)
     with listening(host, port) as sock:
