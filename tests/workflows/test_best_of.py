@@ -139,7 +139,7 @@ def test_a_score_that_no_text_has_is_said(model: Path, capsys) -> None:
     asked += ["--max-new-tokens", "8", "--json"]
     assert main([*asked, "--by", "hallucinated_ingredients"]) == 0
     out, said = capsys.readouterr()
-    assert "No text for 1 of 1 prompts has hallucinated_ingredients" in said
+    assert "hallucinated_ingredients could not score the texts for 1 of 1 prompts" in said
     found = json.loads(out)["best_of"]
     assert found["by"] == "likelihood"
     assert found["mean"] < found["score"] < 0

@@ -63,8 +63,8 @@ def test_a_mean_of_means_is_caught(family, configs, monkeypatch):
     found = checked(configs[family])
     assert not found.passed
     seen = verdicts(found)
-    assert seen["one example a row, all rows at once"] == "same"
-    assert seen["one example a row, one at a time"] == "DIFFERENT"
+    assert seen["one example per row, all rows together"] == "same"
+    assert seen["one example per row, one at a time"] == "DIFFERENT"
 
 
 def joined(batch):
@@ -90,6 +90,6 @@ def test_a_leak_and_a_wrong_shift_are_caught(family, fault, configs, monkeypatch
     with pytest.raises(CheckFailed, match="Do not trust"):
         found.raise_if_failed()
     assert "DIFFERENT" in str(found)
-    alone = verdicts(found)["one example a row, all rows at once"]
+    alone = verdicts(found)["one example per row, all rows together"]
     # Without company there is nobody to leak to; a wrong shift is wrong everywhere.
     assert alone == ("same" if fault is joined else "DIFFERENT")

@@ -95,9 +95,9 @@ def test_commands_take_them(run, capsys):
     folder = run / "best" / "step-00000002"
     assert main(["generate", str(folder), "--prompt", "soup", "--max-new-tokens", "4"]) == 0
     assert text_of(folder) == text_of(run / "checkpoints" / folder.name)
-    record = opening.provenance_in(folder)
-    assert record == opening.provenance_in(run)
-    opened = talk.opened(folder, system=None, device="cpu")
+    record = opening.read_record(folder)
+    assert record == opening.read_record(run)
+    opened = talk.open_talk(folder, system=None, device="cpu")
     assert opened.name == str(folder)
     capsys.readouterr()
     assert main(["verify", str(folder)]) == 0
@@ -185,9 +185,7 @@ def test_one_that_the_run_removes_meanwhile(plain_run, monkeypatch):
         real(model, checkpoint)
 
     monkeypatch.setattr(opening, "load_weights", removing)
-    with pytest.raises(
-        CheckpointError, match=r"has removed .*02, while it was read.*step-00000004"
-    ):
+    with pytest.raises(CheckpointError, match=r"removed .*02 while Toque read it.*step-00000004"):
         toque.generate(folder, "soup")
 
 

@@ -53,8 +53,8 @@ def chat(
         precision: of the products that write; auto is bf16 where the processor has it.
     """
     from toque.models.generation.options import GenerationOptions
-    from toque.workflows.asking import model_to_open
-    from toque.workflows.inference.talk import opened
+    from toque.workflows.inference.talk import open_talk
+    from toque.workflows.model_record import check_model
 
     options = GenerationOptions(
         max_new_tokens=max_new_tokens,
@@ -66,8 +66,8 @@ def chat(
     prints = ConsoleReporter()
     names = [run_or_model, *([other] if other else [])]
     for name in names:  # before the first is read
-        model_to_open(name)
-    talks = [opened(name, system=system, device=device, reporter=prints) for name in names]
+        check_model(name)
+    talks = [open_talk(name, system=system, device=device, reporter=prints) for name in names]
     if sys.stdin.isatty():
         print("/help lists what can be typed besides questions.")
     code = 0

@@ -57,11 +57,11 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
     from toque.reports.store_page import store_page
-    from toque.workflows.prepare import in_a_line, prepared, refuse_untrainable
+    from toque.workflows.prepare import describe_result, prepare_store, refuse_untrainable
 
-    result = prepared(settings, replace=replace, reporter=ConsoleReporter())
+    result = prepare_store(settings, replace=replace, reporter=ConsoleReporter())
     print_page(store_page(result.store.path, result.report))
-    made = in_a_line(result, settings.data.engine)
+    made = describe_result(result, settings.data.engine)
     print(f"{made} `toque report {in_shell(result.store.path)}` makes a page of this.", flush=True)
     if not result.reused:
         refuse_untrainable(settings, result.store)  # after the report, which says why

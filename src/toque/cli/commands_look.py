@@ -74,7 +74,7 @@ def plan(
         changed = hardware if names_card(config, hardware) else None
     settings = load(config, overrides, hardware=changed).config
     with loading():
-        from toque.workflows.plan.planning import plan as workflow
+        from toque.workflows.plan.plan import plan as workflow
 
     share = None if utilisation is None else utilisation / 100.0
     found = workflow(

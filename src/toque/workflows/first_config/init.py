@@ -66,7 +66,7 @@ from toque.workflows.first_config.sizing import (
     training_seconds,
     tuned_lr,
 )
-from toque.workflows.prepared_store import sources_of
+from toque.workflows.prepared_store import open_sources
 
 RECIPES, DOCUMENTS = "recipes", "documents"
 PAIRS, TOKENS = "prompts with answers", "texts of token ids"
@@ -394,7 +394,7 @@ def _open_local_sources(config: RunConfig, say: Callable[[str], None]) -> list[S
     if not local:
         return []
     try:
-        return sources_of(config.model_copy(update={"data": data}), say=say)
+        return open_sources(config.model_copy(update={"data": data}), say=say)
     except RefusedFileError as error:
         advice = str(error)
         for columns in error.columns:
@@ -467,8 +467,8 @@ def _read_start(source: Source) -> FoundSource:
             f"{reasons_in_words(dropped, {})}. {advice}"
         )
 
-    whole = next(blocks, None) is None
-    scale = 1.0 if whole else max(1.0, sum(sizes) / bytes_read)
+    is_complete = next(blocks, None) is None
+    scale = 1.0 if is_complete else max(1.0, sum(sizes) / bytes_read)
     records = float(f"{n_usable * scale:.2g}") if scale > 1 else n_usable  # two digits of a guess
     share_different = len(keys) / n_usable
     report = SourceReport(source.path, "", 0, n_read, n_usable, dict(unused))
@@ -495,7 +495,7 @@ def _read_start(source: Source) -> FoundSource:
         records=round(records),
         tokens=round(tokens * scale * share_different),
         different=round(records * share_different),
-        whole=whole,
+        whole=is_complete,
         remarks=tuple(remarks),
         sample=_sample_texts(texts),
     )
