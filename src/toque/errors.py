@@ -33,8 +33,8 @@ def argument(name: str) -> str:
 def in_shell(word: object) -> str:
     r"""Quote a word for a command that users paste into a shell, on one line.
 
-    >>> in_shell("runs/mine"), in_shell("my run"), in_shell("a\nb")
-    ('runs/mine', "'my run'", "$'a\\nb'")
+    >>> in_shell("runs/my"), in_shell("my run"), in_shell("a\nb")
+    ('runs/my', "'my run'", "$'a\\nb'")
     """
     text = str(word)
     # The double quote makes repr use single quotes, as $'...' needs.

@@ -13,8 +13,8 @@ def expanded(path: str) -> str:
     A name that belongs to no user, such as `~tilde`, stays a name, and so does `./~`. Both become
     absolute paths, so that expanding the result again changes nothing.
 
-    >>> expanded("runs/mine")
-    'runs/mine'
+    >>> expanded("runs/my")
+    'runs/my'
     >>> expanded("./~").endswith("/~")
     True
     """

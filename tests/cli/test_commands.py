@@ -43,7 +43,7 @@ COMMANDS = {
     "cookbook c.jsonl --n 3": ("3 synthetic recipes in c.jsonl", ""),
 }
 REFUSED = {
-    "train run.yaml --from run": "--from begins a new one",
+    "train run.yaml --from run": "--from begins a new run",
     "evaluate merged": "Name a configuration after it: toque evaluate MODEL my.yaml",
     "generate run --n 0 --prompt x": "--n is 0; it must be at least 1",
     "generate run": 'Give --prompt "lentil soup" or --file prompts.txt',
@@ -64,12 +64,12 @@ REFUSED = {
     "generate run --by form --prompt x": "Write several with --best-of 8",
     "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
-    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema each hold",
+    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be combined",
     "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
     "generate run --schema prompts.json --prompt x": "is a JSON list, not an object. Name a",
     "generate run --schema run.yaml --prompt x": "The schema run.yaml is not JSON",
     "generate run --schema not.json --prompt x": "The JSON schema is not supported",
-    "export run --to run": "Name another folder with --to",
+    "export run --to run": "Choose another folder with --to",
     "export run --to x --format onnx": "--format is 'onnx'",
     "report run --out run": "Name another file with --out",
     "check run.yaml --examples 1": "--examples must be at least 2",

@@ -35,14 +35,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def untouched_kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the pages have it: recipes, my.yaml, stores/mine, runs/mine; to be copied."""
+    """A folder as the pages have it: recipes, my.yaml, stores/my, runs/my; to be copied."""
     folder = tmp_path_factory.mktemp("kitchen")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_cookbook(folder / "my-recipes.jsonl.gz", n=60, seed=3)
-        sources = {"sources": [{"path": "my-recipes.jsonl.gz"}], "store": "stores/mine"}
+        sources = {"sources": [{"path": "my-recipes.jsonl.gz"}], "store": "stores/my"}
         data = {**sources, "tasks": ["write", "nutrition", "difficulty", "next_step", "title"]}
-        mine = tiny_config(run_dir="runs/mine", data=data, evaluation={"generate": 1})
+        mine = tiny_config(run_dir="runs/my", data=data, evaluation={"generate": 1})
         (folder / "my.yaml").write_text(to_yaml(mine))
         for name, page in (
             ("mymodule", "evaluate-and-compare.md"),

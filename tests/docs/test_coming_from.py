@@ -95,7 +95,7 @@ def test_what_a_row_names_is_there(place: str, right: str, kitchen: Path) -> Non
             continue
         if re.fullmatch(r'"[\d.]+ (steps|epochs|%)"', code):
             continue
-        inside = kitchen / "runs/mine" / plain.replace("step-00001000", "step-00000003")
+        inside = kitchen / "runs/my" / plain.replace("step-00001000", "step-00000003")
         assert inside.exists(), f"{place}: `{code}` is nothing that there is"
 
 

@@ -31,17 +31,17 @@ NO_COMMANDS: Final = {
 }
 NAMES: Final = {
     "CONFIG": "my.yaml", "$CONFIG": "my.yaml", "PATH": "my.yaml",
-    "RUN": "runs/mine", "runs/my": "runs/mine", "NAME": "demo",
-    "BASE": "runs/mine/model", "MODEL": "runs/mine/model",
-    "path/to/checkpoint": "runs/mine/model", "checkpoint": "runs/mine/model",
+    "RUN": "runs/my", "NAME": "demo",
+    "BASE": "runs/my/model", "MODEL": "runs/my/model",
+    "path/to/checkpoint": "runs/my/model", "checkpoint": "runs/my/model",
     "ADAPTER": "runs/a/model", "DIR": "folder",
-    "model.start_from=DIR": "model.start_from=runs/mine/model",
+    "model.start_from=DIR": "model.start_from=runs/my/model",
     "RECIPES": "my-recipes.jsonl.gz", "YOUR-RECIPES": "my-recipes.jsonl.gz",
     "recipes.jsonl": "recipes.jsonl", "dump.csv": "recipes.jsonl", "$data": "my-recipes.jsonl.gz",
     "CARD": "rtx-4090", "N": "2", "seed=S": "seed=3", "$first:29400": "node-1:29400",
     "step-00000200": "step-00000003", "200": "3",
-    "runs/mine/best/step-00000200": "runs/mine/best/step-00000003",
-    "RUN/best/step-00000200": "runs/mine/best/step-00000003",
+    "runs/my/best/step-00000200": "runs/my/best/step-00000003",
+    "RUN/best/step-00000200": "runs/my/best/step-00000003",
 }  # fmt: skip
 """What a reader puts in."""
 VALUES: Final = {
@@ -99,10 +99,10 @@ def _filled(word: str, page: Path) -> str:
     if word in NAMES or (page, word) in OF_PAGES:
         return NAMES.get(word, word)
     if re.fullmatch(r"[\w/-]+\.yaml", word):
-        return word if word == "runs/mine/config.yaml" else "my.yaml"
+        return word if word == "runs/my/config.yaml" else "my.yaml"
     # Each run and store of the pages is the kitchen's but these, which are there.
-    place = re.fullmatch(r"(run|store|work)s?/(?!mine|my|other|reviews|[ab](?:/|$))\w+(/.+)?", word)
-    return f"{place[1].replace('work', 'run')}s/mine{place[2] or ''}" if place else word
+    place = re.fullmatch(r"(run|store|work)s?/(?!my|other|reviews|[ab](?:/|$))\w+(/.+)?", word)
+    return f"{place[1].replace('work', 'run')}s/my{place[2] or ''}" if place else word
 
 
 def why_not_run(words: list[str]) -> str:
@@ -149,7 +149,7 @@ def pantry(kitchen: Path) -> Path:
     """The kitchen with what else the pages name: other runs, two adapters, a file of prompts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(kitchen)
-        adapter = ["model.family=auto", "model.shape={}", "model.start_from=runs/mine/model"]
+        adapter = ["model.family=auto", "model.shape={}", "model.start_from=runs/my/model"]
         adapter += ["model.tokenizer=auto", "adapter={kind: lora}", "train.stop_after=2 steps"]
         assert main(["train", "my.yaml", "run_dir=runs/a", *adapter]) == 0
         assert main(["cookbook", "recipes.jsonl", "--n", "4"]) == 0
@@ -164,9 +164,9 @@ def pantry(kitchen: Path) -> Path:
         few = ["train.stop_after=2 steps", "evaluation.generate=2", "evaluation.texts=2"]
         assert main(["train", "reviews.yaml", *few]) == 0
         shutil.copytree("runs/a", "runs/b")
-        for copied in ("runs/mine", "stores/mine"):
+        for copied in ("runs/my", "stores/my"):
             shutil.copytree(copied, f"{Path(copied).parent}/my own")
-        shutil.copytree("runs/mine", "runs/other")
+        shutil.copytree("runs/my", "runs/other")
         shutil.copy("my.yaml", "my own.yaml")
     return kitchen
 

@@ -83,7 +83,7 @@ def test_fault_89_a_printed_command_opens_the_file_that_was_meant(name, capsys):
     """A file that is really named so, too, from which `init` ended in a traceback."""
     assert main(["cookbook", f"{name}.jsonl", "--n", "60"]) == 0
     assert main(["init", f"{name}.jsonl", "--to", f"{name}.yaml"]) == 0
-    printed = capsys.readouterr().out.partition("then: ")[2].splitlines()[0]
+    printed = capsys.readouterr().out.partition("then run: ")[2].splitlines()[0]
     [_, verb, config] = pasted(printed)
     assert verb == "train"
     [source] = load_config(config).config.data.sources

@@ -66,7 +66,7 @@ def test_choices_of_ones_own(run: Path) -> None:
     [
         ({"task": "nutrition", "prompts": "toast"}, "did not learn task=nutrition"),
         ({"task": "difficulty"}, "Nothing to answer"),
-        ({"task": "difficulty", "choices": ["a"], "prompts": "x"}, "Use one of them"),
+        ({"task": "difficulty", "choices": ["a"], "prompts": "x"}, "cannot be combined"),
         (
             {"choices": ["a", "a"], "prompts": "x"},
             r"two or more different answers.* choices=\['Healthy', 'Indul",

@@ -143,7 +143,7 @@ def _of_data(config: RunConfig) -> Iterator[str]:
     if run.is_relative_to(store) or any(store.is_relative_to(run / name) for name in _OF_A_RUN):
         yield (
             "data.store, run_dir: they would write among each other's files. Give each a "
-            "folder of its own, e.g. stores/mine and runs/mine."
+            "folder of its own, e.g. stores/my and runs/my."
         )
     if data.validation and not data.sources:
         yield (

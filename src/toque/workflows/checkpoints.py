@@ -117,7 +117,7 @@ def _list_steps(place: Place, names: Sequence[str]) -> Checkpoints:
     if not folders and not any(place.look(name) for name in (METRICS, CONFIG)):
         raise CheckpointError(
             f"{place.address} is not a run: it has no checkpoint, no {METRICS} and no {CONFIG}. "
-            "Name a run such as runs/mine."
+            "Name a run such as runs/my."
         )
     manifests: dict[str, Manifest] = {}
     damaged: list[str] = []

@@ -152,7 +152,7 @@ def _find_runs(runs: Sequence[Model]) -> dict[str, RunRecord]:
         if record.place.look(METRICS) is None:
             raise ConfigError(
                 f"{record.place.address} is not a run that has begun, because it has no {METRICS}. "
-                "Name a run such as runs/mine."
+                "Name a run such as runs/my."
             )
     names = [_short_name(record) for record in records]
     if len(set(names)) < len(names):
@@ -176,7 +176,7 @@ def _find_run(run: Model) -> RunRecord:
         return RunRecord(BucketPlace(open_bucket(address, _COMPARED)), at=at)
     folder = existing_folder(run)
     if not folder.is_dir():
-        raise ConfigError(f"The folder {folder} does not exist. Name a run such as runs/mine.")
+        raise ConfigError(f"The folder {folder} does not exist. Name a run such as runs/my.")
     run_folder = run_of(folder) or folder
     refuse_links(run_folder, CheckpointError)
     at = "" if run_folder == folder else folder.absolute().relative_to(run_folder).as_posix()

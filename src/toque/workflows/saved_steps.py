@@ -22,8 +22,8 @@ def is_step(name: str) -> bool:
 def run_of(folder: Path) -> Path | None:
     """Return the run of a checkpoint's folder, or None for any other folder.
 
-    >>> run_of(Path("/runs/mine/best/step-00000200"))
-    PosixPath('/runs/mine')
+    >>> run_of(Path("/runs/my/best/step-00000200"))
+    PosixPath('/runs/my')
     """
     kind, *above = folder.absolute().parents
     if not is_step(folder.absolute().name) or kind.name not in KINDS or not above:

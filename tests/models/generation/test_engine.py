@@ -202,7 +202,9 @@ def test_a_gpt2_answer_ends_where_its_positions_do(tiny):
     near, full = [5] * 60, [6] * 64
     answers = generate(model, [near, full, [7]], max_new_tokens=10, **IDS)
     assert [len(answer) for answer in answers] == [5, 1, 10]
-    with pytest.raises(ConfigError, match=r"Prompt 2 has 65 tokens.*end at 64"):
+    with pytest.raises(
+        ConfigError, match=r"Prompt 2 has 65 tokens, but this model has 64 positions"
+    ):
         generate(model, [near, [5] * 65], max_new_tokens=2, **IDS)
     with pytest.raises(ConfigError, match=r"Prompt 3 has no tokens"):
         generate(model, [near, near, []], max_new_tokens=2, **IDS)
@@ -220,7 +222,7 @@ def test_modes_are_restored_and_dropout_is_off(tiny):
         generate(model, [[]], max_new_tokens=8, **IDS)
     rows = model.config.vocab_size
     with pytest.raises(
-        ConfigError, match=f"token {rows}, and the model has those up to {rows - 1}"
+        ConfigError, match=f"token {rows}, but the model's last token is {rows - 1}"
     ):
         generate(model, [[5], [5, rows]], max_new_tokens=8, **IDS)
 
@@ -280,10 +282,10 @@ def test_where_memory_runs_out_fewer_rows_write_the_same(kind, settings, tiny):
     assert generate(model, given, max_new_tokens=40, batch_rows=8, **how, **IDS) == expected
     assert told == [[*answer, None] for answer in expected]
     assert len(said) == 2  # 8 -> 4 -> 2
-    assert "ran out while 8 texts were written" in said[0]
+    assert "Memory ran out with 8 texts at a time" in said[0]
     assert "2 GiB" in said[1]
     most = 0
-    with pytest.raises(ConfigError, match=r"One text at a time does not fit.*2 GiB"):
+    with pytest.raises(ConfigError, match=r"One text at a time does not fit into memory.*2 GiB"):
         generate(model, given, max_new_tokens=8, **IDS)
     handle.remove()
 

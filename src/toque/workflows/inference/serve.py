@@ -182,7 +182,7 @@ def _finder(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
     for name, kind in signs.items():
         if (folder / name).is_file():
             raise ConfigError(
-                f"{folder} is {kind} ({name}), not a run. Name a run such as runs/mine, or the "
+                f"{folder} is {kind} ({name}), not a run. Name a run such as runs/my, or the "
                 "folder that holds your runs."
             )
     return RunFinder(folder), _EVERY_SECONDS
