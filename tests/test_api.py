@@ -355,7 +355,7 @@ def test_rows_and_models_in_the_wrong_place_are_answered_in_a_paragraph() -> Non
     rows = [{"prompt": "a" * 500, "target": "b"}] * 20
     for given in (rows, iter(rows), 7):
         with pytest.raises(
-            ConfigError, match=r"not a \w+\. Rows .* train\(config, data=rows\)"
+            ConfigError, match=r"not a \w+\. Pass rows .* train\(config, data=rows\)"
         ) as e:
             toque.train(given)
         assert len(str(e.value)) < 300

@@ -44,7 +44,7 @@ COMMANDS = {
 }
 REFUSED = {
     "train run.yaml --from run": "--from begins a new run",
-    "evaluate merged": "Name a configuration after it: toque evaluate MODEL my.yaml",
+    "evaluate merged": "Add one: toque evaluate MODEL my.yaml",
     "generate run --n 0 --prompt x": "--n is 0; it must be at least 1",
     "generate run": 'Give --prompt "lentil soup" or --file prompts.txt',
     "generate run --file none.txt": "--file none.txt cannot be read",
@@ -64,7 +64,7 @@ REFUSED = {
     "generate run --by form --prompt x": "Write several with --best-of 8",
     "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
-    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be combined",
+    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be",
     "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
     "generate run --schema prompts.json --prompt x": "is a JSON list, not an object. Name a",
     "generate run --schema run.yaml --prompt x": "The schema run.yaml is not JSON",
@@ -73,12 +73,12 @@ REFUSED = {
     "export run --to x --format onnx": "--format is 'onnx'",
     "report run --out run": "Name another file with --out",
     "check run.yaml --examples 1": "--examples must be at least 2",
-    "drill run --steps 3": "--steps is 3 and --kills 10",
-    "ablate run.yaml --seeds 1": "--seeds is 1",
+    "drill run --steps 3": "--steps must be at least 8 and --kills at least 0",
+    "ablate run.yaml --seeds 1": "--seeds must be at least 2",
     "ablate run.yaml --steps 0": "--steps is 0",
-    "show-batch run.yaml --step 0": "--step is 0",
+    "show-batch run.yaml --step 0": "--step must be at least 1",
     "prepare run.yaml data.max_target_tokens=99": "prepare with --replace to make it anew",
-    "train run.yaml data.max_target_tokens=99": "another data.store (or --replace)",
+    "train run.yaml data.max_target_tokens=99": "another data.store or with --replace",
 }
 CODES = {
     "train run.yaml --from run": 4,

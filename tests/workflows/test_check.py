@@ -87,7 +87,7 @@ def test_a_leak_and_a_wrong_shift_are_caught(family, fault, configs, monkeypatch
             layout, name, lambda *given, right=right, **named: fault(right(*given, **named))
         )
     found = checked(configs[family])
-    with pytest.raises(CheckFailed, match="Do not trust"):
+    with pytest.raises(CheckFailed, match="Do not train this way"):
         found.raise_if_failed()
     assert "DIFFERENT" in str(found)
     alone = verdicts(found)["one example per row, all rows together"]

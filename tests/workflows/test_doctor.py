@@ -72,7 +72,7 @@ def test_time_that_a_profiler_took_is_a_share_of_its_own(run: Path, tmp_path: Pa
     ("words", "said"),
     [
         (["nowhere/at/all"], "nowhere"),
-        (["EMPTY"], "holds no metrics.jsonl"),
+        (["EMPTY"], "has no metrics.jsonl"),
         (["BEGUN"], "has no update yet"),
     ],
 )

@@ -127,7 +127,7 @@ def test_all_that_is_damaged_of_a_run_is_named_and_an_absent_store_is_said(own_k
 
 def test_a_store_without_its_report_says_how_to_get_it(store, tmp_path):
     (tmp_path / "manifest.json").write_bytes((store / "manifest.json").read_bytes())
-    with pytest.raises(DataError, match="what is prepared is kept"):
+    with pytest.raises(DataError, match="It keeps the store"):
         report(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_what_is_neither_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"is not a run \(metrics.jsonl\) or a store"):
         report(tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 1\n")
-    with pytest.raises(ConfigError, match="appears when training begins"):
+    with pytest.raises(ConfigError, match="Training writes this file"):
         report(tmp_path)
     folder = run_folder(tmp_path / "run", end=True)
     with pytest.raises(ConfigError, match="Name another file with out"):

@@ -19,7 +19,7 @@ from toque.cli.launch import is_secret, start_ranks, starts_ranks
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.training.distributed.accelerate import refuse_lone_process
 from toque.user_paths import named_path
-from toque.workflows.results import existing_folder, hint_of
+from toque.workflows.results import advise_on_texts, existing_folder
 from toque.workflows.saved_steps import config_of
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def generate(
         for each in texts:
             whole = dumps(each.record(), ensure_ascii=False) if json else str(each)
             print(for_reader(whole), flush=True)
-    if said := hint_of(texts):
+    if said := advise_on_texts(texts):
         prints.notice(said)
 
 

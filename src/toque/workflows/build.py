@@ -62,7 +62,7 @@ from toque.training.update_guard import SkipStep, UpdateGuard
 from toque.workflows.banner import Banner, build_banner
 from toque.workflows.model_record import build_record
 from toque.workflows.prompts import encode_sample_prompts
-from toque.workflows.run_folder import has_ended
+from toque.workflows.run_folder import is_at_end
 from toque.workflows.run_length import Length, find_length, predict_time, probing_seconds
 
 
@@ -134,7 +134,7 @@ def build_run(
     evaluator = _evaluator(config, store, placed, stream.layout, runtime, interrupt, reporter)
     prompts = held_out_prompts(store, config.evaluation.generate, config.data)
     scored = build_sampler(config, store, prompts, reporter) if prompts else evaluator.sampler
-    over = checkpoint is not None and has_ended(config, checkpoint)
+    over = checkpoint is not None and is_at_end(config, checkpoint)
     length = find_length(config, store, evaluator, scored, clock, reporter, over=over)
     evaluator.limit = length.limit
 

@@ -248,12 +248,12 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         prompts = held_out_prompts(store, config.evaluation.generate, config.data)
         with counting(reporter, "writing", "texts") as count:
             samples = build_sampler(config, store, prompts, reporter)(model, count)
-        return evaluation_of(
+        return evaluate_samples(
             config, store, model, heldout, losses, samples, step=opened.step, reporter=reporter
         )
 
 
-def evaluation_of(
+def evaluate_samples(
     config: RunConfig,
     store: TokenStore,
     model: PreTrainedModel,

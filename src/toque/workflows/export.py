@@ -280,7 +280,7 @@ def _compare_chat_templates(source: Path, exported: Exported) -> Exported:
 
 
 def _encode_sample(folder: Path) -> list[int] | None:
-    """Encode the sample conversation with a folder's chat template. None: it cannot encode it."""
+    """Encode the sample conversation with a folder's chat template. Return None on failure."""
     if not (folder / "tokenizer.json").is_file():
         return None
     with suppress(DataError):  # the template refuses the sample, or the tokenizer is unreadable

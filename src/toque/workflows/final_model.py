@@ -43,10 +43,10 @@ from toque.units import Progress
 from toque.version import __version__
 from toque.workflows.build import Run
 from toque.workflows.card_head import card_head, describe_licence
-from toque.workflows.evaluate import Evaluation, evaluation_of
+from toque.workflows.evaluate import Evaluation, evaluate_samples
 from toque.workflows.model_record import build_record, model_files
 from toque.workflows.prompts import describe_prompts, example_prompt
-from toque.workflows.run_folder import load_weights, set_aside_now
+from toque.workflows.run_folder import load_weights, set_aside_folder
 
 NO_TEMPLATE: Final = (
     "The folder does not contain the chat template of the base, because the model was not trained "
@@ -113,7 +113,7 @@ def _score_and_write(
     samples = [*written.values()]
     n_prompts = len(run.scored.prompts)
     n_left_out = n_prompts - len(samples)
-    result = evaluation_of(
+    result = evaluate_samples(
         config, store, model, evaluator.heldout, losses, samples, step=step, reporter=reporter
     )
     result = replace(result, texts_left_out=n_left_out)
@@ -176,7 +176,7 @@ def set_users_model_aside(folder: Path) -> Path | None:
     is_from_run = (folder / END).exists() or provenance_of(model) is not None
     if is_from_run or not any((model / name).exists() for name in WRITTEN):
         return None
-    target = set_aside_now(folder)
+    target = set_aside_folder(folder)
     move_into(model, target, model.name)
     return target / model.name
 

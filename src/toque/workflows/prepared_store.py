@@ -158,7 +158,7 @@ def _read_template(setting: str) -> str:
 
 
 def _find_positions(config: RunConfig) -> int | None:
-    """Return the most tokens of a prompt with its target, or None without a limit."""
+    """Return the maximum tokens of a prompt with its target, or None without a limit."""
     model = config.model
     if model.start_from == "scratch":
         default = _POSITIONS.get(model.family)

@@ -113,7 +113,7 @@ Model = TrainedRun | str | Path
 """A result of `train`, a run folder, or a Hugging Face model folder."""
 
 
-def folder_of(model: Model) -> Path:
+def model_folder(model: Model) -> Path:
     """Return the folder of a model, or raise a ConfigError for an object that is not a path."""
     if isinstance(model, TrainedRun):
         return model.folder
@@ -137,7 +137,7 @@ def existing_folder(model: Model) -> Path:
     """
     if isinstance(model, str) and is_in_a_bucket(model):
         return _download(model)
-    folder = folder_of(model)
+    folder = model_folder(model)
     run = run_of(folder)
     if run is not None and run.is_dir() and not folder.exists():
         raise CheckpointError(f"{folder} does not exist. {list_steps(run)} Name one of these.")
@@ -177,7 +177,7 @@ def _download(address: str) -> Path:
 
 def refuse_absent_start(start: Model) -> None:
     """Raise a CheckpointError if the start of a run is not a checkpoint or a run with one."""
-    path = folder_of(start)
+    path = model_folder(start)
     is_checkpoint = (path / "manifest.json").exists()
     if not is_checkpoint and not any(path.glob("checkpoints/step-*/manifest.json")):
         raise CheckpointError(
@@ -243,7 +243,7 @@ class Written:
         return f"{self.heading}\n\n{self.text}\n{end}"
 
 
-def hint_of(texts: Sequence[Written | Answer]) -> str:
+def advise_on_texts(texts: Sequence[Written | Answer]) -> str:
     """Return advice if the recipes among the texts are poor, otherwise ""."""
     from toque.cooking.recipe_scores import hint
 

@@ -15,7 +15,7 @@ _ADDRESS: Final = re.compile(rf"(.+)/((?:{'|'.join(KINDS)})/{_STEP.pattern})")
 
 
 def is_step(name: str) -> bool:
-    """Return whether a name is the name of a checkpoint's folder."""
+    """Return whether a folder is named like a checkpoint."""
     return _STEP.fullmatch(name) is not None
 
 

@@ -52,12 +52,12 @@ from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.run_folder import (
     LoggedReporter,
-    begin_from,
     checkpoint_to_continue,
-    claimed_folder,
+    load_start_weights,
+    lock_run_folder,
+    prepare_run_folder,
     refuse_small_disk,
     start_folder,
-    take_up,
     write_config,
 )
 
@@ -97,14 +97,14 @@ def train(
             # The store, the folder and the bucket are locked before anything is written to them.
             store = _lock_store(settings, ranks, reporter, stack, prepare=prepare)
             if ranks.is_main:
-                stack.enter_context(claimed_folder(folder))
+                stack.enter_context(lock_run_folder(folder))
                 stack.enter_context(logged.writing(folder))
             if ranks.is_distributed:
                 refuse_unshared_folder(folder, ranks)
             uploads = None
             if ranks.is_main:
                 begin = partial(
-                    take_up, config, store, reporter.notice, resume=resume, start=weights
+                    prepare_run_folder, config, store, reporter.notice, resume=resume, start=weights
                 )
                 uploads = stack.enter_context(
                     _begin(settings, begin, say=reporter.notice, upload=upload)
@@ -129,7 +129,7 @@ def train(
             was_over = checkpoint is not None and run.trainer.is_over
             _announce(run, reporter, was_over=was_over)
             if weights is not None and checkpoint is None:
-                begin_from(run.trainer, store, weights, reporter.notice)
+                load_start_weights(run.trainer, store, weights, reporter.notice)
                 if run.evaluator.limit is not None:
                     run.evaluator.limit.from_scratch = False
             if ranks.is_main:

@@ -80,7 +80,7 @@ def test_the_card_of_an_adapter_and_of_what_is_exported_of_it(
     (listed,) = results[0]["results"]
     assert listed["dataset"]["type"] == "held-out"
     card = Path("run/model/README.md").read_text()
-    assert "Licence: soup-1.0, as its base's card says." in card
+    assert "Licence: soup-1.0, from the card of its base." in card
 
     whole = head_of(toque.export(run, "merged").folder)
     assert whole.to_dict() == head.to_dict() | {

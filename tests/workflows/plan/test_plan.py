@@ -211,13 +211,13 @@ def test_a_peak_that_a_run_beats_is_said_to_be_too_low() -> None:
     assert plan.time.utilisation == 1.0
     beaten = replace(plan, time=replace(plan.time, peak=Peak(1e9, "measured in float32")))
     assert beaten.time.utilisation is None
-    assert "not known: the updates are faster than the peak speed of this machine" in str(beaten)
+    assert "unknown: the updates are faster than the peak speed of this machine" in str(beaten)
     assert beaten.record()["time"]["utilisation"] is None
 
 
 def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
     for share in (1.01, 0.0, -0.2):
-        with pytest.raises(ConfigError, match="no machine computes more than 100 %"):
+        with pytest.raises(ConfigError, match="must be above 0 and at most 100 %"):
             toque.plan("agi2-small", hardware="h100", utilisation=share)
     with pytest.raises(ConfigError, match=r"train.precision is bf16, and t4 has no unit for it"):
         toque.plan("neox-1.2b", hardware="t4")

@@ -34,7 +34,7 @@ from toque.reporter import SILENT, Reporter
 from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import sha256_of
 from toque.storage.no_follow import open_append
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, model_folder
 
 if TYPE_CHECKING:
     from toque.training.observers.watchers import RunState
@@ -148,7 +148,7 @@ def drill(
         ConfigError: The folder is not a run, or `steps` or `kills` is too small.
         CheckpointError: The disk has too little space, or the run does not train undisturbed.
     """
-    folder = folder_of(run)
+    folder = model_folder(run)
     if not (folder / "config.yaml").exists():
         raise ConfigError(
             f"{folder} is not a run folder (it has no config.yaml). Name one, e.g. runs/cookbook."

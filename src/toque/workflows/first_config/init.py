@@ -41,7 +41,7 @@ from toque.storage.bucket import is_remote
 from toque.units import Duration
 from toque.user_paths import named_path
 from toque.workflows.configure import Columns, configure, source_columns
-from toque.workflows.first_config.init_base import SeenBase, base_seen
+from toque.workflows.first_config.init_base import MeasuredBase, measure_base
 from toque.workflows.first_config.sizing import (
     EVALUATING,
     MAX_BATCH_TOKENS,
@@ -244,7 +244,7 @@ def _plan_run(
     total: Duration,
     size: str | None,
     reporter: Reporter,
-) -> tuple[SeenBase, Choice | Tuning | None, str]:
+) -> tuple[MeasuredBase, Choice | Tuning | None, str]:
     """Return the settings for the base, the use of the time, and `train.batch`."""
     # A source in a bucket may be far larger than the local files, so the amount is unknown.
     tokens, records = _amount(survey) if all(source.tokens for source in survey) else (0, 0)
@@ -255,11 +255,11 @@ def _plan_run(
         read = choice.passes.useful * (tokens or math.inf)
         max_tokens = choice.size.batch_tokens
         batch = batch_for(read, tokens, records, max_tokens=max_tokens, longest=POSITIONS)
-        return SeenBase(remarks=(*remarks, *_remark_on_load(before))), choice, batch
+        return MeasuredBase(remarks=(*remarks, *_remark_on_load(before))), choice, batch
 
     seconds = training_seconds(tokens * _CHARACTERS_PER_TOKEN, total)
     with reporter.working("reading the model and measuring its training speed on this machine"):
-        base = base_seen(draft, local_sources, tokens / records if records else None)
+        base = measure_base(draft, local_sources, tokens / records if records else None)
         model = {"family": "auto", "start_from": draft.model.start_from}
         writing = _writing_rate(model, survey, tokens, records) if base.is_small else 0.0
     if base.rate is None:
@@ -596,7 +596,7 @@ def _render_config(
     draft: RunConfig,
     survey: Sequence[FoundSource],
     file: Path,
-    base: SeenBase,
+    base: MeasuredBase,
     plan: Choice | Tuning | None,
     batch: str,
 ) -> str:
@@ -685,7 +685,7 @@ def _save_every(stop_after: Duration) -> str:
     return f"{_MAX_LOST_MINUTES} minutes" if tenth > _MAX_LOST_MINUTES else "10 %"
 
 
-def _more_of_data(kinds: set[str], base: SeenBase) -> str:
+def _more_of_data(kinds: set[str], base: MeasuredBase) -> str:
     """Write optional lines of the data section, each commented out."""
     extras = "  # dedup: near   # also drop nearly equal texts\n"
     if kinds <= {RECIPES, ""}:

@@ -38,7 +38,7 @@ NOT_SEEN: Final = (
 )
 
 
-class SeenBase(NamedTuple):
+class MeasuredBase(NamedTuple):
     """Settings for a base model, with the reason of each as a comment."""
 
     longest: int = 1
@@ -67,9 +67,9 @@ class SeenBase(NamedTuple):
         return not self.adapter.startswith("#")
 
 
-def base_seen(
+def measure_base(
     config: RunConfig, sources: Sequence[Source], example: float | None = None
-) -> SeenBase:
+) -> MeasuredBase:
     """Measure the base model of a configuration, if it is on this machine.
 
     Args:
@@ -83,7 +83,7 @@ def base_seen(
     """
     start = config.model.start_from
     if folder_here(start) is None:
-        return SeenBase(remarks=(NOT_SEEN.format(start=start),))
+        return MeasuredBase(remarks=(NOT_SEEN.format(start=start),))
     has_conversations = any(isinstance(s.reader, ConversationReader) for s in sources)
     data = ""
     lengths = _Lengths()
@@ -178,7 +178,7 @@ def _check_script(codec: Codec, sources: Sequence[Source], base: str) -> list[st
     return [warning]
 
 
-def _choose_adapter(config: RunConfig, example: float | None) -> SeenBase:
+def _choose_adapter(config: RunConfig, example: float | None) -> MeasuredBase:
     """Measure the model, and propose an adapter for a large one."""
     # These load torch, which a configuration from scratch does not need.
     from toque.hardware.memory import in_words
@@ -191,7 +191,7 @@ def _choose_adapter(config: RunConfig, example: float | None) -> SeenBase:
     needed = f"{in_words(full.memory.total)} of {memory}"
     if full.memory.fits and n < _ADAPTER_FROM:
         adapter = f"# {_LORA}   # {weights} need {needed}; an adapter needs less"
-        return SeenBase(adapter=adapter, rate=full.tokens_per_second(), parameters=n)
+        return MeasuredBase(adapter=adapter, rate=full.tokens_per_second(), parameters=n)
 
     adapted = predict_training(configure(config, adapter=_ADAPTER), example)
     remarks = []
@@ -200,7 +200,7 @@ def _choose_adapter(config: RunConfig, example: float | None) -> SeenBase:
             f"Training needs {in_words(adapted.memory.total)} of {memory} even with an adapter. "
             "`toque plan` lists settings that need less, or start from a smaller model."
         )
-    return SeenBase(
+    return MeasuredBase(
         adapter=f"{_LORA}   # {weights} would need {needed}",
         remarks=tuple(remarks),
         rate=adapted.tokens_per_second(),

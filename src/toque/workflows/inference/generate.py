@@ -281,7 +281,6 @@ def _write_batches(
 
     texts: list[Written] = []
     in_json = request.in_json
-    is_constrained = in_json or request.must_use
     chooses = request.best.n > 1
     for i, (adapter, record, prompts) in enumerate(batches):
         typed = [prompt.text for prompt in prompts]
@@ -290,6 +289,9 @@ def _write_batches(
         codec = adapted.codec
         decode = partial(codec.decode, skip_special_tokens=True)
         logprobs: list[list[float]] = [[] for _ in typed]
+        constraints: Sequence[HeldText] = ()
+        if in_json or request.must_use:
+            constraints = constrain_texts(codec, typed, record, request.schema)
         watch = None
         if on_text is not None and not chooses:
             watch = InOrder(on_text, typed, decode, adapter=name, first=len(texts))
@@ -301,7 +303,7 @@ def _write_batches(
                 record.completed(request.options, in_json=in_json),
                 eos_id=codec.end_ids,
                 pad_id=codec.pad_id,
-                held=held_texts(codec, typed, record, request.schema) if is_constrained else (),
+                held=constraints,
                 places=[prompt.where for prompt in prompts],
                 on_progress=count,
                 on_token=watch,
@@ -402,7 +404,7 @@ class InOrder:
         self.on_text(self.first + self._current, so_far)
 
 
-def held_texts(
+def constrain_texts(
     codec: Codec,
     prompts: Sequence[str],
     record: Provenance,

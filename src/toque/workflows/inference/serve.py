@@ -15,7 +15,7 @@ from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
 from toque.workflows.model_record import check_model
-from toque.workflows.results import Model, TrainedRun, folder_of
+from toque.workflows.results import Model, TrainedRun, model_folder
 from toque.workflows.saved_steps import run_of
 
 _EVERY_SECONDS: Final = 1.0
@@ -62,7 +62,7 @@ def serve(
     """
     with needing("serve", "`toque serve`"):
         from toque.serving.server import Limits, Server, hosts_of, listening, url_of
-    named = named_models([models] if isinstance(models, TrainedRun | str | Path) else models)
+    named = name_models([models] if isinstance(models, TrainedRun | str | Path) else models)
     hosts = hosts_of(host, port=port, token=token, risk="use the models")
     GenerationOptions(precision=precision)  # checks the precision
     for name, value, minimum in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
@@ -94,7 +94,7 @@ def serve(
     reporter.notice("Stopped.")
 
 
-def named_models(models: Sequence[Model]) -> dict[str, Path]:
+def name_models(models: Sequence[Model]) -> dict[str, Path]:
     """Return the folder of each model by its name in requests.
 
     Raises:
@@ -103,7 +103,7 @@ def named_models(models: Sequence[Model]) -> dict[str, Path]:
     folders: dict[str, Path] = {}
     for model in models:
         name, _, path = str(model).partition("=")
-        has_name = bool(name and path) and not folder_of(model).exists()
+        has_name = bool(name and path) and not model_folder(model).exists()
         folder = check_model(path if has_name else model)
         if not has_name:
             name = _default_name(folder)
@@ -172,7 +172,7 @@ def _finder(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
         finder = RunFinder(open_bucket(str(watched).rstrip("/"), _WATCHED))
         finder.places()  # a wrong address or key fails immediately
         return finder, _EVERY_SECONDS_IN_A_BUCKET
-    folder = folder_of(watched)
+    folder = model_folder(watched)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file. Name a run, or a folder that holds runs.")
     if not folder.exists():

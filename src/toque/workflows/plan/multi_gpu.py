@@ -23,7 +23,7 @@ from toque.training.placement import obstacle_to_dividing
 from toque.workflows.plan.outlined_model import replace_parameters
 
 _GPUS_PER_MACHINE: Final = 8
-"""Most GPUs with a known link. The network between machines is unknown."""
+"""Largest number of GPUs with a known link. The network between machines is unknown."""
 _LINK_SHARE: Final = 0.8
 """Share of a link's stated rate that collectives reach. A guess."""
 _SMALL_BYTES: Final = 10_000

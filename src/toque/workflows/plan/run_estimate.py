@@ -275,47 +275,48 @@ def _work_from_settings(config: RunConfig, model: PreTrainedModel, example: floa
     length = target if encoder else prompt + target
     if isinstance(train.row_tokens, int):
         length = max(length, train.row_tokens) if encoder else train.row_tokens
-    limit = max_positions(model.config)
-    length = length if limit is None else min(length, limit)
+    if (positions := max_positions(model.config)) is not None:
+        length = min(length, positions)
     row = OutlinedRows(1, prompt if encoder else 0, length)
     if example is not None:
         # Attention depends on the examples of a row, which have at least one token on each side.
         max_examples = min(row.source or row.target, row.target)
         n_examples = min(max_examples, round(row.tokens / example))
         row = replace(row, examples=max(1, n_examples))
-    in_tokens = train.batch.unit == "tokens"
-    rows = int(train.batch.amount // row.tokens) if in_tokens else int(train.batch.amount)
-    if rows < 1:
+
+    n_rows = int(train.batch.amount)
+    if train.batch.unit == "tokens":
+        n_rows //= row.tokens
+    if n_rows < 1:
         raise ConfigError(
-            f'train.batch is "{train.batch}", and one row as long as allowed takes {row.tokens} '
-            f'tokens. Use at least train.batch="{row.tokens} tokens".'
+            f'train.batch is "{train.batch}", but the longest allowed row has {row.tokens} tokens. '
+            f'Use at least train.batch="{row.tokens} tokens".'
         )
-    shares: dict[str, Any] = {"source_share": row.source / row.tokens} if row.source else {}
-    read = row.source / row.examples
-    across = {"source_context": read, "cross_context": read}
-    tokens = float(rows * row.tokens)
-    held_out = 0.0 if data.validation else data.validation_fraction
-    examples = data.max_examples and data.max_examples * (1.0 - held_out)
-    steps_of_a_unit = {
-        "steps": 1.0,
-        "examples": 1.0 / rows,
-        "tokens": 1.0 / tokens,
-        "epochs": examples / rows if examples else None,
-    }
-    totals, steps_each = {}, steps_of_a_unit.get(train.stop_after.unit)
-    if steps_each is not None:
-        steps = train.stop_after.amount * steps_each
-        totals = {"steps": steps, "examples": steps * rows, "tokens": steps * tokens}
+    tokens = float(n_rows * row.tokens)
+    steps_per_unit = {"steps": 1.0, "examples": 1.0 / n_rows, "tokens": 1.0 / tokens}
+    if data.max_examples:
+        held_out = 0.0 if data.validation else data.validation_fraction
+        steps_per_unit["epochs"] = data.max_examples * (1.0 - held_out) / n_rows
+    totals = {}
+    if train.stop_after.unit in steps_per_unit:
+        steps = train.stop_after.amount * steps_per_unit[train.stop_after.unit]
+        totals = {"steps": steps, "examples": steps * n_rows, "tokens": steps * tokens}
+    source_share = row.source / row.tokens
+    source_context = row.source / row.examples
     return Work(
         row=row,
         worst_examples=1,
-        update_rows=rows,
+        update_rows=n_rows,
         usual_rows=usual_rows(row.tokens),
         tokens_per_update=tokens,
         flops_per_token=flops_per_token(
-            model, context=row.target / row.examples / 2, **shares, **across
+            model,
+            context=row.target / row.examples / 2,
+            source_share=source_share,
+            source_context=source_context,
+            cross_context=source_context,
         ),
-        products=products_of(model, **shares),
+        products=products_of(model, source_share=source_share),
         totals=totals,
         seconds=train.stop_after.seconds,
         held_out_tokens=float((config.evaluation.max_examples or _HELD_OUT) * row.tokens),
