@@ -169,7 +169,7 @@ def models() -> list[Model]:
     from toque.config import load_config
     from toque.models.flops import flops_per_token, parameter_counts
     from toque.runs.outlined_update import outlining
-    from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
+    from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
 
     llama = (
         "model.family=llama",
@@ -187,8 +187,8 @@ def models() -> list[Model]:
     ):
         config = load_config("neox-1.2b", overrides=overrides).config
         with outlining():
-            model = outlined_model(
-                config, vocabulary_of(config, None), where="cuda", precision="bf16"
+            model = outline_model(
+                config, find_vocabulary(config, None), where="cuda", precision="bf16"
             )
             counts = parameter_counts(model)
             flops = flops_per_token(model, context=1024)

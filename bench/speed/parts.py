@@ -60,7 +60,7 @@ from toque.training.optimisations import prefetching
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.workflows.build import build_language_model, build_stream
-from toque.workflows.prepared_store import open_store, prepare_settings, sources_of
+from toque.workflows.prepared_store import open_sources, open_store, prepare_settings
 
 LARGE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
          "intermediate_size": 2048}  # fmt: skip
@@ -100,7 +100,7 @@ class Bench:
         self.folder = folder
         config = self.config = resolve_values(values).config
         settings = prepare_settings(config)
-        prepare(sources_of(config), store=folder / "store", settings=settings, workers=1)
+        prepare(open_sources(config), store=folder / "store", settings=settings, workers=1)
         store = open_store(config)
         self.runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
         self.model = build_language_model(config, store).to(self.runtime.device)

@@ -44,7 +44,7 @@ COMMANDS = {
 }
 REFUSED = {
     "train run.yaml --from run": "--from begins a new run",
-    "evaluate merged": "Name a configuration after it: toque evaluate MODEL my.yaml",
+    "evaluate merged": "Add one: toque evaluate MODEL my.yaml",
     "generate run --n 0 --prompt x": "--n is 0; it must be at least 1",
     "generate run": 'Give --prompt "lentil soup" or --file prompts.txt',
     "generate run --file none.txt": "--file none.txt cannot be read",
@@ -73,8 +73,8 @@ REFUSED = {
     "export run --to x --format onnx": "--format is 'onnx'",
     "report run --out run": "Name another file with --out",
     "check run.yaml --examples 1": "--examples must be at least 2",
-    "drill run --steps 3": "--steps is 3 and --kills 10",
-    "ablate run.yaml --seeds 1": "--seeds is 1",
+    "drill run --steps 3": "--steps must be at least 8 and --kills at least 0",
+    "ablate run.yaml --seeds 1": "--seeds must be at least 2",
     "ablate run.yaml --steps 0": "--steps is 0",
     "show-batch run.yaml --step 0": "--step is 0",
     "prepare run.yaml data.max_target_tokens=99": "replace the store: run prepare with --replace",

@@ -43,9 +43,9 @@ from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import PrecisionChoice, Runtime
 from toque.training.trainer import Schedule
 from toque.units import Cursor, Duration
-from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
-from toque.workflows.plan.planned import ahead
-from toque.workflows.plan.several import memory_of_rank
+from toque.workflows.plan.multi_gpu import estimate_rank_memory
+from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
+from toque.workflows.plan.run_estimate import build_estimator
 
 _C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
 _ALL_PARTS = {
@@ -144,11 +144,11 @@ def counted_update(
 
 def peak_of_rank(config: RunConfig, ranks: int) -> tuple[int, int]:
     """Bytes of tensors that a plan has for one of so many ranks, and those that one takes."""
-    estimator, model_of, _ = ahead(config, "h100", ranks)
+    estimator, model_of, _ = build_estimator(config, "h100", ranks)
     with outlining():
-        _, memory, _ = memory_of_rank(estimator.of_rank(), model_of)
-        known = vocabulary_of(config, None)
-        model = outlined_model(config, known, where="cuda", precision="float32")
+        _, memory, _ = estimate_rank_memory(estimator.of_rank(), model_of)
+        known = find_vocabulary(config, None)
+        model = outline_model(config, known, where="cuda", precision="float32")
     rows, row = memory.micro_batch_rows, estimator.work.row
     worst = WorstBatch(row.source, row.target, row.source, row.target, vocabulary_rows(model))
     batch = worst(2 * rows).counted()

@@ -172,7 +172,7 @@ def test_fault_88_an_ablation_writes_over_no_file_of_the_users(kitchen, tmp_path
         put(out, name)
         words = ["ablate", str(kitchen / "run.yaml"), "--out", str(out), "--seeds", "2"]
         assert main(words) == ConfigError.exit_code
-        assert f"{out / name} is there already and no ablation wrote it" in said(capfd)
+        assert f"{out / name} already exists, but no ablation wrote it" in said(capfd)
         assert content(out).keys() == {name}
 
 

@@ -67,7 +67,7 @@ def test_fault_91_a_checkpoint_that_is_removed_meanwhile_is_counted(run, monkeyp
     when_hashed(monkeypatch, others[0].name, remove_folder)
     assert main(["verify", str(run)]) == 0
     said = capsys.readouterr().out
-    assert f"{run}: 1 checkpoint that the run removed meanwhile" in said
+    assert f"{run}: not verified: 1 checkpoint that the run removed" in said
     assert f"{others[1]}: checkpoint of step 12" in said
 
 
@@ -109,4 +109,4 @@ def test_fault_91_a_run_that_saves_at_every_step(kitchen, tmp_path, capsys):
     finally:
         child.kill()
         child.wait()
-    assert "that the run removed meanwhile" in capsys.readouterr().out
+    assert "that the run removed in between" in capsys.readouterr().out

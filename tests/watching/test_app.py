@@ -123,7 +123,7 @@ def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
     finally:
         watching.terminate()
         told = watching.communicate()[1]
-    assert "runs is not there yet" in told
+    assert "runs does not exist yet" in told
     assert watching.returncode == 0
 
 

@@ -29,10 +29,10 @@ from toque.serving.protocol import ChatRequest, CompletionRequest, parse_request
 from toque.serving.request_errors import RequestError
 from toque.sources.conversations import NOT_LEARNT, UNWRITTEN
 from toque.units import Cursor
-from toque.workflows.asking import template_asked_by
 from toque.workflows.build import build_language_model, build_stream
 from toque.workflows.diagnosis.show_batch import show_batch
 from toque.workflows.inference.open_served import open_models
+from toque.workflows.model_record import find_chat_template
 from workflows.test_chat_bases import TEMPLATE, chat_base
 
 FOODS = ("rice", "beans", "leeks", "eggs", "pears", "oats", "figs", "kale")
@@ -263,7 +263,7 @@ def test_a_template_ends_turns_with_a_token_of_its_own(base, tmp_path):
     assert end in (ends if isinstance(ends, list) else [ends])
     # The base itself is talked to in the same form.
     opened = toque.workflows.inference.open_model.open_model(work)
-    assert template_asked_by(opened.codec, opened.provenance) is not None
+    assert find_chat_template(opened.codec, opened.provenance) is not None
     assert opened.codec.eos_id == end
 
 
@@ -310,7 +310,7 @@ def test_settings_of_conversations_are_refused_where_there_are_none(base, tmp_pa
     (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "target": "b"}\n' * 2)
     with pytest.raises(ConfigError, match=r"no source of data.sources holds conversations"):
         toque.prepare(config)
-    with pytest.raises(ConfigError, match=r"data.chat_template is 'nowhere'.*plain, chatml"):
+    with pytest.raises(ConfigError, match=r"must be .*plain, chatml.*not 'nowhere'"):
         toque.prepare(configured(base, tmp_path, chat_template="nowhere"))
 
 

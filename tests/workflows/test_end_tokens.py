@@ -22,10 +22,10 @@ from toque.models.generation.options import GenerationOptions
 from toque.serving.application import build_app
 from toque.serving.gate import Limits
 from toque.serving.server import Server
-from toque.workflows.asking import template_asked_by
 from toque.workflows.inference.open_model import open_model
 from toque.workflows.inference.open_served import open_models
-from toque.workflows.inference.talk import opened
+from toque.workflows.inference.talk import open_talk
+from toque.workflows.model_record import find_chat_template
 
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>", "<|call|>")
 ENDOFTEXT, USER, ASSISTANT, END, CALL = range(256, 261)
@@ -86,7 +86,7 @@ def test_special_tokens_are_not_shown(tmp_path):
     [written] = toque.generate(folder, "Hi", temperature=0.0, max_new_tokens=8)
     assert (written.text, written.tokens) == ("Yes!No", 8)
     pieces: list[str] = []
-    talk = opened(folder, system=None, device="cpu")
+    talk = open_talk(folder, system=None, device="cpu")
     talk.ask("Hi", GenerationOptions(max_new_tokens=8), on_text=pieces.append)
     assert "".join(pieces) == "Yes!No"
     assert open_model(folder).codec.decode([USER, *b"\x23", END]) == "<|user|>D<|end|>"
@@ -94,7 +94,7 @@ def test_special_tokens_are_not_shown(tmp_path):
 
 def test_chat_and_the_server_stop_too(tmp_path):
     folder = base(tmp_path / "base")
-    talk = opened(folder, system=None, device="cpu")
+    talk = open_talk(folder, system=None, device="cpu")
     assert talk.ask("Hi", GenerationOptions(max_new_tokens=20), on_text=str) == "Yes!"
     limits = Limits()
     server = Server(build_app(open_models({"m": folder}), limits=limits), limits)
@@ -178,7 +178,7 @@ def test_a_turn_may_end_where_the_next_begins(tmp_path):
     assert text.count("<|user|>") == 2
     assert text.endswith("1<|user|>")
     model = open_model(start)
-    assert template_asked_by(model.codec, model.provenance) is not None
+    assert find_chat_template(model.codec, model.provenance) is not None
     assert model.codec.eos_id == USER
 
 

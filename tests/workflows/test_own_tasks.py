@@ -151,7 +151,7 @@ def test_classes_of_a_task_of_ones_own_are_chosen_among_as_evaluation_does(
     assert main(["generate", run, "--task", "sentiment", "--prompt", records[0]["text"]]) == 0
     assert re.search(r"good 0\.\d+", capfd.readouterr().out)
     for task, record, message in (
-        ("sentiment", {"txt": "Warm."}, r"no text in text, which .*sentiment asks by.*are txt"),
+        ("sentiment", {"txt": "Warm."}, r"no text in text, but .*sentiment needs it.*are txt"),
         ("dish", {"text": "Warm."}, r"task=dish has no classes\. Use toque\.generate"),
         ("difficulty", "Soup", r"did not learn task=difficulty: its data.tasks is sentiment, dish"),
     ):
@@ -185,13 +185,8 @@ def test_a_task_with_texts_is_asked_by_name_of_a_run_and_of_its_exported_model(
     card = (exported / "README.md").read_text()
     assert "sentiment: `Review: {text}\\nSentiment:`, dish: `Name the dish: {text}`." in card
     assert "prompt = 'Review: Your text\\nSentiment:'" in card
-    # A run of a version before the record named own tasks is asked by its config.yaml.
+    # A damaged or crafted record is refused before the model is used.
     record = Path(run) / "model" / "toque" / "model.json"
-    old = {k: v for k, v in json.loads(record.read_bytes()).items() if k != "own_tasks"}
-    shutil.copytree(run, tmp_path / "old")
-    (tmp_path / "old" / "model" / "toque" / "model.json").write_text(json.dumps(old))
-    assert toque.generate(tmp_path / "old", text, task="dish", temperature=0)[0] == asked[0]
-    # One that somebody damaged, or crafted, is refused before anything is asked or served.
     damaged = record.read_text().replace("dish: {text}", "dish: {text")
     (exported / "toque" / "model.json").write_text(damaged)
     for command in (["generate", str(exported), "--prompt", "x"], ["serve", str(exported)]):
@@ -217,7 +212,7 @@ def test_a_record_takes_the_templates_that_a_configuration_does() -> None:
 
 def test_a_text_does_not_stand_for_several_fields() -> None:
     task = OwnTask("oven", "{context}: {question}")
-    with pytest.raises(ConfigError, match=r"asks by 2 fields, context, question\. Give records"):
+    with pytest.raises(ConfigError, match=r"has 2 fields, context, question\. Give records"):
         texts_asked("How hot?", None, task=task, raw=False)
     record = {"context": "Ovens", "question": "How hot?", "answer": "Hot."}
     assert texts_asked([record], None, task=task, raw=False) == ["Ovens: How hot?"]

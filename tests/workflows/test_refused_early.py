@@ -52,7 +52,7 @@ def test_a_run_that_is_not_there(say, own_kitchen, verb):
     }[verb]
     code, said = say(verb, "runs/lentil", *words)
     assert code == 2
-    assert "There is no folder runs/lentil" in said
+    assert "The folder runs/lentil" in said
     assert "runs/lentils" in said
     assert "hub" not in said
     assert "model.start_from" not in said
@@ -63,7 +63,7 @@ def test_a_start_that_is_not_there_makes_no_folder(say, own_kitchen, start):
     (own_kitchen / "runs" / "empty").mkdir(parents=True)
     code, said = say("train", "my.yaml", "run_dir=runs/new", "--from", start)
     assert code == 4
-    assert f"--from {start}: no checkpoint there" in said
+    assert f"--from {start}: the folder has no checkpoint" in said
     assert not (own_kitchen / "runs" / "new").exists()
     shutil.rmtree(own_kitchen / "store")
     assert say("train", "my.yaml", "run_dir=runs/new", "--from", start)[0] == 4
@@ -104,7 +104,7 @@ def test_what_training_would_refuse_is_said_when_the_store_is_prepared(
 ):
     code, said = say("prepare", "my.yaml", setting, "data.store=new")
     assert code == 2
-    assert "new is prepared, and `toque train` would refuse it" in said
+    assert "new is prepared, but `toque train` would refuse it" in said
     assert words in said
     assert say("verify", "new")[0] == 0  # whole, for other settings
     code, said = say("train", "my.yaml", setting, "data.store=new", "run_dir=runs/new")

@@ -11,7 +11,7 @@ from toque.cli.console import StreamPrinter
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
 from toque.workflows.inference.generate import InOrder
-from toque.workflows.results import Answer, Written, hint_of
+from toque.workflows.results import Answer, Written, advise_on_texts
 
 BYTES = {1: b"a", 2: b"b", 3: "ü".encode()[:1], 4: "ü".encode()[1:]}
 
@@ -116,12 +116,12 @@ GOOD = (
 def test_poor_texts_get_a_hint_and_good_ones_none() -> None:
     good, poor = Written(PROMPT, GOOD, 60), Written(PROMPT, "peas peas peas peas", 4)
     assert next(iter(good.metrics)) == "recipe_score"  # the one to rank by comes first
-    assert hint_of([good]) == ""
-    assert "0.00 of 1" in hint_of([poor, poor])
-    assert hint_of([good, poor, poor]).startswith("The texts are still poor")
+    assert advise_on_texts([good]) == ""
+    assert "0.00 of 1" in advise_on_texts([poor, poor])
+    assert advise_on_texts([good, poor, poor]).startswith("The texts are still poor")
 
 
 def test_no_hint_about_what_is_no_recipe() -> None:
-    assert hint_of([]) == ""
-    assert hint_of([Written("Once upon a time", "there was", 2)]) == ""
-    assert hint_of([Answer(PROMPT, "easy", {"easy": 1.0})]) == ""
+    assert advise_on_texts([]) == ""
+    assert advise_on_texts([Written("Once upon a time", "there was", 2)]) == ""
+    assert advise_on_texts([Answer(PROMPT, "easy", {"easy": 1.0})]) == ""

@@ -54,8 +54,8 @@ def chat(
             support it.
     """
     from toque.models.generation.options import GenerationOptions
-    from toque.workflows.asking import model_to_open
-    from toque.workflows.inference.talk import opened
+    from toque.workflows.inference.talk import open_talk
+    from toque.workflows.model_record import check_model
 
     options = GenerationOptions(
         max_new_tokens=max_new_tokens,
@@ -67,8 +67,8 @@ def chat(
     reporter = ConsoleReporter()
     names = [run_or_model, other] if other else [run_or_model]
     for name in names:  # check both models before the first is loaded
-        model_to_open(name)
-    talks = [opened(name, system=system, device=device, reporter=reporter) for name in names]
+        check_model(name)
+    talks = [open_talk(name, system=system, device=device, reporter=reporter) for name in names]
 
     interactive = sys.stdin.isatty()
     if interactive:

@@ -54,11 +54,11 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
     from toque.reports.store_page import store_page
-    from toque.workflows.prepare import in_a_line, prepared, refuse_untrainable
+    from toque.workflows.prepare import describe_result, prepare_store, refuse_untrainable
 
-    result = prepared(settings, replace=replace, reporter=ConsoleReporter())
+    result = prepare_store(settings, replace=replace, reporter=ConsoleReporter())
     print_page(store_page(result.store.path, result.report))
-    summary = in_a_line(result, settings.data.engine)
+    summary = describe_result(result, settings.data.engine)
     command = f"toque report {in_shell(result.store.path)}"
     print(f"{summary} `{command}` writes this report as a web page.", flush=True)
     if not result.reused:

@@ -73,7 +73,7 @@ def plan(
         section = hardware if names_card(config, hardware) else None
     settings = load(config, overrides, hardware=section).config
     with loading():
-        from toque.workflows.plan.planning import plan as workflow
+        from toque.workflows.plan.plan import plan as workflow
 
     share = None if utilisation is None else utilisation / 100.0
     result = workflow(

@@ -19,7 +19,7 @@ from toque.cli.launch import is_first_rank, is_secret, must_start_ranks, start_r
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.training.distributed.accelerate import refuse_lone_process
 from toque.user_paths import named_path
-from toque.workflows.results import existing_folder, hint_of
+from toque.workflows.results import advise_on_texts, existing_folder
 from toque.workflows.saved_steps import config_of
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def generate(
         for text in texts:
             line = dumps(text.record(), ensure_ascii=False) if json else str(text)
             print(for_terminal(line), flush=True)
-    if hint := hint_of(texts):
+    if hint := advise_on_texts(texts):
         reporter.notice(hint)
 
 

@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from toque.data.loader.batch_stream import BatchStream
+from toque.hardware.onednn import has_fast_bf16
 from toque.models.flops import flops_per_token, products_of
 from toque.models.forward.attention import AttentionChoice, attention_of
-from toque.hardware.onednn import has_fast_bf16
 from toque.runs.outlined_update import peak_of
 from toque.training.runtime import Runtime
 

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from toque.config.schema_methods import OptimisationsConfig
 from toque.data.loader.batch_stream import BatchStream, DeviceFeed, Prefetch
-from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.attention import AttentionChoice, attention_of, use_attention
+from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations

@@ -66,7 +66,7 @@ def test_one_process_reads_what_two_wrote(folder, strategy):
     parts = sharded_ranks.Parts(9, None)
     parts.load(step)
     assert sharded_ranks.same(parts.whole(), whole)
-    assert "in 2 shards, every hash right" in str(verify(step))
+    assert "in 2 shards, all hashes correct" in str(verify(step))
 
 
 def test_two_ranks_read_what_one_process_wrote(seen):
