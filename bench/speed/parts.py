@@ -53,7 +53,7 @@ from toque.models.forward.flex_attention import attention_of, use_attention
 from toque.models.forward.keyed_dropout import Dropout, use_keyed_dropout
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
 from toque.runs.outlined_update import peak_of
-from toque.training.checkpoint.saver import Slot, lower_priority
+from toque.training.checkpoint.saver import SnapshotBuffers, lower_priority
 from toque.training.optim.factory import build_optimizer
 from toque.training.placement import arithmetic_of, prefetching
 from toque.training.runtime import Runtime
@@ -277,7 +277,7 @@ def saves(a: argparse.Namespace, b: Bench) -> PartResult:
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
-    slot = Slot()  # reuses its memory for each save
+    slot = SnapshotBuffers()  # reuses its memory for each save
 
     def loop(*, background: bool) -> tuple[float, float]:
         writer = ThreadPoolExecutor(1, "toque-save", lower_priority)
@@ -286,7 +286,7 @@ def saves(a: argparse.Namespace, b: Bench) -> PartResult:
         b.wait()
         begun = time.perf_counter()
         if background:
-            writer.submit(write, slot.copied(tensors))
+            writer.submit(write, slot.copy(tensors))
         else:
             write({"model": {n: t.cpu() for n, t in tensors["model"].items()}})
         losses = [b.update(b.packed)[1] for _ in range(UPDATES)]

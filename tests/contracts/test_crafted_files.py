@@ -17,10 +17,10 @@ NO_FAMILY = "model: code of its own"
 WORDS = {
     "checkpoint: a header of 10 GB": "declares a header of 10,737,418,240 bytes",
     "checkpoint: a name twice": "has 'w' more than once",
-    "checkpoint: a file outside": "names the file '../../secret'",
+    "checkpoint: a file outside": "lists the file '../../secret'",
     "checkpoint: a link out of the folder": "is not a plain file",
-    "checkpoint: a pickle in place of the weights": "has no model.safetensors; it holds model.bin",
-    "checkpoint: a manifest of 20 MB": "no manifest is",
+    "checkpoint: a pickle in place of the weights": "has no model.safetensors, only model.bin",
+    "checkpoint: a manifest of 20 MB": "but a manifest has at most",
     "store: a file outside": "names the file 'shards/../../secret'",
     "store: an absolute name": "names the file '/etc/hostname'",
     "store: a name twice": "lists shards/00000/",

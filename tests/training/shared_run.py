@@ -27,8 +27,8 @@ from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.training.callbacks import Requests, StepInfo
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.data_parallel import Replicated
 from toque.training.distributed.process_group import joined, refuse_unlike, versions
-from toque.training.distributed.sharing import Replicated
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer

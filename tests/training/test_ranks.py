@@ -238,7 +238,7 @@ def test_who_does_not_answer_in_time_is_named(four_ranks):
         "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:552] Connection closed by peer",
         (
             "Got the following error when running the callback: RuntimeError: Application timeout "
-            "caused pair closure\n\nAt:\n  sharing.py(170): <lambda>\n"
+            "caused pair closure\n\nAt:\n  data_parallel.py(170): <lambda>\n"
         ),
     ],
 )

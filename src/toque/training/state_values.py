@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from toque.errors import CheckpointError
-from toque.training.distributed.sharing import is_divided, own_part
+from toque.training.distributed.data_parallel import is_sharded, local_part
 
 MOST: Final = 1 << 53
 """No count of a run comes near; above it floats no longer tell whole numbers apart."""
@@ -59,7 +59,7 @@ def impossible_weights(stored: Tensor, own: Tensor) -> str | None:
         return None
     if not all_finite(stored):
         return "holds numbers that are not finite"
-    if is_divided(stored):
+    if is_sharded(stored):
         return None  # of a slice zeros may be its share: a padding token's row
     if stored.numel() > 1 and not bool(stored.any()) and bool(own.any()):
         return "is all zero"
@@ -68,7 +68,7 @@ def impossible_weights(stored: Tensor, own: Tensor) -> str | None:
 
 def all_finite(stored: Tensor) -> bool:
     """True if every number is finite; of a DTensor every one on this rank."""
-    return bool(torch.isfinite(own_part(stored)).all())
+    return bool(torch.isfinite(local_part(stored)).all())
 
 
 def refuse(wrong: Iterable[str], *, where: str, what: str) -> None:

@@ -28,12 +28,12 @@ from toque.reporter import SILENT, Reporter
 from toque.runs.outlined_update import peak_of
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
-from toque.training.checkpoint.saver import chosen_layout
+from toque.training.checkpoint.saver import choose_layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.launcher import is_launched
-from toque.training.distributed.sharing import Sharing
 from toque.training.fitting import Fitted, fit_to_machine
 from toque.training.lr_schedules import make_schedule
 from toque.training.micro_batch import OomFallback
@@ -189,7 +189,7 @@ def build_heldout(
     trained: Layout,
     runtime: Runtime,
     *,
-    sharing: Sharing | None = None,
+    sharing: DataParallel | None = None,
     reporter: Reporter = SILENT,
 ) -> HeldOut:
     """Held-out loss over the subset that `evaluation.max_examples` asks for, or a ConfigError."""
@@ -290,7 +290,7 @@ def _trainer(
         noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=placed.base_sha256,
-        layout=chosen_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
+        layout=choose_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
         prefetch=prefetching(train.optimisations, runtime),
         background_saves=train.optimisations.background_saves,
         goal=goal,
@@ -343,7 +343,7 @@ def _observers(
             fitted.update_seconds,
             arithmetic.flops_per_token,
             peak,
-            None if uploads is None else uploads.counts.in_words,
+            None if uploads is None else uploads.counts.summary,
         )
         summaries.append(summary)
     folder = Path(config.run_dir)

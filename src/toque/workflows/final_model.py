@@ -79,7 +79,7 @@ def finish(run: Run, reporter: Reporter) -> str:
         step = best.step
     goal = None if best is None else trainer.goal
     losses = run.evaluator.losses()
-    with run.evaluator.sharing.whole() as whole:
+    with run.evaluator.sharing.full_model() as whole:
         model = cast("PreTrainedModel", whole)
         judged = _score_and_keep(run, model, losses, step=step, goal=goal, reporter=reporter)
     if ranks.is_main:

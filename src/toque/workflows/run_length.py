@@ -247,7 +247,7 @@ def texts_seconds(
         return 0.0
     ranks = evaluator.ranks
     ids = [prompt.ids for prompt in sampler.prompts[ranks.rank :: ranks.world_size]]
-    with evaluator.sharing.whole() as model:  # together, also where a rank has no text
+    with evaluator.sharing.full_model() as model:  # together, also where a rank has no text
 
         def timed(tokens: int) -> float:
             started = time.perf_counter()

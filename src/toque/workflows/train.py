@@ -133,7 +133,7 @@ def train(
             result, judged = _ended(run, end, reporter)
             trained = time.perf_counter()
             if uploads is not None and not result.interrupted:
-                uploads.finished()
+                uploads.upload_model()
         if uploads is not None:
             write_after(folder, {"uploads": time.perf_counter() - trained})
     if reporter is not SILENT and not was_over:
@@ -301,7 +301,7 @@ def _begun(
         finally:
             for sentence in uploads.messages():
                 say(f"warning: {sentence}")
-            say(f"checkpoint.upload={bucket.address}: {uploads.counts.in_words()}")
+            say(f"checkpoint.upload={bucket.address}: {uploads.counts.summary()}")
 
 
 @contextmanager

@@ -29,8 +29,8 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from toque.errors import CheckpointError, RankLost, ToqueError, argument
 from toque.training.callbacks import Requests
+from toque.training.distributed.data_parallel import DataParallel, local_part
 from toque.training.distributed.launcher import is_launched
-from toque.training.distributed.sharing import Sharing, own_part
 from toque.units import Cursor, Progress
 
 _OF_COLLECTIVES: Final = ("gloo", "nccl", "connection", "process group", "pair closure")
@@ -210,7 +210,7 @@ class Ranks:
             raise self.failures.lost(error) from error
 
     def assert_in_sync(
-        self, when: str, sharing: Sharing, progress: Progress, cursor: Cursor
+        self, when: str, sharing: DataParallel, progress: Progress, cursor: Cursor
     ) -> None:
         """Make sure that all ranks are at one place with the same weights, or CheckpointError."""
         if not self.is_distributed:
@@ -251,7 +251,7 @@ def weights_sum(model: nn.Module) -> int:
     """The sum of the bits of the trainable weights on this rank, read as integers."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [
-        own_part(p).view(kinds[p.element_size()]).sum(dtype=torch.int64)
+        local_part(p).view(kinds[p.element_size()]).sum(dtype=torch.int64)
         for p in model.parameters()
         if p.requires_grad
     ]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
-from toque.training.distributed.sharing import Sharing, own_part
+from toque.training.distributed.data_parallel import DataParallel, local_part
 from toque.training.observers.system_sampler import Record
 from toque.training.phases import UNWATCHED, Phase, Phases
 from toque.units import Duration, Progress
@@ -53,7 +53,7 @@ class Gradients(Callback):
         every: Duration | None,
         model: nn.Module,
         phases: Phases,
-        sharing: Sharing,
+        sharing: DataParallel,
         record: Record | None,
     ) -> list[Self]:
         """The observer that `observe.gradients` asks for, if it does.
@@ -102,7 +102,7 @@ class Gradients(Callback):
 
 def _norms_of(gradients: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
     """[len(gradients)] Euclidean norm of each in float32, 0 for none, on the device of `like`."""
-    there = [own_part(gradient) for gradient in gradients if gradient is not None]
+    there = [local_part(gradient) for gradient in gradients if gradient is not None]
     # One call for all of them on a GPU; it has no public name.
     found = iter(torch._foreach_norm(there) if there else ())  # noqa: SLF001
     zero = torch.zeros((), device=like.device)
