@@ -52,7 +52,7 @@ from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.flex_attention import attention_of, use_attention
 from toque.models.forward.keyed_dropout import Dropout, use_keyed_dropout
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
-from toque.runs.outlined_update import peak_of
+from toque.runs.peak import peak_of
 from toque.training.checkpoint.saver import SnapshotBuffers, lower_priority
 from toque.training.optim.factory import build_optimizer
 from toque.training.placement import arithmetic_of, prefetching

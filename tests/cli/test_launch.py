@@ -16,7 +16,7 @@ from toque.workflows.results import TrainedRun
     ("words", "told"),
     [
         ("--restarts 1", "and --gpus, which says how many, is missing"),
-        ("--gpus 0", "--gpus 0 and --restarts 3 cannot be"),
+        ("--gpus 0", "--gpus must be at least 1, not 0"),
     ],
 )
 def test_what_cannot_be_meant_ends_with_2(words, told, capsys):

@@ -74,7 +74,7 @@ def test_going_on_from_an_older_one_makes_the_same_bits(again, whole_run, tmp_pa
     (aside,) = (path for path in (run / "set-aside").iterdir() if path.is_dir())
     newer = ("step-00000010", "step-00000012", *UNDONE)
     assert tree(aside) == {n: h for n, h in before.items() if any(name in n for name in newer)}
-    told = [line for line in said.splitlines() if "set aside" in line]
+    told = [line for line in said.splitlines() if "set-aside" in line]
     assert len(told) == 1
     assert "continuing from step-00000008" in told[0]
     assert "checkpoints/step-00000012, checkpoints/step-00000010" in told[0]

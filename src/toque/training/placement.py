@@ -29,7 +29,7 @@ from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
 from toque.models.loading.to_train import ModelToTrain
 from toque.models.onednn import has_fast_bf16
-from toque.runs.outlined_update import peak_of
+from toque.runs.peak import peak_of
 from toque.training.checkpoint.resume import DROPOUT_MASKS
 from toque.training.distributed.data_parallel import DataParallel, LossFn, Replicated
 from toque.training.optim.factory import held_bytes

@@ -128,7 +128,7 @@ class Trainer:
             session = self.callbacks.around(self._start(leftovers), self._end)
             requests = stack.enter_context(session)
             stack.enter_context(self._saves.session(lambda: self.progress))
-            requests = self._ranks.any_rank(requests)
+            requests = self._ranks.combine_requests(requests)
             self._apply_requests(requests)
             self.clock.lap("starting")
 
@@ -164,7 +164,7 @@ class Trainer:
 
                 # Callbacks only make requests. The loop acts on them, equally on all ranks.
                 requests = self.callbacks.on_step(info) | self.checkpoints.requests()
-                requests = self._ranks.any_rank(requests)
+                requests = self._ranks.combine_requests(requests)
                 self._apply_requests(requests)
                 self._evaluate_and_save(info.before, requests)
                 self._saves.finish_written(self.progress)
@@ -346,7 +346,7 @@ class Trainer:
         self._saves.save_best(self.progress, self.model, metrics)
         self.clock.lap("saving")
 
-        requests = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
+        requests = self._ranks.combine_requests(self.callbacks.on_evaluate(self.progress, metrics))
         self.clock.lap("texts")
         self._apply_requests(requests)
         return requests

@@ -25,7 +25,7 @@ from toque.models.forward.blocks import CompileSeconds
 from toque.models.loading.to_train import ModelToTrain, SpecialTokens, family_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
-from toque.runs.outlined_update import peak_of
+from toque.runs.peak import peak_of
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import choose_layout

@@ -139,7 +139,7 @@ def _score_and_keep(
     if samples:
         reporter.notice(excerpt(samples[0], columns=reporter.columns))
     score = result.texts.overall.get("recipe_score")
-    return history.turned or ("" if score is None else hint(score.value))
+    return history.overfitting_note or ("" if score is None else hint(score.value))
 
 
 def _in_short(result: Evaluation, watched: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from toque.reports.run_page import run_page
 from toque.reports.store_page import store_page
 from toque.reports.verdict import verdict_of
 from toque.runs.history import METRICS
-from toque.runs.places import BucketPlace, FolderPlace, content, is_in_a_bucket
+from toque.runs.places import BucketPlace, FolderPlace, is_in_a_bucket, read_small_file
 from toque.runs.run_record import CONFIG, EVALUATION, FinalScores, RunRecord
 from toque.sources.memory_rows import verify_rows
 from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bucket
@@ -209,7 +209,7 @@ def _scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, str]:
         return {}, None, f"{run}/{EVALUATION} cannot be read ({error}): {again}"
     values = found.metrics
     try:
-        data = content(place, record.path_of(FILE))
+        data = read_small_file(place, record.path_of(FILE))
         if data is None:
             return values, None, f"{run} has no scores by text: {again}"
         by_text = from_json(data)

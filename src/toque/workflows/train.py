@@ -27,11 +27,11 @@ from toque.storage.no_follow import current_path, refuse_links
 from toque.training.callbacks import RunEnd
 from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
 from toque.training.checkpoint.upload import Uploads
-from toque.training.distributed.accelerate import unread_settings
+from toque.training.distributed.accelerate import ignored_settings
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import (
     joined,
-    refuse_unlike,
+    refuse_different_ranks,
     versions,
     while_others_wait,
 )
@@ -82,7 +82,7 @@ def train(
     with joined(strategy=config.config.train.strategy) as ranks:
         if ranks.is_distributed:
             said = config_sha256(config.config)[:12]
-            refuse_unlike(ranks, versions() | {"the configuration (its SHA-256)": said})
+            refuse_different_ranks(ranks, versions() | {"the configuration (its SHA-256)": said})
         config = _on_this_machine(config)
         settings, folder = config.config, Path(config.config.run_dir)
         refuse_links(folder, CheckpointError)
@@ -148,7 +148,7 @@ def _announce(run: Run, reporter: Reporter, *, was_over: bool) -> None:
     else:
         reporter.detail(run.banner.full)
         reporter.notice(run.banner.short)
-    for note in unread_settings(run.config.train.precision):
+    for note in ignored_settings(run.config.train.precision):
         reporter.notice(f"note: {note}")
 
 

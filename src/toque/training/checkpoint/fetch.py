@@ -42,7 +42,7 @@ MODEL_FILES: Final = tuple(f"model/{name}" for name in WRITTEN)
 
 
 def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
-    """Download the newest valid checkpoint, if it is newer than those in `run`.
+    """Download the newest valid checkpoint, if it is newer than any checkpoint in `run`.
 
     Returns:
         The step of the checkpoint, or None if nothing was downloaded.

@@ -127,20 +127,19 @@ class TrainerState:
         """
         # An update advances the run by at most one epoch. Fractions are rounded.
         reason = ""
-        least = 0.0
-        most = 1.0
+        low, high = 0.0, 1.0
         try:
             planned = batches.planned(self.cursor)
             epoch = planned.epoch
             # A stage's length in epochs is only an estimate if the setting is in steps.
             if planned.cursor.stage != self.cursor.stage:
-                most = math.inf
+                high = math.inf
             if self.cursor.stage:
-                least = -math.inf
+                low = -math.inf
         except (IndexError, ValueError, OverflowError) as error:
             epoch = math.nan
             reason = f" ({error})"
-        if not least - 1e-6 <= epoch - self.progress.epoch <= most + 1e-6:
+        if not low - 1e-6 <= epoch - self.progress.epoch <= high + 1e-6:
             raise CheckpointError(
                 f"{where} continues at {self.cursor}, a position that this data does not have "
                 f"after {self.progress.epoch:g} epochs{reason}. {_REPLACE}"
@@ -172,7 +171,7 @@ def _best_in(state: Mapping[str, Any], progress: Progress) -> Best | None:
 
 
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
-    """Find a checkpoint on rank 0, and read the same checkpoint on the other ranks.
+    """Find a checkpoint on rank 0, and read the same checkpoint on all ranks.
 
     Raises:
         CheckpointError: A rank cannot read it, or reads another.

@@ -272,7 +272,6 @@ def step_folders(folder: Path) -> list[Path]:
     """
     names = set[str]()
     with suppress(FileNotFoundError, NotADirectoryError):  # the run may be moved at this moment
-        if folder.is_dir():
-            names = {n for n in os.listdir(folder) if STEP_FOLDER.fullmatch(n)}  # noqa: PTH208
+        names = {n for n in os.listdir(folder) if STEP_FOLDER.fullmatch(n)}  # noqa: PTH208
     names -= {name for name in names if name.removeprefix(ASIDE_PREFIX) in names - {name}}
     return [folder / name for name in sorted(names, key=step_of, reverse=True)]

@@ -149,7 +149,7 @@ class CheckpointSaver:
     ranks: Ranks = field(default_factory=Ranks)
     layout: CheckpointLayout = "whole"
     background: bool = False
-    """Whether training continues during a save."""
+    """True if training continues during a save."""
     counts: SaveCounts = field(default_factory=SaveCounts)
     _pool: ThreadPoolExecutor | None = None
     _buffers: dict[str, SnapshotBuffers] = field(default_factory=dict)

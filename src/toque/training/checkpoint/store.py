@@ -192,7 +192,7 @@ class CheckpointStore:
         return len(ranks) < self.keep_best or rank < ranks[self.keep_best - 1]
 
     def newest_valid(self, *, before: int | None = None) -> Checkpoint | None:
-        """Verify and return the newest valid checkpoint, or None if there are no checkpoints.
+        """Verify and return the newest valid checkpoint, or None if the run has no checkpoint.
 
         Args:
             before: Step that the checkpoint must precede.
@@ -220,7 +220,7 @@ class CheckpointStore:
         return None
 
     def best(self) -> Checkpoint | None:
-        """Verify and return the best valid model, or None if there are no best models."""
+        """Verify and return the best model, or None if the run has no valid best model."""
         for manifest in self._best_models():
             with contextlib.suppress(CheckpointError):  # try the next best model
                 return verify_checkpoint(self.best_folder / step_name(manifest.step))

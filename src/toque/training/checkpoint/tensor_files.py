@@ -231,7 +231,7 @@ def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> di
     """Read the tensors of `stem` from the shards in `folder`, or this rank's slices of them.
 
     Raises:
-        CheckpointError: There are no such tensors, or a file is damaged or has other tensors.
+        CheckpointError: The tensors are missing, damaged or differ from the layout.
     """
     prefix = f"{stem}/"
     cut = {key: tensor for key, tensor in layout.tensors.items() if key.startswith(prefix)}

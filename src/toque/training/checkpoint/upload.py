@@ -212,7 +212,7 @@ class Uploads:
         self._prune(kind)
 
     def _skip(self, path: Path, error: CheckpointError) -> None:
-        """Skip a damaged checkpoint in this session, so that others need not wait for it."""
+        """Skip a damaged checkpoint in this session, so that it does not block the queue."""
         with self._guard:
             remove_folder(path)
         self._done.add(path.name)

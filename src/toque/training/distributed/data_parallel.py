@@ -34,14 +34,14 @@ class DataParallel:
 
     strategy = "single"  # single, ddp or fsdp
     is_sharded = False
-    """Whether a rank has only a part of the weights. Then all ranks must compute together."""
+    """True if a rank has only a part of the weights. Then all ranks must compute together."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
     @property
     def may_repeat(self) -> bool:
-        """Whether this rank alone may repeat the current attempt at an update."""
+        """True if this rank alone may repeat the current attempt at an update."""
         return True
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
@@ -74,7 +74,7 @@ class DataParallel:
 
 
 class Entered(nn.Module):
-    """Wrapper whose forward pass computes any loss of a model. DDP and FSDP wrap this module."""
+    """Module with any loss of a model as its forward pass. DDP and FSDP wrap this module."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Replicated(DataParallel):
 
     @property
     def may_repeat(self) -> bool:
-        """Whether the ranks have not exchanged gradients yet."""
+        """True if the ranks have not exchanged gradients yet."""
         return not self._exchanging
 
 

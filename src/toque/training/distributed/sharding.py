@@ -51,7 +51,7 @@ class Sharded(DataParallel):
 
     @property
     def may_repeat(self) -> bool:
-        """Always False: the other ranks wait in the middle of a forward or backward pass."""
+        """False, because all ranks take part in every forward and backward pass."""
         return False
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:

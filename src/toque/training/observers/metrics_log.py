@@ -26,7 +26,7 @@ from toque.hardware.thread_waits import waits_in
 from toque.models.flops import parameter_counts
 from toque.models.onednn import has_fast_bf16
 from toque.runs.history import METRICS
-from toque.runs.outlined_update import Peak
+from toque.runs.peak import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
 from toque.training.distributed.data_parallel import DataParallel

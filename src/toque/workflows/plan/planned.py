@@ -26,7 +26,8 @@ from toque.models.families import DTYPES, Family, family_of, max_positions
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Memory, Work
-from toque.runs.outlined_update import Peak, outlining, peak_of
+from toque.runs.outlined_update import outlining
+from toque.runs.peak import Peak, peak_of
 from toque.training.optim.factory import optimizer_of, state_bytes
 from toque.training.placement import arithmetic_of, obstacle_to_dividing
 from toque.training.runtime import Runtime

@@ -107,7 +107,7 @@ def _in_parts(found: Memory, groups: Sequence[GatheredGroup], ranks: int) -> Mem
     # are sent, and its part of them.
     last = 2 * root.gradients + root.gradients // ranks - root.gathered
     parts = {
-        "its part of the weights": sum(g.held for g in groups) // ranks,
+        "its part of the weights": sum(g.stored for g in groups) // ranks,
         "weights gathered at once": root.gathered + block.gathered,
         "its part of the gradients": trained // ranks,
         "its part of the optimizer states": 2 * trained // ranks,  # AdamW's; no other is divided
@@ -152,7 +152,7 @@ def shared_update(
         return SharedUpdate(exchange, rows)
     name, rate = card.link
     seconds = exchange.sent / (_LINK_SHARE * rate)
-    shown = exchange.shown(seconds, time.update_seconds)
+    shown = exchange.exposed_seconds(seconds, time.update_seconds)
     return SharedUpdate(exchange, rows, f"{name}, {rate / 1e9:,.0f} GB/s", seconds, shown)
 
 
