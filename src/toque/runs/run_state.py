@@ -65,16 +65,12 @@ def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
     outlook = "Nothing was saved, so the same command starts again."
     if history.saved:
         outlook = f"The same command continues from step {history.saved:,}, the newest checkpoint."
+    outlook = f"The last metrics are of step {step:,}. {outlook}"
     if holder.state == "gone":
         process = f"process {holder.pid}" if holder.pid else "its process"
-        reason = f"Killed: {process} has ended without a record."
-        return RunStatus("killed", f"{reason} The last metrics are of step {step:,}. {outlook}")
-    reason = f"No end is recorded, and there are no new metrics for {clock_text(quiet)}:"
-    return RunStatus(
-        "silent",
-        f"{reason} the process was killed, or its machine stopped. The last metrics are of step "
-        f"{step:,}. {outlook}",
-    )
+        return RunStatus("killed", f"Killed: {process} has ended without a record. {outlook}")
+    silence = f"No end is recorded, and there are no new metrics for {clock_text(quiet)}"
+    return RunStatus("silent", f"{silence}: killed, or stopped with its machine. {outlook}")
 
 
 def describe_end(end: Mapping[str, Any]) -> str:

@@ -220,9 +220,7 @@ class CheckpointSaver:
                 return
         else:
             self.finish_all(at)
-        error = self._begin(at, tensors, state, metrics={}, final=final)
-        if error is not None and final:
-            raise error
+        self._begin(at, tensors, state, metrics={}, final=final)
 
     def save_best(self, at: Progress, model: nn.Module, metrics: dict[str, float]) -> None:
         """Save the model if its evaluation is among the best. This save is never skipped."""
@@ -253,8 +251,12 @@ class CheckpointSaver:
         *,
         metrics: Mapping[str, float],
         final: bool = False,
-    ) -> SaveError | None:
-        """Start a save in the background, or write it. Return its error if it failed already."""
+    ) -> None:
+        """Start a save in the background, or write it.
+
+        Raises:
+            SaveError: The save is final, and failed.
+        """
         started = time.perf_counter()
         parent = self.store.best_folder if metrics else self.store.current_folder
         state = json.loads(json.dumps(state, allow_nan=False))  # a copy: training changes it
@@ -268,7 +270,8 @@ class CheckpointSaver:
             else:
                 save = self._shard(at.step, parent, tensors, state, metrics)
         except SaveError as error:
-            return self._count_failure(at, error, quiet=final)
+            self._fail(at, error, final=final)
+            return
 
         buffers = self._buffers.setdefault(parent.name, SnapshotBuffers())
         needed = sum(map(bytes_of, save.tensors.values())) - buffers.bytes
@@ -284,14 +287,14 @@ class CheckpointSaver:
             save.job = self._pool.submit(save.write, copies)
             save.blocked_seconds = time.perf_counter() - started
             self._unfinished.append(save)
-            return None
+            return
 
         self.finish_all(at)
         try:
             save.job.set_result(save.write(save.tensors))
         except SaveError as error:
             save.job.set_exception(error)
-        return self._finish(at, save, quiet=final)
+        self._finish(at, save, final=final)
 
     def _shard(
         self,
@@ -367,24 +370,28 @@ class CheckpointSaver:
             for machine, _, free in requests
         )
 
-    def _finish(self, at: Progress, save: _Save, *, quiet: bool = False) -> SaveError | None:
-        """Report a written save on all ranks that wrote it, and return its error if it failed."""
+    def _finish(self, at: Progress, save: _Save, *, final: bool = False) -> None:
+        """Report a written save on all ranks that wrote it.
+
+        Raises:
+            SaveError: The save is final, and failed.
+        """
         try:
             saved = save.finish(save.job.result())
         except SaveError as error:
-            return self._count_failure(at, error, quiet=quiet)
+            self._fail(at, error, final=final)
+            return
         if save.kind == self.store.folder.name:
             self.counts.written += 1
             if self.ranks.is_main:
                 saved = replace(saved, blocked_seconds=save.blocked_seconds)
                 self.callbacks.tell(Callback.on_save, at, saved)
-        return None
 
-    def _count_failure(self, at: Progress, error: SaveError, *, quiet: bool) -> SaveError:
+    def _fail(self, at: Progress, error: SaveError, *, final: bool) -> None:
         self.counts.failed += 1
-        if not quiet:
-            self._warn(at, str(error))
-        return error
+        if final:
+            raise error
+        self._warn(at, str(error))
 
     def _warn(self, at: Progress, message: str) -> None:
         if self.ranks.is_main:
