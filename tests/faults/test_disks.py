@@ -81,7 +81,7 @@ def test_fault_11_a_read_only_folder_is_refused_before_the_model_is_built(found)
     facts = found["refused"]
     assert "crashed" not in facts, facts["crashed"]
     assert facts["code"] == 4
-    assert "cannot be written" in facts["said"]
+    assert "Cannot write" in facts["said"]
     assert "M parameters" not in facts["said"]
 
 

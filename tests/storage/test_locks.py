@@ -112,7 +112,7 @@ def test_faults_36_and_66_who_does_not_refuse_waits_until_the_lock_is_free(run):
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(CheckpointError, match="cannot be written"),
+        pytest.raises(CheckpointError, match="Cannot write"),
         run_lock(tmp_path / "file" / "x"),
     ):
         pass

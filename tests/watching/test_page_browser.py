@@ -95,7 +95,7 @@ def test_the_page_follows_a_run_and_says_that_it_was_killed(opened, training, sh
 
         process.kill()
         process.wait()
-        soon(page.locator("#state")).to_contain_text(f"Killed: process {process.pid} is gone")
+        soon(page.locator("#state")).to_contain_text(f"Killed: process {process.pid} has ended")
         soon(page.locator("#said")).to_contain_text("Killed")
         soon(page.locator(".mark.killed")).to_have_text("killed")
         with (runs / "first" / "metrics.jsonl").open("a") as file:
