@@ -29,7 +29,7 @@ from toque.runs.time_left import TimeLeft
 from toque.training.autotune import Fitted
 from toque.training.bottlenecks import few_updates
 from toque.training.micro_batch import least_of
-from toque.training.optimisations import attention_in
+from toque.training.optimisations import choose_attention
 from toque.training.runtime import Runtime
 from toque.training.stopping import CommandClock, TimeLimit
 from toque.units import Cursor, Duration
@@ -296,7 +296,7 @@ def banner(
     splits, tokens = store.manifest.splits, store.manifest.tokens
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
     n_rows, ranks, resources = stream.at(Cursor()).batch.n_rows, runtime.ranks, fitted.resources
-    attention = attention_in(model, runtime)
+    attention = choose_attention(model, runtime)
     sharing = ""
     if ranks.is_distributed:
         library = "nccl" if runtime.device.type == "cuda" else "gloo"

@@ -27,7 +27,7 @@ from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Memory, Work
 from toque.runs.outlined_update import Peak, outlining, peak_of
-from toque.training.arithmetic import arithmetic_of
+from toque.training.arithmetic import count_flops
 from toque.training.optim.factory import optimizer_of, state_bytes
 from toque.training.runtime import Runtime
 from toque.training.strategy import obstacle_to_dividing
@@ -210,7 +210,7 @@ def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) ->
     else:
         real = (batch.segments > 0).sum()
     row = OutlinedRows(1, shape.source, shape.target, max(1, round(examples)))
-    arithmetic = arithmetic_of(model, stream)
+    arithmetic = count_flops(model, stream)
     return Work(
         row=row,
         worst_examples=worst,
