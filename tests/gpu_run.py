@@ -14,8 +14,8 @@ from fixtures.trainers import small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.batch_stream import DeviceFeed, Prefetch
+from toque.models.forward.attention import use_attention
 from toque.models.forward.blocks import compile_blocks
-from toque.models.forward.flex_attention import use_attention
 from toque.training.callbacks import Callback, StepInfo
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer

@@ -34,9 +34,9 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from toque.hardware.glibc_malloc import keep_freed_memory
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions, Precision
-from toque.models.glibc_malloc import keep_freed_memory
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.pretrained import load_model
 

@@ -101,8 +101,8 @@ def model_on_device(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
 def apply_options(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime) -> None:
     """Attach the adapter, choose the attention, and compile, as the options request."""
     from toque.config.schema_methods import AdapterConfig
+    from toque.models.forward.attention import use_attention
     from toque.models.forward.blocks import compile_blocks, recompute_blocks
-    from toque.models.forward.flex_attention import use_attention
     from toque.models.loading.from_scratch import fuse_activations
     from toque.models.lora.frozen import hold_frozen
     from toque.models.lora.layers import attach
@@ -128,7 +128,7 @@ def toque(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: 
     """Train by Toque."""
     from updates import update
 
-    from toque.models.forward.flex_attention import attention_of
+    from toque.models.forward.attention import attention_of
     from toque.training.optim.factory import build_optimizer
 
     apply_options(a, model, runtime)
@@ -208,7 +208,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     from updates import batch_of
 
     from toque.models.flops import flops_per_token, parameter_counts, products_of
-    from toque.runs.outlined_update import peak_of
+    from toque.runs.peak import peak_of
     from toque.training.runtime import Runtime
 
     if a.limit_gib and torch.cuda.is_available():

@@ -419,8 +419,12 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _tensors_in(function: Any) -> list[Tensor]:
-    cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
-    return [content for content in cells if isinstance(content, Tensor)]
+    """Tensors that a function captures, also in functions that it calls."""
+    found = []
+    for cell in getattr(function, "__closure__", None) or ():
+        content = cell.cell_contents
+        found += [content] if isinstance(content, Tensor) else _tensors_in(content)
+    return found
 
 
 def _block_mask(
@@ -454,7 +458,7 @@ def _kernels_on(
 ) -> ours.KernelChoice:
     """Torch's own blocks; by the signature of the real one, so that no wrong call passes here."""
     _ = biased
-    return ours.KernelChoice(ours._TORCHS)
+    return ours.KernelChoice(ours._TORCH_BLOCKS)
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

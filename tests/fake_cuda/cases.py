@@ -18,8 +18,8 @@ from fixtures.trainers import small_trainer
 from tiny import KINDS, make, model_of, shape_of, stream_of, uneven_examples
 from toque.config.schema_methods import AdapterConfig
 from toque.data.loader.batch_stream import BatchStream
+from toque.models.forward.attention import AttentionSetting, attention_of, use_attention
 from toque.models.forward.blocks import recompute_blocks
-from toque.models.forward.flex_attention import Asked, attention_of, use_attention
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach
@@ -65,7 +65,7 @@ class Setup:
     recompute: bool = False
     offload: bool = False
     precision: PrecisionChoice = "bf16"
-    attention: Asked = "auto"
+    attention: AttentionSetting = "auto"
     optimizer: str = "adamw"
     smoothing: float = 0.1
     rows: int = 5  # of a micro-batch, of the five of an update

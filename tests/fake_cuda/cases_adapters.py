@@ -88,9 +88,9 @@ class InUse:
 
 
 class _OnCard(Outlined):
-    def held(self, matrix: Tensor) -> dict[str, Tensor]:
+    def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
         with matrix.device:
-            return super().held(matrix)
+            return super().quantise(matrix)
 
 
 class _Shapes(StoredWeights):
@@ -122,7 +122,7 @@ def _without_content(stored: StoredWeights) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, value in (
             (pretrained, "stored_weights", lambda _: shapes),
-            (frozen, "_take", lambda *_: None),
+            (frozen, "_update", lambda *_: None),
             (pretrained, "refuse_another_base", lambda *_: None),
             (torch, "equal", lambda *_: True),
             # Inference mode skips the step by which new tensors on the card become fake.

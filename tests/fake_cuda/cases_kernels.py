@@ -13,7 +13,8 @@ from fake_cuda import card as fake
 from fake_cuda.cases import small_model
 from tiny import examples, pack
 from toque.models.forward import flex_attention as ours
-from toque.models.forward.flex_attention import Choice, attention_of, kernels_on, use_attention
+from toque.models.forward.attention import AttentionChoice, attention_of, use_attention
+from toque.models.forward.flex_attention import kernels_on
 from toque.models.forward.loss import loss_sum
 from toque.workflows.diagnosis.machine_checks import attention_on
 
@@ -41,7 +42,7 @@ def tried(found: Sequence[Exception | float]) -> tuple[Any, str, list[Any]]:
         return one
 
     kernels_on.cache_clear()
-    with fake.fake_card(), patch.object(ours, "_distance", distance):
+    with fake.fake_card(), patch.object(ours, "_error", distance):
         chosen = kernels_on(CUDA, torch.bfloat16, 64, biased=True)
     kernels_on.cache_clear()
     return chosen.options, str(chosen), asked
@@ -55,11 +56,11 @@ def blocks(options: Mapping[str, int] | None) -> tuple[Any, ...]:
 
 def _biased_are_small(*_: Any, biased: bool, **__: Any) -> ours.KernelChoice:
     if biased:
-        return ours.KernelChoice({**ours._TORCHS, **ours._FORWARD[1]}, "reasons")
-    return ours.KernelChoice(ours._TORCHS)
+        return ours.KernelChoice({**ours._TORCH_BLOCKS, **ours._FORWARD[1]}, "reasons")
+    return ours.KernelChoice(ours._TORCH_BLOCKS)
 
 
-def made_by(family: str, *, dropout: float) -> tuple[Choice, set[tuple[str, bool]]]:
+def made_by(family: str, *, dropout: float) -> tuple[AttentionChoice, set[tuple[str, bool]]]:
     """What is chosen for a model, and whether kernels made by some blocks had a bias."""
     seen = set()
 
@@ -85,7 +86,7 @@ def made_by(family: str, *, dropout: float) -> tuple[Choice, set[tuple[str, bool
         return attention_of(model, CUDA), seen
 
 
-def choice_where(fails: str) -> Choice:
+def choice_where(fails: str) -> AttentionChoice:
     """What is chosen for a T5 where kernels with or without a bias fail."""
 
     def kernels(*_: Any, biased: bool, **__: Any) -> ours.KernelChoice:

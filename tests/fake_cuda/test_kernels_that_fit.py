@@ -83,7 +83,7 @@ def test_every_kernel_of_a_model_has_the_blocks_that_were_chosen(on_card, dropou
 def test_masks_take_the_place_of_kernels_of_which_one_fails(on_card, fails):
     chosen = on_card(cases.choice_where, fails)
     assert (chosen.name, chosen.blocks) == ("dense", "")
-    assert chosen.notes == ("attention without masks by flex is not used: no luck",)
+    assert chosen.notes == ("attention by flex is not used: no luck",)
 
 
 def test_doctor_says_which_blocks_work(on_card):

@@ -10,7 +10,8 @@ from models.forward.test_packing import gradients, stock_sum
 from tiny import FAMILIES, pack
 from tiny import examples as some_examples
 from toque.models.forward import flex_attention
-from toque.models.forward.flex_attention import attention_of, kernels_on
+from toque.models.forward.attention import attention_of
+from toque.models.forward.flex_attention import kernels_on
 from toque.models.forward.loss import loss_sum
 
 TOLERANCE = 1e-3
@@ -49,7 +50,7 @@ def test_dropout_of_flex_is_exact(device, biased, precise, size):
     exact = torch.float64 if device.type == "cpu" else torch.float32
     close = 3e-2 if not precise else 1e-7 if device.type == "cpu" else 2e-3
     dtype = exact if precise else torch.bfloat16
-    options = flex_attention.Choice("flex").options[0]
+    options = flex_attention.DEFAULT_KERNELS[0]
     if device.type == "cuda":
         found = kernels_on(device, dtype, size, biased=biased)
         assert found.options is not None, found.why
@@ -69,8 +70,8 @@ def test_dropout_of_flex_is_exact(device, biased, precise, size):
     _, _, i, j = torch.meshgrid(
         *(torch.arange(n, dtype=torch.int32, device=device) for n in sizes), indexing="ij"
     )
-    numbers = flex_attention.of_heads(pair[0], 2)[..., None]
-    kept = flex_attention.drawn(numbers, pair[1].int()[:, None, None]) >= 1 << 22
+    numbers = flex_attention.head_numbers(pair[0], 2)[..., None]
+    kept = flex_attention.pair_number(numbers, pair[1].int()[:, None, None]) >= 1 << 22
     assert 0.7 < kept.double().mean() < 0.8
     allowed = (batch.segments[:, None, :, None] == batch.segments[:, None, None]) & (i >= j)
     scores = q.to(exact) @ k.to(exact).transpose(-1, -2) * 0.2 + (0.0 if bias is None else bias)
@@ -91,9 +92,9 @@ BLOCKS = [{}, *flex_attention._FORWARD, *flex_attention._BACKWARD]
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=lambda of: "x".join(map(str, of.values())))
 def test_kernels_of_all_blocks_that_fit_compute_the_definition(device, blocks):
-    by = {**flex_attention._TORCHS, **blocks}
+    by = {**flex_attention._TORCH_BLOCKS, **blocks}
     try:
-        apart = flex_attention._distance(device, torch.bfloat16, 64, by, biased=True)
+        apart = flex_attention._error(device, torch.bfloat16, 64, by, biased=True)
     except RuntimeError as error:
         if "Required" not in str(error):
             raise

@@ -153,7 +153,7 @@ def test_hidden_gpus_are_nobodys_fault(
     assert devices.device_named("auto").type == "cpu"
     with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES is '{value}', which hides every"):
         devices.device_named("cuda")
-    (found,) = machine_checks._gpus()
+    (found,) = machine_checks._check_gpus()
     assert (found.state, found.todo) == ("ok", "")
     assert f"none that is used: CUDA_VISIBLE_DEVICES is '{value}'" in found.found
 
@@ -174,7 +174,7 @@ def test_doctor_tells_of_each_card(
     machine: Any, there: dict[str, Any], state: str, found: str, todo: str
 ) -> None:
     machine(**there)
-    row, *more = machine_checks._gpus()
+    row, *more = machine_checks._check_gpus()
     assert bool(more) == ("4090" in row.found and state != "failed")  # attention is tried there
     assert row.state == state
     assert re.search(found, row.found)
@@ -283,7 +283,7 @@ def test_fault_87_weights_that_do_not_fit_are_refused_with_the_numbers(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     assert own_kitchen.exists()
-    monkeypatch.setattr("toque.models.loading.to_train.ModelToTrain.placed", full)
+    monkeypatch.setattr("toque.models.loading.trainable.ModelToTrain.placed", full)
     assert main(["train", "my.yaml", "run_dir=runs/new"]) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert re.search(r"weights do not fit into the [0-9.]+ [GM]iB that cpu has free. Train", said)

@@ -8,11 +8,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Phi3Config, UMT5C
 
 from fixtures import model_types
 from toque.errors import CheckpointError, ConfigError
-from toque.models.families import max_positions
+from toque.models.config_values import max_positions
 from toque.models.forward import packed, varlen_attention
 from toque.models.forward.blocks import recompute_blocks
 from toque.models.forward.loss import cross_entropy_sum, loss_sum
-from toque.models.loading import proof
+from toque.models.loading import self_check
 from toque.models.loading.pretrained import check_folder, load_model
 from written import generate
 
@@ -54,13 +54,13 @@ def test_all_that_and_resumed_to_the_bit(kind, tmp_path):
 
 REFUSED = {
     "mixtral": "mixtures of experts",
-    "mamba": "no plain attention (linear_attention)",
-    "rwkv": "a state that passes from token to token",
-    "lfm3": "no plain attention (conv)",
-    "gemma3": "parts beside one that reads text (text_config, vision_config)",
-    "bart": "counts positions by itself, from the beginning of a row",
-    "bert": "no plain linear layer called lm_head",
-    "t5gemma": "no family here covers",
+    "mamba": "layers without plain attention (linear_attention)",
+    "rwkv": "passes a state from token to token",
+    "lfm3": "layers without plain attention (conv)",
+    "gemma3": "parts for more than text (text_config, vision_config)",
+    "bart": "counts positions from the beginning of a row",
+    "bert": "no plain linear output head with the name lm_head",
+    "t5gemma": "which is not supported",
 }
 
 
@@ -69,7 +69,7 @@ def test_refused_in_words(kind, folder_of):
     with pytest.raises(ConfigError) as refused:
         load_model(str(folder_of(kind)))
     known = kind in CONFIG_MAPPING or kind == "t5gemma"
-    assert (REFUSED[kind] if known else "no family here covers") in str(refused.value)
+    assert (REFUSED[kind] if known else "which is not supported") in str(refused.value)
 
 
 def no_windows(*tensors, of=varlen_attention.attend_causally, **how):
@@ -78,7 +78,7 @@ def no_windows(*tensors, of=varlen_attention.attend_causally, **how):
 
 WRONG = {
     "windows": (varlen_attention, "attend_causally", no_windows),
-    "caps": (proof, "logit_cap", lambda _: None),
+    "caps": (self_check, "logit_cap", lambda _: None),
     "scales": (packed, "scale_outputs", lambda _, hidden: hidden * 1.1),
     "neighbours": (packed, "examples_in", lambda _: [(0, 12, 0, 12)]),
 }
@@ -89,7 +89,7 @@ def test_a_model_that_would_be_computed_otherwise_is_refused(what, folder_of, mo
     folder = str(folder_of("gemma3_text"))
     load_model(folder)
     monkeypatch.setattr(*WRONG[what])
-    with pytest.raises(ConfigError, match="two texts in one row get other logits"):
+    with pytest.raises(ConfigError, match="two texts packed in one row get other logits"):
         load_model(folder)
 
 

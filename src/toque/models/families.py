@@ -1,7 +1,7 @@
-"""Model families: those with parts of their own, and all other dense causal models.
+"""Model families: four with their own code, and one for all other dense causal models.
 
-A new one is one entry in `FAMILIES`, and one in tests/tiny.py; the others have none, and prove
-themselves (`loading/proof.py`).
+A new family is one entry in `FAMILIES` and one in tests/tiny.py. A causal model of another type is
+tested on its own weights when it is loaded (`loading/self_check.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,29 +27,29 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from toque.errors import ConfigError
-from toque.models.positions import short_positions
+from toque.models.config_values import window_of
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "float32": torch.float32,
 }
-"""Formats of matrix products by their names in the settings."""
+"""Precisions of matrix products by their names in the settings."""
 FamilyName = Literal["t5", "gpt2", "neox", "llama", "causal"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """Family of models, as the rest of the package sees it."""
+    """Family of models with the same architecture."""
 
     name: FamilyName
     is_encoder_decoder: bool
-    model_types: tuple[str, ...]  # of config.json that belong here; the first is built from scratch
-    config_class: type[PretrainedConfig]  # of a model from scratch; `model.shape` are its arguments
+    model_types: tuple[str, ...]  # `model_type` in config.json; the first is built from scratch
+    config_class: type[PretrainedConfig]  # its arguments are the keys of `model.shape`
 
     @property
     def fp16_is_safe(self) -> bool:
-        """True if float16 holds its activations; T5's and Gemma's overflow, others' may."""
+        """True if activations fit into float16. The activations of T5 and Gemma overflow."""
         return self.name not in ("t5", "causal")
 
 
@@ -64,19 +64,20 @@ FAMILIES: dict[str, Family] = {
     )
 }
 CAUSAL: Final = Family("causal", False, (), PretrainedConfig)
-"""Dense causal models of any other type, and those with sliding windows; never from scratch."""
+"""Dense causal models of any other type or with sliding windows. They are never built from scratch.
+"""
 _LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
-_EXPERTS = re.compile(r"(?:moe_)?(?:n|num)_(?:\w+_)?experts")  # how configs name their number
+_EXPERTS = re.compile(r"(?:moe_)?(?:n|num)_(?:\w+_)?experts")  # entries with a number of experts
 MODEL_TYPES = frozenset(name for family in FAMILIES.values() for name in family.model_types)
 
 
 def is_read(model_type: object) -> bool:
-    """True if models of the type are read here, or may be, by what their config.json says."""
+    """True if Toque supports this `model_type`, or may support it."""
     return model_type in MODEL_TYPES or model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of a model's config; ConfigError if none reads its type."""
+    """Return the family of a model's config. Raise a ConfigError if its type is not supported."""
     for family in FAMILIES.values():
         if config.model_type in family.model_types and window_of(config) is None:
             return family
@@ -85,50 +86,48 @@ def family_of(config: PretrainedConfig) -> Family:
     return CAUSAL
 
 
-def window_of(config: PretrainedConfig) -> int | None:
-    """Tokens, itself included, that a token sees in layers with a sliding window; None: no such."""
-    window = getattr(config, "sliding_window", None)
-    used = getattr(config, "use_sliding_window", True)
-    return int(window) if window is not None and used else None
-
-
 def refuse_unfit(config: PretrainedConfig) -> None:
-    """Refuse, with a ConfigError, a model whose config says that it is no dense causal one."""
+    """Raise a ConfigError for a model that is not a dense causal language model."""
     if family_of(config) != CAUSAL:
         return
+
     experts = [n for n in vars(config) if _EXPERTS.fullmatch(n) and (getattr(config, n) or 0) > 1]
-    kinds = {*(getattr(config, "layer_types", None) or ())} - _LAYER_TYPES
+    layer_types = {*(getattr(config, "layer_types", None) or ())} - _LAYER_TYPES
     parts = [name for name in config.sub_configs if getattr(config, name, None) is not None]
     if experts:
-        named = ", ".join(f"{name}={getattr(config, name)}" for name in experts)
-        found = f"layers that are mixtures of experts ({named}), of which each token passes a few"
-    elif kinds:
-        found = f"layers that are no plain attention ({', '.join(sorted(kinds))})"
+        counts = ", ".join(f"{name}={getattr(config, name)}" for name in experts)
+        problem = f"has mixtures of experts ({counts})"
+    elif layer_types:
+        problem = f"has layers without plain attention ({', '.join(sorted(layer_types))})"
     elif getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
-        found = "a state that passes from token to token (a state-space or recurrent model)"
+        problem = "passes a state from token to token (a state-space or recurrent model)"
     elif parts:
-        found = f"parts beside one that reads text ({', '.join(parts)})"
+        problem = f"has parts for more than text ({', '.join(parts)})"
     else:
         return
     raise ConfigError(
-        f"This {config.model_type} model has {found}. Packed examples could not be kept apart in "
-        "it, or not all of it would be trained. Use a dense model of text with attention alone."
+        f"This {config.model_type} model {problem}. Toque cannot separate packed examples in it, "
+        "or would not train all of it. Use a dense text model that has only attention layers."
     )
 
 
 def unknown_type(model_type: object, *, has_code: bool = False) -> ConfigError:
-    """The error about a model of no family here; `has_code` where its folder names code to load."""
-    known = ", ".join(t for family in FAMILIES.values() for t in family.model_types)
-    code = " It brings code of its own (auto_map), which is never run here." if has_code else ""
+    """Build the error about an unsupported `model_type`.
+
+    Args:
+        model_type: Entry of config.json.
+        has_code: True if config.json names Python code of its own.
+    """
+    supported = ", ".join(t for family in FAMILIES.values() for t in family.model_types)
+    code = " Toque never runs the code that it names (auto_map)." if has_code else ""
     return ConfigError(
-        f'The model\'s config.json says model_type "{model_type}", which no family here covers.'
-        f"{code} Model types that work: {known}, and others of dense causal language models that "
-        "this version of transformers knows."
+        f'config.json has model_type "{model_type}", which is not supported.{code} Supported types '
+        f"are {supported}, and other dense causal language models of this transformers version."
     )
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a PEFT or data-parallel wrapper, adapters still in place."""
+    """Return the transformers model inside a PEFT or data-parallel wrapper, with its adapters."""
     parallel = isinstance(model, nn.parallel.DistributedDataParallel)
     inner: object = model.module if parallel else model
     base = getattr(inner, "get_base_model", None)
@@ -136,32 +135,19 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
 
 
 def embedding(model: nn.Module) -> Tensor:
-    """The token embedding's weight, [V, D]."""
+    """Return the weight of the token embedding, [V, D]."""
     table: Tensor = cast("nn.Embedding", unwrapped(model).get_input_embeddings()).weight
     return table
 
 
 def vocabulary_rows(model: nn.Module) -> int:
-    """V: rows of the token embedding, which may be more than the tokenizer has tokens."""
+    """Return V, the rows of the token embedding. The tokenizer may have fewer tokens."""
     return int(embedding(model).shape[0])
 
 
-def exchange_parameters(model: nn.Module, others: Mapping[int, nn.Parameter]) -> None:
-    """Replace parameters, by the id of the old ones, wherever they are; shared ones stay shared."""
+def exchange_parameters(model: nn.Module, replacements: Mapping[int, nn.Parameter]) -> None:
+    """Replace every parameter of a model, by the id of the old one. Shared ones stay shared."""
     for module in model.modules():
         for name, old in module._parameters.items():  # noqa: SLF001  # what __setattr__ writes to
             if old is not None:
-                module._parameters[name] = others[id(old)]  # noqa: SLF001
-
-
-def head_size(config: Any) -> int:
-    """Columns of one attention head of a decoder-only model."""
-    size = getattr(config, "head_dim", None)
-    return int(size or config.hidden_size // config.num_attention_heads)
-
-
-def max_positions(config: PretrainedConfig) -> int | None:
-    """The most tokens of a row; None for T5. RoPE computes longer ones, never trained on."""
-    named = getattr(config, "max_position_embeddings", None)
-    limits = (named, short_positions(getattr(config, "rope_parameters", None)))
-    return min((int(limit) for limit in limits if limit is not None), default=None)
+                module._parameters[name] = replacements[id(old)]  # noqa: SLF001

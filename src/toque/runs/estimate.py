@@ -30,7 +30,8 @@ from toque.models.lora.frozen import frozen_matrices
 from toque.models.lora.layers import is_adapted
 from toque.models.lora.quantised import quantised_layers
 from toque.runs.history import METRICS, history_of
-from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
+from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
+from toque.runs.peak import Peak
 from toque.runs.time_left import times_in
 
 _TENSOR_SHARE: Final = {"cpu": 0.65, "cuda": 0.9}
@@ -431,7 +432,7 @@ def _text_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) ->
 
 def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
     """Split the bytes of the weights into quantised matrices, their constants, adapter and rest."""
-    quantised = [layer.held_bytes() for _, layer in quantised_layers(model)]
+    quantised = [layer.stored_bytes() for _, layer in quantised_layers(model)]
     parts = {
         "quantised matrices": sum(sizes["codes"] for sizes in quantised),
         "constants of their blocks": sum(sizes["constants"] for sizes in quantised),

@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 
 from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
 from toque.data.tokenizer.codec import Codec, FamilyKind
-from toque.models.families import family_of, max_positions
+from toque.models.config_values import max_positions
+from toque.models.families import family_of
 from toque.models.generation.constraints import HeldVocabulary
 from toque.models.generation.engine import precision_here
 from toque.models.generation.kv_cache import PREFILL_TOKENS
@@ -34,7 +35,7 @@ from toque.models.generation.packed_products import Packs, with_packed_products
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.frozen import computing
-from toque.serving.server import RequestError
+from toque.serving.request_errors import RequestError
 
 T = TypeVar("T")
 _log = logging.getLogger("toque.serving")

@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedModel
 
 from toque.data.loader.batch_stream import BatchStream
+from toque.hardware.onednn import has_fast_bf16
 from toque.models.flops import flops_per_token, products_of
-from toque.models.forward.flex_attention import Choice, attention_of
-from toque.models.onednn import has_fast_bf16
-from toque.runs.outlined_update import peak_of
+from toque.models.forward.attention import AttentionChoice, attention_of
+from toque.runs.peak import peak_of
 from toque.training.runtime import Runtime
 
 
@@ -51,7 +51,7 @@ def find_bf16_peak(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]
 
 
 def count_flops(
-    model: PreTrainedModel, stream: BatchStream, attention: Choice | None = None
+    model: PreTrainedModel, stream: BatchStream, attention: AttentionChoice | None = None
 ) -> Arithmetic:
     """Count the forward and backward FLOPs per useful token of this data."""
     source = stream.plan.source_lengths.astype(float)

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from toque.config.schema_methods import OptimisationsConfig
 from toque.data.loader.batch_stream import BatchStream, DeviceFeed, Prefetch
+from toque.models.forward.attention import AttentionChoice, attention_of, use_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.flex_attention import Choice, attention_of, use_attention
 from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
-from toque.training.distributed.sharing import LossFn
+from toque.training.distributed.data_parallel import LossFn
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 
@@ -37,7 +37,7 @@ def optimise(
         use_cpu_layers(model)
 
 
-def choose_attention(model: PreTrainedModel, runtime: Runtime) -> Choice:
+def choose_attention(model: PreTrainedModel, runtime: Runtime) -> AttentionChoice:
     """Choose the attention of packed batches. On a GPU the first call tries the kernels."""
     with runtime.autocast():
         return attention_of(model, runtime.device)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from toque.models.forward.attention import use_attention
 from toque.models.forward.blocks import (
     CompileSeconds,
     compile_blocks,
@@ -11,7 +12,6 @@ from toque.models.forward.blocks import (
     stop_compiling,
     stop_recomputing,
 )
-from toque.models.forward.flex_attention import use_attention
 from toque.models.forward.loss import loss_sum
 
 # torch's compiler reads .grad of every tensor it meets, and warns itself about it.

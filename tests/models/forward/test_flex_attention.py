@@ -59,7 +59,7 @@ def test_drawn_numbers_are_even_and_unrelated():
     n = 64
     keys = torch.arange(8 * n).view(8, n)  # as near to each other as can be
     others = _hashed(torch.arange(8 * n) + 1).view(8, 1, 1, n).int()
-    drawn = flex.drawn(flex.of_heads(keys, 4)[..., None], others).double() / 2**24
+    drawn = flex.pair_number(flex.head_numbers(keys, 4)[..., None], others).double() / 2**24
     assert drawn.min() >= 0
     assert drawn.max() < 1
     # Of 131,072 numbers: the mean is within five standard errors of a half, each tenth is as full.
@@ -86,7 +86,7 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
     bias = torch.randn(1, 2, 320, 320).expand(len(UNEVEN), -1, -1, -1)
     keys = torch.randint(-(2**31), 2**31, (len(UNEVEN), 320))
     score_mod = (
-        flex._dropped(bias, (flex.of_heads(keys, 2), keys.int()), 1 << 22)
+        flex._with_dropout(flex.with_bias(bias), flex.head_numbers(keys, 2), keys.int(), 1 << 22)
         if dropped
         else flex.with_bias(bias)
     )
@@ -98,15 +98,15 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
 
 
 def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch):
-    assert flex._distance(CPU, torch.float32, 16, {}, biased=True) < 1e-5
+    assert flex._error(CPU, torch.float32, 16, {}, biased=True) < 1e-5
     attend = flex.attend
 
     def open_to_all(query, key, value, mask, **how):
-        if how["by"] is not flex.reference:
+        if how["kernel"] is not flex.reference:
             mask = create_block_mask(
                 lambda _b, _h, i, j: i >= j, None, None, 320, 320, device="cpu"
             )
         return attend(query, key, value, mask, **how)
 
     monkeypatch.setattr(flex, "attend", open_to_all)
-    assert flex._distance(CPU, torch.float32, 16, {}, biased=True) > 0.1
+    assert flex._error(CPU, torch.float32, 16, {}, biased=True) > 0.1

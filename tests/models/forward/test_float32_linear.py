@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from toque.models import onednn
+from toque.hardware import onednn
 from toque.models.forward import cpu_linear
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.loss import loss_sum

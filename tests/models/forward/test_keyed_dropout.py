@@ -12,18 +12,18 @@ from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, keys_of
 from toque.models.families import FAMILIES
+from toque.models.forward.attention import use_attention
 from toque.models.forward.blocks import compile_blocks, recompute_blocks, stop_recomputing
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.flex_attention import use_attention
 from toque.models.forward.keyed_dropout import (
     UPDATE,
     Dropout,
     Masks,
-    by_head,
     column_table,
     drop_pairs,
     keep_mask,
-    kept,
+    kept_elements,
+    keys_by_head,
     use_keyed_dropout,
 )
 from toque.models.forward.loss import loss_sum
@@ -59,11 +59,11 @@ def test_the_share_and_the_mean(p, dtype):
 def test_neighbours_are_independent():
     """Columns of one hash and of the next, tokens, heads, layers and updates."""
     p = 0.3
-    mask = kept(keys(N), C, p)[0]
+    mask = kept_elements(keys(N), C, p)[0]
     for apart in (1, 2, 3, 4, 8):
         assert independent(mask[:, apart:], mask[:, :-apart], p)
         assert independent(mask[apart:], mask[:-apart], p)
-    heads = kept(by_head(keys(N), 4), C, p)[0]
+    heads = kept_elements(keys_by_head(keys(N), 4), C, p)[0]
     assert independent(heads[1:], heads[:-1], p)
     masks = Masks()
     sites = [masks.add("wte", FAMILIES["gpt2"]) for _ in range(2)]
@@ -71,7 +71,7 @@ def test_neighbours_are_independent():
     for update in (0, 1):
         UPDATE.set(key_of(5, update))
         masks.begin(target=torch.arange(N)[None])
-        drawn += [kept(site.next_keys(), C, p)[0] for site in (*sites, sites[0])]
+        drawn += [kept_elements(site.next_keys(), C, p)[0] for site in (*sites, sites[0])]
     for left in range(6):
         for right in range(left):
             assert independent(drawn[left], drawn[right], p), (left, right)
@@ -87,9 +87,9 @@ def test_ends_of_the_scale_and_odd_shapes():
 
 def test_masks_of_compiled_code_are_those_of_four_columns_at_once():
     def mask(numbers):
-        return kept(numbers, 31, 0.3, column_table(64, numbers.device))[0]
+        return kept_elements(numbers, 31, 0.3, column_table(64, numbers.device))[0]
 
-    assert torch.equal(mask(keys(N)), kept(keys(N), 31, 0.3)[0])
+    assert torch.equal(mask(keys(N)), kept_elements(keys(N), 31, 0.3)[0])
 
 
 def test_pairs_are_dropped_by_their_tokens():
@@ -252,5 +252,5 @@ def test_examples_that_come_twice_get_other_masks():
 def test_a_layer_that_sees_other_vectors_than_tokens_is_refused():
     model = dropping("gpt2")
     model.transformer.drop.register_forward_pre_hook(lambda _, args: (args[0].repeat(1, 2, 1),))
-    with pytest.raises(ConfigError, match=r"Dropout of .* vectors.*train.optimisations.dropout"):
+    with pytest.raises(ConfigError, match=r"dropout to .* vectors.*train.optimisations.dropout"):
         loss_sum(model, pack("gpt2", [[([3, 4], [5, EOS])]]))

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, EncoderDecoderBatch
-from toque.models.forward.flex_attention import attention_of, use_attention
+from toque.models.forward.attention import attention_of, use_attention
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import hidden_states
 
@@ -151,7 +151,7 @@ def test_bfloat16_autocast_stays_near_float32(kind, tiny, some_examples, packed)
 
 def test_a_batch_of_the_other_kind_is_refused(tiny, some_examples, packed):
     rows = rows_of(some_examples(18))
-    with pytest.raises(TypeError, match="reads an EncoderDecoderBatch"):
+    with pytest.raises(TypeError, match="needs an EncoderDecoderBatch"):
         loss_sum(tiny("t5"), packed("gpt2", rows))
-    with pytest.raises(TypeError, match="reads a DecoderBatch"):
+    with pytest.raises(TypeError, match="needs a DecoderBatch"):
         loss_sum(tiny("gpt2"), packed("t5", rows))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from toque.models.forward.flex_attention import attention_of, use_attention
+from toque.models.forward.attention import attention_of, use_attention
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import same_segment
 from toque.models.forward.varlen_attention import AttentionPlan, _attend, examples_in

@@ -202,7 +202,9 @@ def test_a_gpt2_answer_ends_where_its_positions_do(tiny):
     near, full = [5] * 60, [6] * 64
     answers = generate(model, [near, full, [7]], max_new_tokens=10, **IDS)
     assert [len(answer) for answer in answers] == [5, 1, 10]
-    with pytest.raises(ConfigError, match=r"Prompt 2 has 65 tokens, but this model has 64 positions"):
+    with pytest.raises(
+        ConfigError, match=r"Prompt 2 has 65 tokens, but this model has 64 positions"
+    ):
         generate(model, [near, [5] * 65], max_new_tokens=2, **IDS)
     with pytest.raises(ConfigError, match=r"Prompt 3 has no tokens"):
         generate(model, [near, near, []], max_new_tokens=2, **IDS)
@@ -248,9 +250,9 @@ def test_wrong_settings_are_refused_and_no_prompts_are_none(tiny):
         ({"max_new_tokens": 1, "batch_rows": 0}, "batch_rows is 0"),
         ({}, "max_new_tokens is missing"),
         ({"max_new_tokens": 1, "temperature": -1.0}, "temperature is -1"),
-        ({"max_new_tokens": 1, "top_p": 0.0}, "top_p is 0"),
-        ({"max_new_tokens": 1, "top_k": -1}, "top_k is -1"),
-        ({"max_new_tokens": 1, "no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
+        ({"max_new_tokens": 1, "top_p": 0.0}, "top_p must be above 0"),
+        ({"max_new_tokens": 1, "top_k": -1}, "top_k must be a number of tokens"),
+        ({"max_new_tokens": 1, "no_repeat_ngram_size": -2}, "no_repeat_ngram_size must be"),
     ):
         with pytest.raises(ConfigError, match=said):
             generate(model, [[5]], **wrong, **IDS)
@@ -306,10 +308,10 @@ def test_a_real_model_tells_the_story_transformers_tells(shared):
 
 
 def test_rows_of_unlike_length_attend_in_parts(kind, tiny, monkeypatch):
-    monkeypatch.setattr(kv_cache, "MOST_WASTED_COLUMNS", 2)
+    monkeypatch.setattr(kv_cache, "MAX_WASTED_COLUMNS", 2)
     model = tiny(kind)
     make_eager_to_end(model)
-    assert len(list(kv_cache.neighbours([12, 12, 3, 1], most_wasted=2))) > 1
+    assert len(list(kv_cache.neighbours([12, 12, 3, 1], max_wasted=2))) > 1
     expected = [stock(model, prompt, 16) for prompt in prompts()]
     for rows in (3, 7):
         assert generate(model, prompts(), max_new_tokens=16, batch_rows=rows, **IDS) == expected

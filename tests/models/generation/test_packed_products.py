@@ -8,12 +8,12 @@ from torch import nn
 
 from tiny import EOS, PAD, VOCAB
 from toque.config.schema_methods import AdapterConfig
+from toque.hardware.onednn import PackedLinear, has_fast_bf16
 from toque.models.generation import packed_products
 from toque.models.generation.kv_cache import cache_dtype, gathers
 from toque.models.generation.packed_products import has_bf16_products, with_packed_products
 from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.layers import attach
-from toque.models.onednn import PackedLinear, has_fast_bf16
 from written import generate
 
 PROMPTS = [[5, 9, 7, 3, 8, 6, 4], [12, 5], [9, 9, 30, 11], [7]]

@@ -18,12 +18,12 @@ from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
 from toque.models.gguf import gguf_export as exporting
 from toque.models.gguf.gguf_export import TYPES, ExportedGguf, export_gguf, read_weights, write_gguf
-from toque.models.gguf.gguf_vocabulary import Asking
-from toque.models.gguf.layout import places, suit
+from toque.models.gguf.gguf_vocabulary import PromptTokens
+from toque.models.gguf.layout import places, remove_output_scale
 from toque.models.loading.model_export import save_model
 
 Export, Write = Callable[..., ExportedGguf], Callable[..., Path]
-ASKING = Asking(
+ASKING = PromptTokens(
     begin=None, bos=None, ends=(EOS,), pad=PAD, unk=None, newline=None, ends_with_eos=False,
     template=None,
 )  # fmt: skip
@@ -48,7 +48,7 @@ def export(tokenizer_json: str, tmp_path: Path) -> Export:
     """Exports a model to the folder soup."""
 
     def exporting(source: Path, kind: str, **more: Any) -> ExportedGguf:
-        how = {"tokenizer_json": tokenizer_json, "asking": ASKING, "prompts": PROMPTS}
+        how = {"tokenizer_json": tokenizer_json, "tokens": ASKING, "prompts": PROMPTS}
         return export_gguf(source, tmp_path / "soup", kind=kind, **how, **more)
 
     return exporting
@@ -59,7 +59,7 @@ def write(tokenizer_json: str, tmp_path: Path) -> Write:
     """Writes a model's file."""
 
     def writing(model: PreTrainedModel, kind: str = "f32", **more: Any) -> Path:
-        how = {"tokenizer_json": tokenizer_json, "asking": ASKING} | more
+        how = {"tokenizer_json": tokenizer_json, "tokens": ASKING} | more
         write_gguf(model, tmp_path / "model.gguf", name="x", kind=kind, **how)
         return tmp_path / "model.gguf"
 
@@ -88,7 +88,7 @@ def test_every_kind_is_written_read_back_and_compared(
 def test_transformers_reads_the_file_as_the_same_model(kind: str, write: Write) -> None:
     """A reader that shares no line with ours: names, the order of rows, and sizes."""
     model = make(kind)
-    suit(model)
+    remove_output_scale(model)
     file = write(model)
     known = {} if READ_BY_TRANSFORMERS[kind] else {"config": model.config}
     read = AutoModelForCausalLM.from_pretrained(
@@ -109,7 +109,7 @@ def test_the_template_writes_the_token_that_the_tokenizer_begins_with(
 ) -> None:
     """llama.cpp takes `bos_token` from the file, which must hold some token."""
     asking = replace(ASKING, begin=begin, bos=bos, template="{{ bos_token }}hi")
-    fields = gguf.GGUFReader(write(make("gpt2"), asking=asking)).fields
+    fields = gguf.GGUFReader(write(make("gpt2"), tokens=asking)).fields
     assert fields["tokenizer.ggml.bos_token_id"].contents() == held
     assert fields["tokenizer.ggml.add_bos_token"].contents() is (begin is not None)
     template = jinja2.Template(fields["tokenizer.chat_template"].contents())
@@ -144,7 +144,7 @@ def test_a_file_that_computes_something_else_is_not_kept(
         model.load_state_dict(make("gpt2", seed=1).state_dict())
 
     monkeypatch.setattr(exporting, "read_weights", of_another)
-    with pytest.raises(CheckpointError, match="writes other tokens than the model"):
+    with pytest.raises(CheckpointError, match="generates other tokens than the model"):
         export(source, "f16")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
@@ -214,7 +214,7 @@ def test_the_export_reports_a_tokenizer_that_composes_letters(
     for normalizer in (None, normalizers.Sequence([normalizers.NFC()])):
         tokenizer.normalizer = normalizer
         folder = tmp_path / f"soup-{normalizer is None}"
-        how = {"kind": "f32", "asking": ASKING, "prompts": PROMPTS[:2]}
+        how = {"kind": "f32", "tokens": ASKING, "prompts": PROMPTS[:2]}
         done = export_gguf(source, folder, tokenizer_json=tokenizer.to_str(), **how)
         assert ("composes letters (Unicode NFC)" in str(done)) is (normalizer is not None)
 
@@ -233,9 +233,9 @@ def test_the_vocabulary_of_a_unigram_spells_its_line_break(
     codec = load_codec(tokenizers_at["encoder-decoder"])
     model = make("t5")
     model.resize_token_embeddings(codec.vocab_size + 3)
-    suit(model)
+    remove_output_scale(model)
     asking = replace(ASKING, unk=codec.unk_id, newline=codec.newline_id, ends_with_eos=True)
-    read = gguf.GGUFReader(write(model, tokenizer_json=codec.tokenizer_json, asking=asking))
+    read = gguf.GGUFReader(write(model, tokenizer_json=codec.tokenizer_json, tokens=asking))
     found = {name: field.contents() for name, field in read.fields.items()}
     tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     assert found["tokenizer.ggml.model"] == "t5"
@@ -295,7 +295,7 @@ def test_a_normalizer_of_a_unigram_is_written_or_refused(
     codec = load_codec(tokenizers_at["encoder-decoder"])
     model = make("t5")
     model.resize_token_embeddings(codec.vocab_size)
-    suit(model)
+    remove_output_scale(model)
     tokenizer = Tokenizer.from_str(codec.tokenizer_json)
     blanks = normalizers.Replace(Regex(" {2,}"), " ")
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(), blanks])

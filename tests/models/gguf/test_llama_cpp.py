@@ -13,8 +13,8 @@ from tiny import shape_of
 from toque.data.tokenizer.chat import prompt_ids
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.models.gguf.gguf_export import write_gguf
-from toque.models.gguf.gguf_vocabulary import Asking
-from toque.models.gguf.layout import suit
+from toque.models.gguf.gguf_vocabulary import PromptTokens
+from toque.models.gguf.layout import remove_output_scale
 from toque.models.loading.from_scratch import build_model
 from written import generate
 
@@ -146,15 +146,15 @@ def test_llama_cpp_cuts_and_writes_what_toque_does(
         model, asked, max_new_tokens=N_TOKENS, eos_id=codec.eos_id, pad_id=codec.pad_id
     )
     assert len(set(map(tuple, expected))) > 10, "the texts must differ by prompt to tell anything"
-    suit(model)
-    asking = Asking(
+    remove_output_scale(model)
+    asking = PromptTokens(
         begin=None if encoder else codec.bos_id, bos=codec.bos_id, ends=(codec.eos_id,),
         pad=codec.pad_id, unk=codec.unk_id, newline=codec.newline_id, ends_with_eos=encoder,
         template=None,
     )  # fmt: skip
     file = tmp_path / "model.gguf"
     write_gguf(
-        model, file, name=family, kind="f32", tokenizer_json=codec.tokenizer_json, asking=asking
+        model, file, name=family, kind="f32", tokenizer_json=codec.tokenizer_json, tokens=asking
     )
     engine = opened(file)
     ends = "" if encoder else "\n"

@@ -75,7 +75,7 @@ def test_precision_and_devices_go_by_the_memory_there_is(family, folder):
     spread = placement_of(found, {A: whole.bytes - 1, B: whole.bytes})
     assert spread is not None
     assert (set(spread.devices.values()), spread.dtype) == ({A, B}, torch.float32)
-    with pytest.raises(ConfigError, match=r"cuda:0 .*Free some"):
+    with pytest.raises(ConfigError, match=r"cuda:0 .*Free memory"):
         placement_of(found, {A: rest // 2})
     with pytest.raises(ConfigError, match="cuda:0, cuda:1"):
         placement_of(found, {A: rest // 2, B: 1})

@@ -45,7 +45,7 @@ def test_an_unreachable_or_silent_hub_is_said_and_not_retried(resolve, monkeypat
         for port in (9, silent.getsockname()[1]):  # nobody listens at the first
             monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
             began = time.monotonic()
-            words = rf"127\.0\.0\.1:{port} cannot be reached.*Name a folder"
+            words = rf"127\.0\.0\.1:{port} cannot be reached.*Use a folder"
             with pytest.raises((ConfigError, DataError), match=words):
                 resolve(NAME)
             assert time.monotonic() - began < 20  # the library's own retries take longer
@@ -134,7 +134,7 @@ def test_a_hub_that_refuses_or_is_away_is_a_paragraph_without_the_token(
     if not is_there:
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(
-        ConfigError, match=r"is written and whole, and .* did not take it as me/soup"
+        ConfigError, match=r"is complete, but .* refused the upload to me/soup"
     ) as found:
         push(folder, "me/soup")
     assert "hf_secret" not in str(found.value)
@@ -144,5 +144,5 @@ def test_a_hub_that_refuses_or_is_away_is_a_paragraph_without_the_token(
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("name", ["soup", "../soup", "a/b/c", "me/", "https://x/y", "me/a--b"])
 def test_only_a_repository_is_pushed_to(name: str) -> None:
-    with pytest.raises(ConfigError, match="names no repository"):
+    with pytest.raises(ConfigError, match="must be a repository of the hub"):
         refuse_push(name)

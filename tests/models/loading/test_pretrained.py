@@ -106,7 +106,7 @@ LOST = "transformer.h.1.ln_1.weight"
             "declares a header of .* bytes",
         ),
         (lambda f: without(f, LOST), CheckpointError, r"lacks 1 weights.*h\.1\.ln_1\.weight"),
-        (lambda f: configured(f, n_embd=64), CheckpointError, "files beside it hold 29,472"),
+        (lambda f: configured(f, n_embd=64), CheckpointError, "but the folder has 29,472"),
         (
             lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
             CheckpointError,
@@ -114,7 +114,11 @@ LOST = "transformer.h.1.ln_1.weight"
         ),
         (lambda f: (f / "model.safetensors").unlink(), CheckpointError, r"no model\.safetensors"),
         (lambda f: (f / "config.json").write_text("{"), CheckpointError, "cannot be read as JSON"),
-        (lambda f: (f / "config.json").write_text("[]"), CheckpointError, "holds a list"),
+        (
+            lambda f: (f / "config.json").write_text("[]"),
+            CheckpointError,
+            "must contain an object, not a list",
+        ),
         (lambda f: configured(f, model_type="vit"), ConfigError, 'model_type "vit"'),
     ],
 )

@@ -20,8 +20,8 @@ from toque.data.tokenizer.chat import TEMPLATES
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
 from toque.models.loading.provenance import Provenance
-from toque.workflows.asking import UNKNOWN
 from toque.workflows.export import chat_template
+from toque.workflows.model_record import UNKNOWN
 
 RECIPES = Provenance(form="recipes", max_new_tokens=40)
 TEXTS = Provenance(form="documents", max_new_tokens=40)
@@ -118,7 +118,7 @@ def test_a_hugging_face_folder_in_half_the_bytes(dtype: str, model: Path, tmp_pa
         ({"form": "onnx"}, "form is 'onnx'. Use hf or gguf"),
         ({"dtype": "q8_0"}, "dtype is q8_0. Use f32, bf16, f16 in the format hf"),
         ({"form": "gguf", "dtype": "q4_k"}, "dtype is q4_k. Use one of f32, f16"),
-        ({"push_to": "soup"}, "names no repository"),
+        ({"push_to": "soup"}, "must be a repository of the hub"),
         ({"push_to": "me/soup"}, "HF_HUB_OFFLINE is set"),
     ],
 )

@@ -1,8 +1,8 @@
-"""Transformer blocks, one by one: compiled, and recomputed in backward.
+"""Transformer blocks, one at a time: compilation and activation checkpointing.
 
-Compiled they share one small graph. Activation checkpointing is not transformers' own, because
-packed attention is chosen by the model's config while a forward runs (`varlen_attention.py`), and
-the recomputation in backward must choose as forward did.
+Equal blocks share one small compiled graph. transformers' own activation checkpointing does not
+work here: the model's config selects packed attention during a forward (`varlen_attention.py`), and
+the recomputation in backward must select the same.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from toque.models.forward.varlen_attention import PLAN, attending_by, configs_of
 
 
 def compile_blocks(model: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> int:
-    """Compile every transformer block in place, and nothing between them; returns their number."""
-    found = list(blocks(model))
+    """Compile every transformer block in place. Return the number of blocks."""
+    found_blocks = list(blocks(model))
     key_compiled_code(model)
-    for block in found:
+    for block in found_blocks:
         block.compile(backend=backend)
-    return len(found)
+    return len(found_blocks)
 
 
 def stop_compiling(model: nn.Module) -> None:
@@ -37,13 +37,13 @@ def stop_compiling(model: nn.Module) -> None:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """True if any of a model's blocks is."""
+    """True if a block of the model is compiled."""
     return any(block._compiled_call_impl is not None for block in blocks(model))  # noqa: SLF001
 
 
 def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
-    """A context in which compiled blocks run as written: each new token has another shape."""
-    # asking for the stance loads the compiler, which takes a second: only where one is in use.
+    """Return a context that runs blocks uncompiled, because every new token has another shape."""
+    # Setting the stance loads the compiler, which takes a second.
     if is_compiled(model):
         stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
         return stance
@@ -51,23 +51,23 @@ def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
 
 
 class CompileSeconds:
-    """Seconds that compiling took since the last call, as for a shape that is new."""
+    """Seconds of compilation since the last call. A new shape is compiled again."""
 
     def __init__(self) -> None:
-        # it loads the compiler, which takes a second: only for a run that compiles.
+        # This import loads the compiler, which takes a second.
         from torch._dynamo.utils import calculate_time_spent
 
         self._spent = calculate_time_spent
-        self._told = self._spent()["total_wall_time"]
+        self._reported = self._spent()["total_wall_time"]
 
     def __call__(self) -> float:
-        """Seconds since the last call."""
-        before, self._told = self._told, self._spent()["total_wall_time"]
-        return self._told - before
+        """Return the seconds since the last call."""
+        before, self._reported = self._reported, self._spent()["total_wall_time"]
+        return self._reported - before
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Members of the outermost `ModuleList`s: `encoder.block`, `transformer.h`, `layers`."""
+    """Yield the members of the outermost `ModuleList`s, such as `encoder.block` or `layers`."""
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from child
@@ -76,19 +76,24 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
-    """Keep only the inputs of every transformer block, in place; returns their number.
+    """Keep only the inputs of every transformer block, in place. Return the number of blocks.
 
-    Backward recomputes the rest (Chen et al. 2016, arXiv 1604.06174), to the same bits; inputs that
-    `offload` wait in the machine's memory. Compile first: a compiled block is wrapped as such.
+    Backward recomputes the rest to the same bits (Chen et al. 2016, arXiv 1604.06174). Compile the
+    blocks before.
+
+    Args:
+        model: The model.
+        offload: Store the inputs in the memory of the machine.
     """
-    found, configs = list(blocks(model)), configs_of(model)
-    for block in found:
+    configs = configs_of(model)
+    found_blocks = list(blocks(model))
+    for block in found_blocks:
         compiled = block._compiled_call_impl  # noqa: SLF001  # it has no public name
         if compiled is not None:
             block._compiled_call_impl = _recomputed(configs, block, compiled, offload=offload)  # noqa: SLF001
         else:
             block.forward = _recomputed(configs, block, block.forward, offload=offload)
-    return len(found)
+    return len(found_blocks)
 
 
 def stop_recomputing(model: nn.Module) -> None:
@@ -102,7 +107,7 @@ def stop_recomputing(model: nn.Module) -> None:
 
 @contextmanager
 def _attending_again(block: nn.Module, attending: AbstractContextManager[None]) -> Iterator[None]:
-    """A context in which a block computes what it computed before."""
+    """Context in which a block repeats its last forward: the same masks and attention."""
     draw_again(block)
     with attending:
         yield
@@ -118,13 +123,13 @@ def _recomputed(
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not (block.training and torch.is_grad_enabled()):
             return original(*args, **kwargs)
-        chosen = configs[0]._attn_implementation  # noqa: SLF001  # one for all parts
+        name = configs[0]._attn_implementation  # noqa: SLF001  # the same for all parts
         plan = PLAN.get()
 
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-            return nullcontext(), _attending_again(block, attending_by(configs, chosen, plan))
+            return nullcontext(), _attending_again(block, attending_by(configs, name, plan))
 
-        # all that a block reads waits there: for a T5 also the bias and the encoder's states.
+        # The inputs of a T5's block include the bias and the encoder's states.
         with save_on_cpu(pin_memory=args[0].is_cuda) if offload else nullcontext():
             return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 

@@ -1,6 +1,7 @@
-"""Layers that a CPU computes fastest, and their exchange; but for linear ones, in bfloat16.
+"""Faster layers for a CPU, and their exchange. All but linear layers apply to bfloat16 only.
 
-Norms write 16 bits, gates and attention read products of layers that share an input as one tensor.
+Norms write bfloat16. Layers with the same input share a product, and gates and attention read it as
+one tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # PyTorch's own squares all of `values` in a pass of its own.
+        # PyTorch's own norm needs another pass to square all of `values`.
         scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
         scale = scale.square_().mul_(1.0 / len(weight)).add_(eps).rsqrt_()
         ctx.save_for_backward(values, weight, scale)
@@ -47,9 +48,10 @@ class _RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, scale = ctx.saved_tensors
-        slope, exact, factors = grads[0].float(), values.float(), weight.float()
-        # LayerNorm's kernel does it in one pass, told that the mean is zero. Its gradient lacks
-        # s * mean(g w), which came through the mean.
+        slope, exact = grads[0].float(), values.float()
+        factors = weight.float()
+        # LayerNorm's kernel with a mean of zero does it in one pass. Its gradient lacks the term
+        # s * mean(g w), which comes through the mean.
         back, of_weight, _ = _LAYER_NORM_BACKWARD(
             slope,
             exact,
@@ -65,7 +67,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _RmsNorm16:
-    """Norm before transformers' own class, to bfloat16 where autocast asks for it."""
+    """Norm to bfloat16 under its autocast. It precedes transformers' class in the bases."""
 
     weight: Any
     variance_epsilon: Any
@@ -88,7 +90,7 @@ class _T5LayerNorm16(_RmsNorm16, T5LayerNorm):
 
 
 class _LayerNorm16(nn.LayerNorm):
-    """`nn.LayerNorm`, to bfloat16 where autocast asks for it."""
+    """`nn.LayerNorm`, to bfloat16 under its autocast."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
         normed = super().forward(input)
@@ -99,7 +101,7 @@ _ATEN = torch.ops.aten
 
 
 class _Gate(torch.autograd.Function):
-    """act(a) * b of [..., a and b] (Shazeer 2020, arXiv 2002.05202, equation 6)."""
+    """act(a) * b of a tensor [..., 2 I] with a and b (Shazeer 2020, arXiv 2002.05202, eq. 6)."""
 
     @staticmethod
     def forward(ctx: Any, both: Tensor, gelu: bool) -> Tensor:  # noqa: FBT001  # by position
@@ -145,7 +147,7 @@ class _T5DenseGatedActDense16(T5DenseGatedActDense):
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotary positions of the first heads of [N, H, d], in place, in float32; what is beyond stays.
+    """Rotary positions for the first heads and columns of [N, H, d], in place, in float32.
 
     Su et al. 2021, arXiv 2104.09864, equation 34, on halves: (a cos - b sin, b cos + a sin).
     """
@@ -163,27 +165,31 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         back = grads[0].clone(memory_format=torch.contiguous_format)
-        _rotate(back, cos, -sin, ctx.heads)  # the other way round
+        _rotate(back, cos, -sin, ctx.heads)  # the inverse rotation
         return back, None, None, None
 
 
 def _rotate(packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
-    turned = cos.shape[-1]
-    half = turned // 2
-    part = packed[:, :heads, :turned]
+    n_turned = cos.shape[-1]
+    half = n_turned // 2
+    part = packed[:, :heads, :n_turned]
     exact = part.float()
-    done = exact * cos[:, None]
-    done[..., :half].addcmul_(exact[..., half:], sin[:, None, :half], value=-1.0)
-    done[..., half:].addcmul_(exact[..., :half], sin[:, None, half:])
-    part.copy_(done)
+    turned = exact * cos[:, None]
+    turned[..., :half].addcmul_(exact[..., half:], sin[:, None, :half], value=-1.0)
+    turned[..., half:].addcmul_(exact[..., :half], sin[:, None, half:])
+    part.copy_(turned)
 
 
 def _rotated(product: Tensor, size: int, heads: int, embeddings: tuple[Tensor, Tensor]) -> Tensor:
-    """Heads side by side [N, H * d] as [N, H, d], the first of them turned by their positions."""
+    """Reshape [N, H * d] to [N, H, d], and rotate the first heads by their positions."""
     cos, sin = (angles[0].float().contiguous() for angles in embeddings)
     packed = product.view(len(product), -1, size)
-    turned: Tensor = _Rotate.apply(packed, cos, sin, heads)  # type: ignore[no-untyped-call]
-    return turned
+    rotated: Tensor = _Rotate.apply(packed, cos, sin, heads)  # type: ignore[no-untyped-call]
+    return rotated
+
+
+# Attention layers compute a packed forward [1, N, D] -> [1, N, D], and call transformers' forward
+# for any other.
 
 
 # In a packed forward, [1, N, D] -> [1, N, D]; anything else is transformers' own.
@@ -206,7 +212,7 @@ class _GPTNeoXAttention16(GPTNeoXAttention):
         plan, layer = kwargs.get("plan"), self.query_key_value
         if plan is None or args or not (in_bf16(hidden_states) and type(layer) is CpuLinear):
             return super().forward(hidden_states, *args, **kwargs)
-        # Each head's query, key and value stand together there; here all queries come first.
+        # In the weight, each head's query, key and value are together. Here all queries come first.
         weight, bias = (
             None if t is None else t.view(-1, 3, self.head_size, *t.shape[1:]).transpose(0, 1)
             for t in (layer.weight, layer.bias)
@@ -225,17 +231,18 @@ class _GPTNeoXAttention16(GPTNeoXAttention):
 
 class _LlamaAttention16(LlamaAttention):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        plan, layers = kwargs.get("plan"), (self.q_proj, self.k_proj, self.v_proj)
+        plan = kwargs.get("plan")
+        layers = (self.q_proj, self.k_proj, self.v_proj)
         if plan is None or args or not (in_bf16(hidden_states) and is_plain(*layers)):
             return super().forward(hidden_states, *args, **kwargs)
         product = one_product(self, hidden_states[0], layers)
         n_queries, n_keys = (layer.out_features // self.head_dim for layer in layers[:2])
-        turned = n_queries + n_keys
-        packed = _rotated(product, self.head_dim, turned, kwargs["position_embeddings"])
+        n_rotated = n_queries + n_keys
+        packed = _rotated(product, self.head_dim, n_rotated, kwargs["position_embeddings"])
         if n_keys < n_queries:
-            # The head of [queries, keys, values] that each query head reads: [3 * n_queries].
-            each = n_queries + torch.arange(n_keys).repeat_interleave(n_queries // n_keys)
-            heads = torch.cat((torch.arange(n_queries), each, n_keys + each))
+            # For each query head, the heads of its query, key and value: [3 * n_queries].
+            key_of = n_queries + torch.arange(n_keys).repeat_interleave(n_queries // n_keys)
+            heads = torch.cat((torch.arange(n_queries), key_of, n_keys + key_of))
             packed = packed.index_select(1, heads)
         dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
         attended = attend_packed(self, packed, None, plan, scale=self.scaling, dropout=dropout)
@@ -245,8 +252,8 @@ class _LlamaAttention16(LlamaAttention):
 class _T5Attention16(T5Attention):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan, states = kwargs.get("plan"), kwargs.get("key_value_states")
-        plain = in_bf16(hidden_states) and is_plain(self.q, self.k, self.v)
-        if plan is None or args or not plain:
+        is_fast = in_bf16(hidden_states) and is_plain(self.q, self.k, self.v)
+        if plan is None or args or not is_fast:
             return super().forward(hidden_states, *args, **kwargs)
         size, others = self.key_value_proj_dim, None
         if states is None:
@@ -283,13 +290,16 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def use_cpu_layers(model: nn.Module) -> int:
-    """Exchange a model's layers on a CPU, not its weights, names or files; returns how many."""
-    found = 0
+    """Exchange the layers of a model on a CPU for faster classes. Return their number.
+
+    Weights, names and saved files do not change.
+    """
+    n_exchanged = 0
     for module in model.modules():
-        other = _CLASSES.get(type(module))
-        if other is not None and all(p.device.type == "cpu" for p in module.parameters()):
+        faster = _CLASSES.get(type(module))
+        if faster is not None and all(p.device.type == "cpu" for p in module.parameters()):
             if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
-                continue  # frozen weights that are bfloat16 already need no copy
-            module.__class__ = other
-            found += 1
-    return found
+                continue  # frozen bfloat16 weights need no copy
+            module.__class__ = faster
+            n_exchanged += 1
+    return n_exchanged

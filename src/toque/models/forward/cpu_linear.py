@@ -1,9 +1,9 @@
-"""Linear layers on a CPU: bfloat16 without autocast's copies, float32 by the faster library.
+"""Linear layers on a CPU: bfloat16 without autocast's copies, and float32 by the faster library.
 
-Autocast casts every weight for every micro-batch and every input once for each layer that reads it.
-Here a weight has one bfloat16 copy, made anew after an update, norms write what the next product
-reads, and layers that read the same input share one product. The residual stream, norms, softmax
-and gradients of weights stay float32, which goes by oneDNN where that is faster (`onednn.py`).
+Autocast casts every weight in every micro-batch, and an input once per layer that reads it. Here a
+weight has one bfloat16 copy per update, norms write bfloat16 for the next product, and layers with
+the same input share a product. The residual stream, norms, softmax and the gradients of weights
+stay float32. float32 products use oneDNN if it is faster (`hardware/onednn.py`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.onednn import onednn_is_faster, product
+from toque.hardware.onednn import onednn_is_faster, product
 
-_NAME, _PADDED = "_toque_bf16", "_toque_bf16_padded"
-AS_A_GPU: Final = ContextVar("AS_A_GPU", default=False)  # in outlines alone
-_WHOLE_ROWS = 64  # rows of an output head are padded to a multiple of it, see `padded_copy`
+_COPY, _PADDED_COPY = "_toque_bf16", "_toque_bf16_padded"  # attributes of parameters and modules
+AS_A_GPU: Final = ContextVar("AS_A_GPU", default=False)
+"""True in the outline of a run on a GPU, which has tensors on the CPU."""
+_PADDED_ROWS = 64  # the rows of an output head are padded to a multiple of it, see `padded_copy`
 
 
 def padded_length(n: int) -> int:
-    """`n` rounded up, by at most 1/16 or 31, so that few different shapes of products occur.
+    """Round `n` up by at most 1/16 or 31, so that products have few different shapes.
 
-    oneDNN generates code for each shape it has not seen, a millisecond a product.
+    oneDNN generates code for each new shape, which takes a millisecond per product.
 
     >>> padded_length(970), padded_length(3000)
     (992, 3072)
@@ -37,65 +38,67 @@ def padded_length(n: int) -> int:
 
 
 def bf16_copy(weight: Tensor) -> Tensor:
-    """`weight` in bfloat16; the same until its version counter changes (`optimizer_step`)."""
+    """Return `weight` in bfloat16. The copy is reused until the weight changes."""
     if weight.dtype == torch.bfloat16:
         return weight.detach()
-    return _kept(weight, _NAME, [weight], len(weight))
+    return _cached_copy(weight, _COPY, [weight], len(weight))
 
 
 def padded_copy(weight: Tensor) -> Tensor:
-    """An output head's weight [V, D] as `bf16_copy`'s, with rows of zeros up to a multiple of 64.
+    """Return an output head's weight [V, D] in bfloat16, with zero rows up to a multiple of 64.
 
     oneDNN computes the gradient of 50,257 rows at 560 GFLOP/s and of 50,304 at 760 (two Zen 5
     cores).
     """
-    rows = -(-len(weight) // _WHOLE_ROWS) * _WHOLE_ROWS
+    rows = -(-len(weight) // _PADDED_ROWS) * _PADDED_ROWS
     if weight.dtype == torch.bfloat16 or rows == len(weight):
         return bf16_copy(weight)
-    return _kept(weight, _PADDED, [weight], rows)
+    return _cached_copy(weight, _PADDED_COPY, [weight], rows)
 
 
 def copies_of(module: nn.Module) -> list[Tensor]:
-    """The copies that are kept of a module's own weights."""
-    own = [vars(p) for p in module.parameters(recurse=False)]
-    held = (kept.get(name) for kept in (vars(module), *own) for name in (_NAME, _PADDED))
-    return [one[1] for one in held if one is not None]
+    """List the cached copies of a module's own weights."""
+    owners = [vars(module), *(vars(p) for p in module.parameters(recurse=False))]
+    cached = (owner.get(name) for owner in owners for name in (_COPY, _PADDED_COPY))
+    return [entry[1] for entry in cached if entry is not None]
 
 
-def _kept(owner: Any, name: str, weights: Sequence[Tensor], rows: int) -> Tensor:
-    """The weights one above the other in bfloat16, zeros below; kept until one of them changes."""
-    # State that differs once the weight was changed or its memory exchanged: by the storage, not by
-    # its data's address, which a tensor without memory (`FakeTensor`) lacks.
-    now = [
+def _cached_copy(owner: Any, name: str, weights: Sequence[Tensor], rows: int) -> Tensor:
+    """Return weights in one bfloat16 tensor, padded with zero rows, from an attribute of `owner`.
+
+    The copy is updated if one of the weights has changed.
+    """
+    # A change increases the version. New memory has another storage. A `FakeTensor`
+    # has no address of its data.
+    state = [
         (weight._version, weight.untyped_storage()._cdata)  # noqa: SLF001  # no public names
         for weight in weights
     ]
-    held: tuple[list[tuple[int, int]], Tensor] | None = getattr(owner, name, None)
-    if held is not None and held[0] == now:
-        return held[1]
+    cached: tuple[list[tuple[int, int]], Tensor] | None = getattr(owner, name, None)
+    if cached is not None and cached[0] == state:
+        return cached[1]
     shape = (rows, *weights[0].shape[1:])
-    # Texts may be written before the first update, and training saves the copy for its backward.
+    # Generation may create the copy before the first update, and training saves it for backward.
     with torch.inference_mode(mode=False), torch.no_grad():
-        if held is not None and held[1].shape == shape:
-            copy = held[1]
+        if cached is not None and cached[1].shape == shape:
+            copy = cached[1]
         else:
             copy = weights[0].new_zeros(shape, dtype=torch.bfloat16)
-        for part, weight in zip(
-            torch.split(copy[: sum(map(len, weights))], [*map(len, weights)]), weights, strict=True
-        ):
+        sizes = [*map(len, weights)]
+        for part, weight in zip(torch.split(copy[: sum(sizes)], sizes), weights, strict=True):
             part.copy_(weight)
-    setattr(owner, name, (now, copy))
+    setattr(owner, name, (state, copy))
     return copy
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Kind of the device whose ways a tensor takes: its own, or a GPU's in the outline of one."""
+    """Return the device type of a tensor: "cuda" for every tensor in the outline of a GPU."""
     outlined = not torch.compiler.is_compiling() and AS_A_GPU.get()
     return "cuda" if outlined else tensor.device.type
 
 
 def in_bf16(tensor: Tensor) -> bool:
-    """True if bfloat16 is requested: autocast to it on a CPU, outside of compiled code."""
+    """True if bfloat16 is required: under its autocast on a CPU, outside of compiled code."""
     return (
         kind_of(tensor) == "cpu"
         and torch.is_autocast_enabled("cpu")
@@ -105,24 +108,24 @@ def in_bf16(tensor: Tensor) -> bool:
 
 
 def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
-    """Outputs of plain layers of `owner`, side by side: [..., I] to [..., sum of O] in bfloat16."""
+    """Multiply by all plain layers of `owner`: [..., I] to [..., sum of O] in bfloat16."""
     weights = [layer.weight for layer in layers]
-    copy = _kept(owner, _NAME, weights, sum(map(len, weights)))
-    return _product(values, copy, None, weights)
+    copy = _cached_copy(owner, _COPY, weights, sum(map(len, weights)))
+    return _multiply(values, copy, None, weights)
 
 
 def product_of(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear layer in bfloat16: [..., I] by weight [O, I] and bias [O] to [..., O]."""
-    return _product(values, bf16_copy(weight), bias, [weight])
+    """Compute a linear layer in bfloat16: [..., I] by weight [O, I] and bias [O] to [..., O]."""
+    return _multiply(values, bf16_copy(weight), bias, [weight])
 
 
 def is_plain(*layers: nn.Module) -> bool:
-    """True if these layers' products may be one: they have no bias, and no adapter around them."""
+    """True if layers can share a product: they have no bias and no adapter around them."""
     return all(type(layer) is CpuLinear and layer.bias is None for layer in layers)
 
 
 def by_onednn(device: torch.device) -> bool:
-    """True if float32 products go by oneDNN now: on such a CPU, outside autocast and compiling."""
+    """True if float32 products use oneDNN now: on such a CPU, without autocast or compilation."""
     return (
         device.type == "cpu"
         and onednn_is_faster()
@@ -132,14 +135,14 @@ def by_onednn(device: torch.device) -> bool:
 
 
 def _times(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`left @ right.T + bias` of matrices, float32 by oneDNN or bfloat16."""
+    """Compute `left @ right.T + bias` of matrices, in float32 by oneDNN or in bfloat16."""
     if left.dtype == torch.float32:
         return product(left, right, bias)
     return torch.mm(left, right.T) if bias is None else torch.addmm(bf16_copy(bias), left, right.T)
 
 
 class _Product(torch.autograd.Function):
-    """x @ W.T + b of weights [O, I] one above the other in `copy`; transposed, x @ W + b of one."""
+    """Compute x @ W.T + b with weights [O, I] stacked in `copy`. Transposed: x @ W + b."""
 
     @staticmethod
     def forward(
@@ -152,31 +155,32 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         flat = values.reshape(-1, values.shape[-1]).to(copy.dtype)
         ctx.save_for_backward(flat, copy)
-        ctx.dtype, ctx.transposed, ctx.rows = values.dtype, transposed, [len(w) for w in weights]
-        found = _times(flat, copy.T if transposed else copy, bias)
-        # A view must not leave a function whose result the caller changes in place.
-        return found if values.dim() == 2 else found.view(*values.shape[:-1], -1)
+        ctx.dtype, ctx.transposed = values.dtype, transposed
+        ctx.rows = [len(weight) for weight in weights]
+        output = _times(flat, copy.T if transposed else copy, bias)
+        # The caller may change the output in place, so it must not be a view.
+        return output if values.dim() == 2 else output.view(*values.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         flat, copy = ctx.saved_tensors
-        wants = ctx.needs_input_grad
+        needs = ctx.needs_input_grad
         slope = grads[0].reshape(len(flat), -1).to(copy.dtype)
-        back = of_bias = None
+        of_values = of_bias = None
         of_weights: Sequence[Tensor | None] = [None] * len(ctx.rows)
-        if wants[0]:
-            back = _times(slope, copy if ctx.transposed else copy.T)
-            back = back.to(ctx.dtype).view(*grads[0].shape[:-1], -1)
-        if wants[2]:
+        if needs[0]:
+            of_values = _times(slope, copy if ctx.transposed else copy.T)
+            of_values = of_values.to(ctx.dtype).view(*grads[0].shape[:-1], -1)
+        if needs[2]:
             of_bias = slope.sum(0, dtype=torch.float32)
-        if any(wants[4:]):
+        if any(needs[4:]):
             pair = (flat.T, slope.T) if ctx.transposed else (slope.T, flat.T)
             of_weights = torch.split(_times(*pair).float(), ctx.rows)
-        return back, None, of_bias, None, *of_weights
+        return of_values, None, of_bias, None, *of_weights
 
 
-def _product(
+def _multiply(
     values: Tensor,
     copy: Tensor,
     bias: Tensor | None,
@@ -184,12 +188,12 @@ def _product(
     *,
     transposed: bool = False,
 ) -> Tensor:
-    made: Tensor = _Product.apply(values, copy, bias, transposed, *weights)  # type: ignore[no-untyped-call]
-    return made
+    output: Tensor = _Product.apply(values, copy, bias, transposed, *weights)  # type: ignore[no-untyped-call]
+    return output
 
 
 def _copy_for(values: Tensor, weight: Tensor) -> Tensor | None:
-    """The weight as its product with `values` reads it; None where torch's own layer computes."""
+    """Return the weight in the precision of the product; None if torch's own layer computes it."""
     if in_bf16(values):
         return bf16_copy(weight)
     exact = values.dtype == weight.dtype == torch.float32 and values.numel() > 0
@@ -197,22 +201,22 @@ def _copy_for(values: Tensor, weight: Tensor) -> Tensor | None:
 
 
 class CpuLinear(nn.Linear):
-    """`nn.Linear`; its weights, names and what is saved stay the same."""
+    """`nn.Linear` with faster products. Its weights, their names and saved files do not change."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
-        """[..., I] -> [..., O]."""
+        """Compute [..., I] to [..., O]."""
         copy = _copy_for(input, self.weight)
         if copy is None:
             return super().forward(input)
-        return _product(input, copy, self.bias, [self.weight])
+        return _multiply(input, copy, self.bias, [self.weight])
 
 
 class CpuConv1D(Conv1D):
-    """GPT-2's linear layer, the same."""
+    """`Conv1D`, the linear layer of GPT-2, with faster products."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
+        """Compute [..., I] to [..., O]."""
         copy = _copy_for(x, self.weight)
         if copy is None:
             return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
-        return _product(x, copy, self.bias, [self.weight], transposed=True)
+        return _multiply(x, copy, self.bias, [self.weight], transposed=True)

@@ -1,17 +1,18 @@
-"""FlexAttention (Dong et al. 2024, arXiv 2412.05496) over packed rows, and the choice of attention.
+"""FlexAttention (Dong et al. 2024, arXiv 2412.05496) over packed rows, with dropout.
 
-FlexAttention has no dropout, since its kernels never hold the attention weights. Here it is exact
-in two passes. With scores of dropped pairs at minus infinity, a pass gives the sum over the kept
-ones divided by *their* sum of exponentials; its logarithm, and that of all pairs from a second
-pass, turn this into a division by the sum over all:
+FlexAttention has no dropout, because its kernels never store the attention weights. Here dropout is
+exact and needs two passes. In the first pass, the scores of dropped pairs are minus infinity, so
+its output is divided by the sum over the kept pairs. The second pass computes the sum over all
+pairs. The logarithms of both sums (lse) correct the output:
 
     sum_kept(e^s v) / sum_all(e^s) / (1 - p) = pass_1 * e^(lse_1 - lse_2) / (1 - p)
 
-Which pairs are dropped is a hash of (update, layer, head, query, key), where a query and a key are
-tokens of an example: the same wherever the example stands (`keyed_dropout.py`). The attention is
-chosen by rule and no timing: what a run computes must not depend on the machine's load. A GPU's
-kernels that fail on a small batch, or compute other numbers than the definition, are passed over
-for some of smaller blocks, and the reason reported.
+A hash of (update, layer, head, query, key) selects the dropped pairs. A query and a key are
+identified by their example and the position in it, so masks do not depend on packing
+(`keyed_dropout.py`).
+
+A GPU's kernels are tried on a small batch first. If they fail, or differ from the definition,
+kernels with smaller blocks are tried, and the reason is reported.
 
 Letters: R rows, H heads, T queries, S keys, d head size.
 """
@@ -22,8 +23,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final, Literal, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,62 +39,75 @@ from torch.nn.attention.flex_attention import (
 from transformers import AttentionInterface
 
 from toque.batch import DecoderBatch, EncoderDecoderBatch
-from toque.models.families import family_of, head_size, unwrapped
 from toque.models.forward.cpu_linear import kind_of
-from toque.models.forward.keyed_dropout import PAIR_STEPS, Pair, drawn, next_pair, of_heads
+from toque.models.forward.keyed_dropout import (
+    PAIR_STEPS,
+    Pair,
+    head_numbers,
+    next_pair,
+    pair_number,
+)
 from toque.models.forward.varlen_attention import as_attended, planned
 
 NAME: Final = "toque_flex"  # name of this attention in transformers' registry
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-_RECOMPILES: Final = 64
-"""Kernels of one process: an encoder's, a decoder's, across, each trained, evaluated, dropped, and
-for whole and for last micro-batches."""
-_LSE_COLUMNS: Final = 16  # of values in the pass that only sums up: the fewest a kernel takes
+_MAX_RECOMPILES: Final = 64
+"""Compiled kernels per process: for encoder, decoder and cross-attention, for training, evaluation
+and dropout, and for full and last micro-batches."""
+_LSE_COLUMNS: Final = 16  # columns of values in the second pass; kernels take no fewer
 Options = Mapping[str, int]  # `kernel_options` of `flex_attention`
-Kernels = tuple[Options, Options]  # of kernels that add no bias, and of those that add one
-# One kind of kernel: rows of fewer than 128 queries would have another. torch chooses the blocks.
-_TORCHS: Final[Options] = {"FORCE_USE_FLEX_ATTENTION": 1}
+Kernels = tuple[Options, Options]  # options of kernels without and with a bias
+# Rows of fewer than 128 queries would otherwise use another kind of kernel.
+_TORCH_BLOCKS: Final[Options] = {"FORCE_USE_FLEX_ATTENTION": 1}
+DEFAULT_KERNELS: Final[Kernels] = (_TORCH_BLOCKS, _TORCH_BLOCKS)
+"""Kernels with blocks that torch selects."""
 _SIZES: Final = ((128, 64), (64, 64), (64, 32), (32, 32))
 _FORWARD: Final = tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in _SIZES)
-"""Tried in turn: blocks of M queries x N keys. A bias takes shared memory and registers; with
-128 x 64 one like T5's was faster on an H100 (github.com/pytorch/pytorch/issues/138493)."""
+"""Blocks of M queries x N keys, in the order of the attempts. A bias needs shared memory and
+registers: on an H100, a bias like T5's was faster with 128 x 64
+(github.com/pytorch/pytorch/issues/138493)."""
 _BACKWARD: Final = tuple({f"BLOCK_{m}": n for m in ("M1", "N1", "M2", "N2")} for n in (64, 32))
 
 
 @dataclass(frozen=True)
 class BlockMasks:
-    """Pairs of positions that attend in a micro-batch, for every layer."""
+    """Pairs of positions that attend to each other, for every layer of a micro-batch."""
 
     own: BlockMask  # self-attention
-    across: BlockMask | None = None  # cross-attention, decoder to encoder; None without one
-    by: Kernels = (_TORCHS, _TORCHS)
-    near: BlockMask | None = None  # `own` within the sliding window, of layers that have one
+    across: BlockMask | None = None  # cross-attention from decoder to encoder, if there is one
+    kernels: Kernels = DEFAULT_KERNELS
+    near: BlockMask | None = None  # `own` within the sliding window, for layers that have one
 
 
 def decoder_masks(
-    batch: DecoderBatch, by: Kernels = (_TORCHS, _TORCHS), *, window: int | None = None
+    batch: DecoderBatch, kernels: Kernels = DEFAULT_KERNELS, *, window: int | None = None
 ) -> BlockMasks:
-    """The masks of a decoder-only model's micro-batch."""
-    numbers = batch.segments
-    own = _block_mask(numbers, numbers, causal=True)
-    if window is None or window >= numbers.shape[1]:
-        return BlockMasks(own, by=by)
-    return BlockMasks(own, None, by, _block_mask(numbers, numbers, window=window))
+    """Build the masks of a decoder-only model's micro-batch."""
+    segments = batch.segments
+    causal = _block_mask(segments, segments, causal=True)
+    near = None
+    if window is not None and window < segments.shape[1]:
+        near = _block_mask(segments, segments, window=window)
+    return BlockMasks(causal, kernels=kernels, near=near)
 
 
-def encoder_decoder_masks(batch: EncoderDecoderBatch, by: Kernels) -> tuple[BlockMasks, BlockMasks]:
-    """The masks of a T5's encoder and decoder."""
+def encoder_decoder_masks(
+    batch: EncoderDecoderBatch, kernels: Kernels
+) -> tuple[BlockMasks, BlockMasks]:
+    """Build the masks of a T5's encoder and decoder."""
     source, target = batch.source_segments, batch.target_segments
-    own, across = _block_mask(target, target, causal=True), _block_mask(target, source)
-    return BlockMasks(_block_mask(source, source), by=by), BlockMasks(own, across, by)
+    encoder = BlockMasks(_block_mask(source, source), kernels=kernels)
+    causal, across = _block_mask(target, target, causal=True), _block_mask(target, source)
+    return encoder, BlockMasks(causal, across, kernels)
 
 
 def _block_mask(
     queries: Tensor, keys: Tensor, *, causal: bool = False, window: int = 0
 ) -> BlockMask:
-    """The mask of [R, T] and [R, S] segment numbers: within a segment, and not to later keys.
+    """Build a mask of [R, T] and [R, S] segment numbers. Pairs of one segment attend.
 
-    With a window also not to keys that lie so far back; segments are runs of consecutive tokens.
+    A causal mask also hides later keys. A window hides later keys and all keys before the window.
+    Segments are runs of consecutive tokens.
     """
 
     def together(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -106,10 +119,12 @@ def _block_mask(
     def near(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (queries[b, i] == keys[b, j]) & (i >= j) & (i - j < window)
 
-    # Compiled on a GPU, it looks at every pair without a tensor of all of them.
-    make = create_block_mask if queries.device.type == "cpu" else _compiled(create_block_mask)
-    mask: BlockMask = make(
-        near if window else together_and_earlier if causal else together,
+    by_segment = together_and_earlier if causal else together
+    attends = near if window else by_segment
+    # The compiled function checks every pair without a tensor of all pairs.
+    create = create_block_mask if queries.device.type == "cpu" else _compiled(create_block_mask)
+    mask: BlockMask = create(
+        attends,
         len(queries),
         None,
         queries.shape[1],
@@ -134,18 +149,30 @@ def _attend(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function as transformers calls it: [R, H, T, d] each, to [R, T, H, d]."""
+    """Attention function for transformers: [R, H, T, d] each, to [R, T, H, d]."""
     plan = planned(plan, more)
     query, key, value = as_attended(query, key, value)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
-    mask = plan.own if across is None else across
+    is_across = (
+        plan.across is not None and getattr(module, "is_decoder", False) and not module.is_causal
+    )
+    mask = plan.across if is_across else plan.own
     if sliding_window and plan.near is not None:
         mask = plan.near
-    bias = position_bias if across is None else None  # T5 passes its cross-attention one of zeros
-    how: Any = {"scale": scale, "dropout": dropout, "options": plan.by[bias is not None]}
-    how["pair"] = next_pair(module, dropout)
-    return attend(query, key, value, mask, bias=bias, cap=softcap, **how).transpose(1, 2), None
+    bias = None if is_across else position_bias  # T5 gives its cross-attention a bias of zeros
+
+    output = attend(
+        query,
+        key,
+        value,
+        mask,
+        bias=bias,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        dropout=dropout,
+        pair=next_pair(module, dropout),
+        cap=softcap,
+        options=plan.kernels[bias is not None],
+    )
+    return output.transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, _attend)
@@ -162,45 +189,63 @@ def attend(
     dropout: float,
     pair: Pair | None = None,
     cap: float | None = None,
-    options: Options = _TORCHS,
-    by: Callable[..., Any] | None = None,
+    options: Options = _TORCH_BLOCKS,
+    kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """softmax(scale * q @ k.T + bias) @ v where the mask allows; 0 where it allows nothing.
+    """Compute softmax(scale * q @ k.T + bias) @ v over the pairs of the mask, [R, H, T, d].
 
-    With a cap c, scores s are c * tanh(s / c); such a model has no bias.
-    Queries are [R, H, T, d], keys and values [R, H, S, d]. Of the bias [1, H, T, S] each row adds
-    to a gradient of its own, summed in order: the same bits every time. What is dropped depends on
-    the keys of a `pair`; without one it is random. `by` replaces the kernels.
+    A query without any pair gets 0. Each row of the expanded bias has its own gradient. Their sum
+    has a fixed order, so its bits do not change.
+
+    Args:
+        query: [R, H, T, d].
+        key: [R, H, S, d].
+        value: [R, H, S, d].
+        block_mask: The pairs.
+        bias: [1, H, T, S], added to the scores; None without one.
+        scale: Factor of the scores.
+        dropout: Probability of a pair to be dropped.
+        pair: Keys that determine the dropped pairs; None for random pairs.
+        cap: c of a model with scores c * tanh(s / c). Such a model has no bias.
+        options: Options of the kernels.
+        kernel: Replacement for `flex_attention`, for tests.
     """
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
-    by = by or _kernel(query, rows)
-    how: dict[str, Any] = {"block_mask": block_mask, "scale": scale, "kernel_options": options}
-    first = with_bias(rows) if cap is None else _capped(cap)
+    kernel = kernel or _kernel(query, rows)
+    change = with_bias(rows) if cap is None else _with_cap(cap)
+    settings: dict[str, Any] = {"block_mask": block_mask, "scale": scale, "kernel_options": options}
     if dropout == 0.0:
-        output: Tensor = by(query, key, value, score_mod=first, **how)
+        output: Tensor = kernel(query, key, value, score_mod=change, **settings)
         return output
+
     if pair is None:
-        sizes = ((len(query), side.shape[2]) for side in (query, key))
-        first_key, second_key = (
-            torch.randint(-(2**31), 2**31, size, device=query.device) for size in sizes
+        query_keys, key_keys = (
+            torch.randint(-(2**31), 2**31, (len(query), side.shape[2]), device=query.device)
+            for side in (query, key)
         )
-        pair = (first_key, second_key)
-    how["return_aux"] = AuxRequest(lse=True)
-    capped = None if cap is None else first
-    numbers = of_heads(pair[0], query.shape[1])
-    drop = _dropped(rows, (numbers, pair[1].int()), round(dropout * PAIR_STEPS), capped)
-    kept, of_kept = by(query, key, value, score_mod=drop, **how)
-    few = value.detach()[..., :_LSE_COLUMNS]
-    _, of_all = by(query, key, few, score_mod=first, **how)
-    # Where nothing is kept, of a whole row of padding say, both may be minus infinity.
-    nothing = of_kept.lse.isneginf()
-    share = (of_kept.lse - of_all.lse.masked_fill(nothing, 0.0)).masked_fill(nothing, -torch.inf)
-    factor = share.exp() * (PAIR_STEPS / (PAIR_STEPS - round(dropout * PAIR_STEPS)))
-    scaled: Tensor = (kept * factor[..., None]).to(value.dtype)
+    else:
+        query_keys, key_keys = pair
+    threshold = round(dropout * PAIR_STEPS)
+    drop = _with_dropout(
+        change, head_numbers(query_keys, query.shape[1]), key_keys.int(), threshold
+    )
+
+    settings["return_aux"] = AuxRequest(lse=True)
+    output_kept, sums_kept = kernel(query, key, value, score_mod=drop, **settings)
+    few_values = value.detach()[..., :_LSE_COLUMNS]
+    _, sums_all = kernel(query, key, few_values, score_mod=change, **settings)
+
+    # A query without a kept pair, such as padding, has sums of zero, and both logarithms may be
+    # minus infinity.
+    is_empty = sums_kept.lse.isneginf()
+    logarithm = sums_kept.lse - sums_all.lse.masked_fill(is_empty, 0.0)
+    share = logarithm.masked_fill(is_empty, -torch.inf).exp()
+    factor = share * (PAIR_STEPS / (PAIR_STEPS - threshold))
+    scaled: Tensor = (output_kept * factor[..., None]).to(value.dtype)
     return scaled
 
 
-def _capped(cap: float) -> ScoreMod:
+def _with_cap(cap: float) -> ScoreMod:
     def capped(score: Tensor, _b: Tensor, _h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
         return torch.tanh(score / cap) * cap
 
@@ -208,7 +253,7 @@ def _capped(cap: float) -> ScoreMod:
 
 
 def with_bias(bias: Tensor | None) -> ScoreMod | None:
-    """Add [R, H, T, S] to the scores; None without one."""
+    """Return a score function that adds [R, H, T, S]; None without a bias."""
     if bias is None:
         return None
 
@@ -218,31 +263,18 @@ def with_bias(bias: Tensor | None) -> ScoreMod | None:
     return add_bias
 
 
-def _dropped(
-    bias: Tensor | None, pair: Pair, threshold: int, capped: ScoreMod | None = None
+def _with_dropout(
+    change: ScoreMod | None, queries: Tensor, keys: Tensor, threshold: int
 ) -> ScoreMod:
-    """Drop pairs of numbers [R, H, T] of the queries and [R, S] of the keys, all int32."""
-    queries, keys = pair
+    """Change scores, and drop pairs by the numbers [R, H, T] and [R, S], both int32."""
 
     def drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        kept = drawn(queries[b, h, i], keys[b, j]) >= threshold
-        return torch.where(kept, score, -float("inf"))
+        if change is not None:
+            score = change(score, b, h, i, j)
+        is_kept = pair_number(queries[b, h, i], keys[b, j]) >= threshold
+        return torch.where(is_kept, score, -float("inf"))
 
-    if capped is not None:
-
-        def cap_and_drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            kept = drawn(queries[b, h, i], keys[b, j]) >= threshold
-            return torch.where(kept, capped(score, b, h, i, j), -float("inf"))
-
-        return cap_and_drop
-    if bias is None:
-        return drop
-
-    def add_bias_and_drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        kept = drawn(queries[b, h, i], keys[b, j]) >= threshold
-        return torch.where(kept, score + bias[b, h, i, j], -float("inf"))
-
-    return add_bias_and_drop
+    return drop
 
 
 def _kernel(query: Tensor, bias: Tensor | None) -> Callable[..., Any]:
@@ -262,13 +294,13 @@ def kernel_shapes(
     return_aux: AuxRequest | None = None,
     **_: Any,
 ) -> Any:
-    """`flex_attention` by the tensors that its kernels keep and make, without content."""
+    """Outline `flex_attention`: the tensors that its kernels save and return, without content."""
     output, sums = _KernelShapes.apply(query, key, value, bias)  # type: ignore[no-untyped-call]
     return output if return_aux is None else (output, AuxOutput(lse=sums))
 
 
 class _KernelShapes(torch.autograd.Function):
-    """Attention keeps its inputs, its output and a number for each query (arXiv 2205.14135)."""
+    """Attention that saves its inputs, its output and a number per query (arXiv 2205.14135)."""
 
     @staticmethod
     def forward(
@@ -283,26 +315,29 @@ class _KernelShapes(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, bias, _, sums = ctx.saved_tensors
-        _products = torch.empty_like(sums)  # of each output with its slope
-        slopes = [torch.empty_like(tensor) for tensor in inputs]
-        # Each row's own: an expanded bias has a gradient of its whole shape.
-        wanted = bias is not None and ctx.needs_input_grad[3]
-        return (*slopes, bias.new_empty(bias.shape) if wanted else None)
+        _products = torch.empty_like(sums)  # product of each output and its gradient
+        gradients = [torch.empty_like(tensor) for tensor in inputs]
+        # Each row has its own gradient: it has the shape of the expanded bias.
+        needs_bias = bias is not None and ctx.needs_input_grad[3]
+        return (*gradients, bias.new_empty(bias.shape) if needs_bias else None)
 
 
 @cache
 def _compiled(function: Callable[..., Any], *, strict: bool = False) -> Callable[..., Any]:
-    """FlexAttention's kernels are made by the compiler for each pair of mask and score function.
+    """Compile FlexAttention for each pair of mask and score function.
 
-    Strict: too much shared memory is an error; torch 2.13 would make loads wait for each other.
+    Args:
+        function: `flex_attention`, or a function that builds its masks.
+        strict: Raise an error if a kernel needs too much shared memory. By default torch 2.13
+            removes the prefetching of loads instead.
     """
-    from torch._dynamo import config  # takes a second to load, and only here it is needed
+    from torch._dynamo import config  # loading it takes a second
 
-    # Past the limit the scores of all pairs would be computed instead, without a word.
-    config.recompile_limit = max(config.recompile_limit, _RECOMPILES)
-    known = torch._inductor.list_options() if strict else []  # noqa: SLF001
+    # Above this limit, torch would silently compute the scores of all pairs.
+    config.recompile_limit = max(config.recompile_limit, _MAX_RECOMPILES)
+    options = torch._inductor.list_options() if strict else []  # noqa: SLF001
     retry = "triton.dynamic_disable_pipelining"
-    return torch.compile(function, options={retry: False} if retry in known else None)
+    return torch.compile(function, options={retry: False} if retry in options else None)
 
 
 def reference(
@@ -316,7 +351,7 @@ def reference(
     return_aux: AuxRequest | None = None,
     **_: Any,
 ) -> Any:
-    """`flex_attention` by its definition; PyTorch's own has no backward on a CPU."""
+    """Compute `flex_attention` by its definition. PyTorch's has no backward on a CPU."""
     rows, heads, queries, keys = *query.shape[:3], key.shape[2]
     exact = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ key.transpose(-1, -2)).to(exact) * scale
@@ -327,99 +362,56 @@ def reference(
         for dim in (3, 2, 1, 0):
             each = torch.vmap(each, in_dims=(0, *(0 if n == dim else None for n in range(4))))
         scores = each(scores, *indices)
-    allowed = create_mask(block_mask.mask_mod, rows, None, queries, keys, device=query.device)
-    scores = scores.masked_fill(~allowed, -torch.inf)
-    nothing = scores.isneginf().all(-1, keepdim=True)
-    shares = scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
-    output = shares.to(value.dtype) @ value
+    attends = create_mask(block_mask.mask_mod, rows, None, queries, keys, device=query.device)
+    scores = scores.masked_fill(~attends, -torch.inf)
+
+    is_empty = scores.isneginf().all(-1, keepdim=True)
+    filled = scores.masked_fill(is_empty, 0.0)
+    output = filled.softmax(-1).masked_fill(is_empty, 0.0).to(value.dtype) @ value
     if return_aux is None:
         return output
-    lse = scores.masked_fill(nothing, 0.0).logsumexp(-1).masked_fill(nothing[..., 0], -torch.inf)
+    lse = filled.logsumexp(-1).masked_fill(is_empty[..., 0], -torch.inf)
     return output, AuxOutput(lse=lse)
 
 
-Attention = Literal["segments", "flex", "dense"]
-Asked = Literal["auto", "segments", "flex", "dense"]
-_ASKED: WeakKeyDictionary[nn.Module, Asked] = WeakKeyDictionary()
-_RAISED_BY: Final = re.compile(r"^\S+ raised:\s+")  # in front of a compiler's own words
+_RAISED_BY: Final = re.compile(r"^\S+ raised:\s+")  # start of a compiler's message
 _SHARED_MEMORY: Final = re.compile(r"Required: (\d+)\D+limit: ?(\d+)")
 _TOO_MUCH: Final = "torch's own need {:,} bytes of shared memory and the card has {:,}"
 _TOLERANCE: Final = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""Largest distance from the definition in float32, as a share of the largest number; products of
-float32 may be in TF32. A kernel that sees a neighbour is off by about 1."""
+"""Largest error relative to the definition in float32, as a share of the largest number. float32
+products may use TF32. A kernel that sees another example has an error of about 1."""
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """The largest blocks whose kernels work, and why torch's own do not."""
+    """Largest blocks with working kernels, and the reason against torch's own blocks."""
 
-    options: Options | None  # None: there are none
+    options: Options | None  # None if no kernel works
     why: str = ""
 
     def __str__(self) -> str:
-        """Name the blocks and the reason: "blocks of 64 x 64, since torch's own need ..."."""
+        """Describe the blocks and the reason: "blocks of 64 x 64, since torch's own need ..."."""
         if not self.why:
             return "torch's own blocks"
-        of, m1 = self.options or {}, "BLOCK_M1"
-        sizes = [f"blocks of {of['BLOCK_M']} x {of['BLOCK_N']}"] if "BLOCK_M" in of else []
-        sizes += [f"backward blocks of {of[m1]} x {of[m1]}"] if m1 in of else []
+        options = self.options or {}
+        sizes = []
+        if "BLOCK_M" in options:
+            sizes.append(f"blocks of {options['BLOCK_M']} x {options['BLOCK_N']}")
+        if "BLOCK_M1" in options:
+            sizes.append(f"backward blocks of {options['BLOCK_M1']} x {options['BLOCK_M1']}")
         return f"{' and '.join(sizes) or 'none'}, since {self.why}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """An attention, and why no better one was taken."""
-
-    name: Attention
-    notes: tuple[str, ...] = ()
-    options: Kernels = (_TORCHS, _TORCHS)
-    blocks: str = ""  # of FlexAttention on a GPU, in words
-
-
-def use_attention(model: nn.Module, asked: Asked) -> None:
-    """Let this model's packed forward use one attention; auto: the best that works."""
-    _ASKED[unwrapped(model)] = asked
-
-
-def attention_of(model: nn.Module, device: torch.device) -> Choice:
-    """The attention of packed forwards of this model on `device`, in the current precision.
-
-    segments: by example, on a CPU. flex: on a GPU. dense: masks of all pairs, which work
-    everywhere.
-    """
-    core = unwrapped(model)
-    asked = _ASKED.get(core, "auto")
-    if asked == "dense" or device.type not in {"cpu", "cuda"}:
-        return Choice("dense")
-    if device.type == "cpu":
-        if asked == "flex":
-            return Choice("flex")  # by its definition
-        # a compiled module would be compiled anew for every filling of a row.
-        compiled = torch.compiler.is_compiling() or any(
-            getattr(module, "_compiled_call_impl", None) is not None for module in core.modules()
-        )
-        return Choice("dense" if compiled else "segments")
-    if asked == "segments":
-        note = f"attention by segments is not used: it needs a CPU, not {device}"
-        return Choice("dense", (note,))
-    dtype = core.dtype
-    if torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-    encoder, size = family_of(core.config).is_encoder_decoder, head_size(core.config)
-    plain, biased = (kernels_on(device, dtype, size, biased=b) for b in (False, encoder))
-    if plain.options is None or biased.options is None:
-        why = (plain if plain.options is None else biased).why
-        return Choice("dense", (f"attention without masks by flex is not used: {why}",))
-    words = str(plain) if plain == biased else f"{plain}; with T5's bias, {biased}"
-    return Choice("flex", options=(plain.options, biased.options), blocks=words)
 
 
 @cache
 def kernels_on(
     device: torch.device, dtype: torch.dtype, size: int, *, biased: bool
 ) -> KernelChoice:
-    """The kernels, those of dropout too, that work on a GPU with heads of `size` columns."""
-    forward, backward, options, first = [*_FORWARD], [*_BACKWARD], _TORCHS, ""
+    """Search for kernels that work on a GPU with heads of `size` columns, with and without dropout.
+
+    Blocks become smaller after each failure.
+    """
+    forward, backward = [*_FORWARD], [*_BACKWARD]
+    options, first_reason = _TORCH_BLOCKS, ""
     while True:
         try:
             with (
@@ -428,48 +420,66 @@ def kernels_on(
                 torch.enable_grad(),
                 torch.autocast(device.type, enabled=False),
             ):
-                distance = _distance(device, dtype, size, options, biased=biased)
-            if distance <= _TOLERANCE[dtype]:
-                return KernelChoice(options, first)
-            said = f"torch's own are off by {distance:.1e}"
-        except Exception as error:  # noqa: BLE001 - whatever the kernel or its compiler raises
-            said = _RAISED_BY.sub("", str(error).strip()) or repr(error)
-        needs = _SHARED_MEMORY.search(said)
-        why = _TOO_MUCH.format(*map(int, needs.groups())) if needs else said.splitlines()[0]
-        first = first or why
-        smaller = backward if "_backward" in said else forward
+                error_share = _error(device, dtype, size, options, biased=biased)
+            if error_share <= _TOLERANCE[dtype]:
+                return KernelChoice(options, first_reason)
+            message = f"torch's own are off by {error_share:.1e}"
+        except Exception as error:  # noqa: BLE001 - any error of a kernel or its compiler
+            message = _RAISED_BY.sub("", str(error).strip()) or repr(error)
+
+        needs = _SHARED_MEMORY.search(message)
+        reason = _TOO_MUCH.format(*map(int, needs.groups())) if needs else message.splitlines()[0]
+        first_reason = first_reason or reason
+        smaller = backward if "_backward" in message else forward
         if not smaller:
-            return KernelChoice(None, first)
+            return KernelChoice(None, first_reason)
         options = {**options, **smaller.pop(0)}
 
 
-def _distance(
-    device: torch.device, dtype: torch.dtype, size: int, by: Options, *, biased: bool
+def _error(
+    device: torch.device, dtype: torch.dtype, size: int, options: Options, *, biased: bool
 ) -> float:
-    """The largest distance of outputs and gradients from attention by its definition."""
+    """Largest error of outputs and gradients relative to the definition of attention."""
     torch.manual_seed(0)
-    rows, length, heads = 2, 320, 2
+    rows = heads = 2
+    length = 320
     segments = torch.zeros(rows, length, dtype=torch.int32)
     for row, ends in enumerate(((70, 200, 310), (250, 256, 320))):
         for number, end in reversed(list(enumerate(ends, start=1))):
             segments[row, :end] = number
     mask = _block_mask(segments.to(device), segments.to(device), causal=True)
-    shapes = [(rows, heads, length, size)] * 4 + [(1, heads, length, length)] * biased
-    slope, *drawn = (torch.randn(shape, device=device) for shape in shapes)
-    how: Any = {"scale": size**-0.5, "dropout": 0.1, "options": by}
 
-    def computed(dtype: torch.dtype, by: Callable[..., Any] | None) -> list[Tensor]:
-        torch.manual_seed(1)  # of the pairs that are dropped
-        q, k, v = (t.to(dtype).requires_grad_() for t in drawn[:3])
-        added = [t.clone().requires_grad_() for t in drawn[3:]]
-        out = attend(q, k, v, mask, bias=added[0] if added else None, by=by, **how)
-        return [out.detach(), *torch.autograd.grad(out, (q, k, v, *added), slope.to(out.dtype))]
+    shapes = [(rows, heads, length, size)] * 4
+    if biased:
+        shapes.append((1, heads, length, length))
+    slope, *inputs = (torch.randn(shape, device=device) for shape in shapes)
 
-    real = (segments > 0).to(device)[:, None, :, None]
+    def compute(dtype: torch.dtype, kernel: Callable[..., Any] | None) -> list[Tensor]:
+        torch.manual_seed(1)  # determines the dropped pairs
+        q, k, v = (t.to(dtype).requires_grad_() for t in inputs[:3])
+        biases = [t.clone().requires_grad_() for t in inputs[3:]]
+        output = attend(
+            q,
+            k,
+            v,
+            mask,
+            bias=biases[0] if biases else None,
+            scale=size**-0.5,
+            dropout=0.1,
+            options=options,
+            kernel=kernel,
+        )
+        gradients = torch.autograd.grad(output, (q, k, v, *biases), slope.to(output.dtype))
+        return [output.detach(), *gradients]
+
+    is_real = (segments > 0).to(device)[:, None, :, None]
     kernels = None if device.type == "cpu" else _compiled(flex_attention, strict=True)
-    pairs = zip(computed(dtype, kernels), computed(torch.float32, reference), strict=True)
-    apart = []
-    for mine, true in pairs:
-        seen = real if true.shape[-1] == size else torch.ones_like(true, dtype=torch.bool)
-        apart.append(((mine.float() - true) * seen).abs().max() / (true * seen).abs().max())
-    return float(torch.stack(apart).max())  # NaN if there is one
+    errors = []
+    for result, expected in zip(
+        compute(dtype, kernels), compute(torch.float32, reference), strict=True
+    ):
+        has_padding = expected.shape[-1] == size  # all but the gradient of the bias
+        counted = is_real if has_padding else torch.ones_like(expected, dtype=torch.bool)
+        difference = (result.float() - expected) * counted
+        errors.append(difference.abs().max() / (expected * counted).abs().max())
+    return float(torch.stack(errors).max())  # NaN if one of them is

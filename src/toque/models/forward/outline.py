@@ -1,8 +1,8 @@
-"""Outlined forward: a training update's tensors by their shapes alone, for a model of no memory.
+"""Outline of a training forward: tensors with shapes and no content, to predict its memory.
 
-Under `FakeTensorMode` a tensor has no content, so which tokens belong together is said beforehand.
-Tensors of the outline lie on a CPU, since no others can be differentiated where there is no GPU; a
-GPU's outline runs the code of a run on a GPU all the same, `as_on_a_gpu`.
+Under `FakeTensorMode` tensors have no content, so the division into examples is computed first.
+Outlined tensors are on the CPU, because gradients on a GPU need a GPU. `as_on_a_gpu` makes them
+take the code paths of a GPU.
 
 Letters: R rows, L tokens of a row, N = R * L, D hidden size.
 """
@@ -35,12 +35,12 @@ Where = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class OutlinedRows:
-    """Rows that are filled to the last token."""
+    """Full rows without padding."""
 
     rows: int
     source: int  # tokens of a row's source side; 0 for a decoder-only model
-    target: int  # tokens of its target side, or of the row
-    examples: int = 1  # examples that share a row, of equal length
+    target: int  # tokens of a row's target side, or of the whole row
+    examples: int = 1  # examples of equal length in a row
 
     @property
     def tokens(self) -> int:
@@ -49,12 +49,15 @@ class OutlinedRows:
 
 
 def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
-    """Plans of a T5's encoder and of the decoder, grouped at once, outside of `FakeTensorMode`."""
-    targets = _equal(rows.rows * rows.target, rows.rows * rows.examples)
-    sources = _equal(rows.rows * rows.source, rows.rows * rows.examples)
-    across = [(*own[:2], *read[:2]) for own, read in zip(targets, sources, strict=True)]
+    """Build the attention plans of a T5's encoder and decoder. Call it outside `FakeTensorMode`."""
+    examples = rows.rows * rows.examples
+    targets = _equal_examples(rows.rows * rows.target, examples)
+    sources = _equal_examples(rows.rows * rows.source, examples)
+    across = [(*target[:2], *source[:2]) for target, source in zip(targets, sources, strict=True)]
     encoder = AttentionPlan(sources)
     decoder = AttentionPlan(targets, across if rows.source else None)
+
+    # The groups are cached properties, and must be computed here.
     _ = (decoder.causal_groups, decoder.groups)
     if rows.source:
         _ = (decoder.across_groups, encoder.groups)
@@ -64,39 +67,40 @@ def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
 def outlined_hidden(
     model: PreTrainedModel, rows: OutlinedRows, plans: tuple[AttentionPlan, AttentionPlan]
 ) -> Tensor:
-    """The output head's input [1, N, D] of a training on a CPU."""
-    written = torch.zeros(1, rows.rows * rows.target, dtype=torch.int64)
+    """Outline a training forward on a CPU. Return the input of the output head, [1, N, D]."""
+    target = torch.zeros(1, rows.rows * rows.target, dtype=torch.int64)
     source = torch.zeros(1, rows.rows * rows.source, dtype=torch.int64)
     masks = masks_of(model)
     if masks is not None:
-        masks.begin(source=source, target=written)
+        masks.begin(source=source, target=target)
     with attending_by(configs_of(model), varlen.NAME, plans[1]):
         if not family_of(model.config).is_encoder_decoder:
-            return decoder_rows(model, written, written, plans[1])
+            return decoder_rows(model, target, target, plans[1])
         longest = plans[0].longest, plans[1].longest
-        return scale_outputs(model, t5_rows(model, source, written, plans, longest=longest))
+        return scale_outputs(model, t5_rows(model, source, target, plans, longest=longest))
 
 
 def outlined_batch(rows: OutlinedRows) -> Batch:
-    """The micro-batch as a run on a GPU computes it, with a loss on every token."""
+    """Build a micro-batch for a GPU, with a label for every target token."""
 
-    def filled(length: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    def zeros(length: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(rows.rows, length, dtype=dtype)
 
-    n, ids = rows.target, (tuple(range(rows.examples)),) * rows.rows
-    known = (n,) * rows.rows
+    n = rows.target
+    ids = (tuple(range(rows.examples)),) * rows.rows
+    labelled = (n,) * rows.rows
+    segments = zeros(n, torch.int32)
     if not rows.source:
-        tensors = filled(n), filled(n, torch.int32), filled(n)
-        return DecoderBatch(filled(n), ids, *tensors, labelled=known)
-    read = filled(rows.source), filled(rows.source, torch.int32)
+        return DecoderBatch(zeros(n), ids, zeros(n), segments, zeros(n), labelled=labelled)
+    source, source_segments = zeros(rows.source), zeros(rows.source, torch.int32)
     return EncoderDecoderBatch(
-        filled(n), ids, *read, filled(n), filled(n, torch.int32), labelled=known
+        zeros(n), ids, source, source_segments, zeros(n), segments, labelled=labelled
     )
 
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """A context in which tensors of a CPU take the ways and the bytes of a GPU's."""
+    """Context in which tensors on the CPU take the code paths and the memory of a GPU."""
     before = AS_A_GPU.set(True)
     try:
         with _GpuOperators():
@@ -106,13 +110,14 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 class _GpuOperators(TorchFunctionMode):
-    """Operators that take other bytes on a GPU than on the CPU whose tensors an outline has."""
+    """Replacement of operators that use more or less memory on a GPU than on a CPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Make the tensors that `func` keeps and returns on a GPU."""
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        """Allocate the tensors that `func` would save and return on a GPU."""
+        name = getattr(func, "__name__", "")
+        kwargs = kwargs or {}
         if name == "scaled_dot_product_attention":
             return sdpa_shapes(*args, **kwargs)
         if name == "dropout":
@@ -121,25 +126,25 @@ class _GpuOperators(TorchFunctionMode):
 
 
 def _dropout(values: Tensor, p: float = 0.5, training: object = 1, *_: Any, **__: Any) -> Tensor:
-    """A GPU's keeps a byte for each element; a CPU's a factor in the elements' own format."""
+    """Save a byte per element for backward, as a GPU does. A CPU saves a factor per element."""
     return torch.native_dropout(values, p, train=True)[0] if training and p > 0.0 else values
 
 
 def sdpa_shapes(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any
 ) -> Tensor:
-    """`F.scaled_dot_product_attention` of a GPU by the tensors that its kernels keep and make."""
-    kind = query.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    # It is added to the scores, in their format: one of truths becomes zeros and minus infinity.
+    """Outline `F.scaled_dot_product_attention` on a GPU: the tensors that it saves and returns."""
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = (t.to(dtype) for t in (query, key, value))
+    # A boolean mask becomes zeros and minus infinity in the precision of the scores.
     mask = None if attn_mask is None else attn_mask.to(query.dtype)
     output: Tensor = kernel_shapes(query, key, value, bias=mask)
     return output
 
 
-def _equal(tokens: int, examples: int) -> list[Example]:
-    """`tokens` as `examples` that stand one after the other, as equal as can be."""
+def _equal_examples(tokens: int, examples: int) -> list[Example]:
+    """Divide `tokens` into consecutive examples with lengths that differ by at most one."""
     edges = [i * tokens // examples for i in range(examples + 1)]
     return [(start, end - start, start, end - start) for start, end in pairwise(edges)]

@@ -1,7 +1,7 @@
-"""Random draws of a model that no key decides, found by the state of PyTorch's generators.
+"""Check for random numbers of a model that keyed dropout does not control.
 
-Keyed dropout (`keyed_dropout.py`) draws nothing from a generator. A model that moves one, such as
-one with LayerDrop (Fan et al. 2019), has losses that depend on how rows are grouped.
+Keyed dropout (`keyed_dropout.py`) does not use PyTorch's generators. If a forward advances a
+generator, as LayerDrop does (Fan et al. 2019), the loss depends on how rows are grouped.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from toque.models.forward.keyed_dropout import drop_rates, masks_of
 
 @contextmanager
 def refuse_unkeyed_draws(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """A context for a training forward of a model with keyed dropout; nothing for other models.
+    """Check a training forward of a model with keyed dropout. Other models are not checked.
 
     Raises:
-        ConfigError: the forward drew a random number from PyTorch's generator of the CPU or of
-            `device`. The message names the innermost module that did, unless it is compiled.
+        ConfigError: The forward used PyTorch's generator of the CPU or of `device`. The message
+            names the innermost module that used it, unless the model is compiled.
     """
     core = unwrapped(model)
     if masks_of(core) is None:
         yield
         return
     watch = _Watch(device)
-    # A hook would make the compiler begin again. Without one the place is not known.
-    named = [] if is_compiled(core) else list(core.named_modules())
+    # Hooks would make the compiler start again, so a compiled module is not named.
+    modules = [] if is_compiled(core) else list(core.named_modules())
     handles: list[Any] = []
-    for path, module in named:
+    for path, module in modules:
         handles.append(module.register_forward_pre_hook(watch.enter))
         handles.append(module.register_forward_hook(partial(watch.leave, path)))
     before = watch.states()
@@ -47,39 +47,39 @@ def refuse_unkeyed_draws(model: nn.Module, device: torch.device) -> Iterator[Non
             handle.remove()
     if not _equal(watch.states(), before):
         raise ConfigError(
-            f"{watch.place or 'The model'} draws random numbers of its own while it trains"
+            f"{watch.module or 'The model'} draws random numbers of its own while it trains"
             f"{watch.settings}. They depend on train.micro_batch_rows and on the number of ranks, "
-            "which must not change a run. Turn them off (in the model's config.json such a setting "
-            "is 0), or accept that with train.optimisations.dropout=false."
+            "which must not change a run. Set this dropout to 0 in the model's config.json, or "
+            "accept the dependence with train.optimisations.dropout=false."
         )
 
 
 class _Watch:
-    """The innermost module that moves a generator."""
+    """Search for the innermost module that advances a generator."""
 
     def __init__(self, device: torch.device) -> None:
-        self.place = ""
+        self.module = ""
         self.settings = ""
         self._device = device
         self._entered: list[list[Tensor]] = []
 
     def states(self) -> list[Tensor]:
-        """States of the generators that a forward may draw from."""
+        """Read the states of the generators that a forward may use."""
         states = [torch.get_rng_state()]
         if self._device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self._device))
         return states
 
     def enter(self, *_: Any) -> None:
-        """Note the states at which a module begins."""
+        """Record the states before a module's forward."""
         self._entered.append(self.states())
 
     def leave(self, path: str, module: nn.Module, *_: Any) -> None:
-        """Name a module that moved a generator, if none of its parts did."""
+        """Record the module if it advanced a generator and none of its parts did."""
         before = self._entered.pop()
-        if self.place or _equal(self.states(), before):
+        if self.module or _equal(self.states(), before):
             return
-        self.place = f"{path or 'The model'} ({type(module).__name__})"
+        self.module = f"{path or 'The model'} ({type(module).__name__})"
         rates = [f"{name}={rate:g}" for name, rate in drop_rates(module).items() if name != "p"]
         self.settings = f" (it has {', '.join(rates)})" if rates else ""
 

@@ -1,11 +1,11 @@
-"""Variable-length attention over packed rows, one example at a time, for a CPU.
+"""Variable-length attention for packed rows on a CPU, one example at a time.
 
-A mask makes a row of L tokens cost L * L, whatever it holds. Examples are runs of consecutive
-tokens of one flat row without padding, so their blocks can be computed alone. On a CPU, where
-PyTorch's attention falls to its slow path as soon as a position bias needs a gradient (T5), this is
-several times faster. On a GPU so many small products would be slower than one masked one.
+With a mask, a row of L tokens costs L * L, whatever its examples are. Here the examples are runs of
+consecutive tokens in one flat row without padding, and each is computed alone. This is several
+times faster on a CPU, where PyTorch's attention is slow if a position bias needs a gradient (T5).
+On a GPU, many small products would be slower than one masked product.
 
-Letters: R rows, T queries and S keys of a row, N tokens of the flat one, H heads, d head size.
+Letters: R rows, T queries and S keys of a row, N tokens of the flat row, H heads, d head size.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from toque.models.forward.grouped_attention import AttentionPlan, Example, attend_packed
 from toque.models.forward.keyed_dropout import (
     Pair,
-    by_head,
     drop_pairs,
     keep_mask,
+    keys_by_head,
     next_keys,
     next_pair,
 )
 
 NAME = "toque_segments"  # name of this attention in transformers' registry
-MASKED: Final = "toque_masked"  # of the one by masks
+MASKED: Final = "toque_masked"  # name of the attention with masks
 PLAN: Final = ContextVar[Any]("PLAN", default=None)
-"""Plan of the forward that runs, for layers that pass nothing on to their attention (StableLM's);
-others hand it over as an argument, which a compiled block can be compiled for."""
+"""Plan of the current forward, for layers that pass no arguments to their attention (StableLM).
+Other layers pass it as an argument, so that a compiled block can depend on it."""
 
 
 def examples_in(queries: Tensor, keys: Tensor | None = None) -> list[Example]:
-    """The examples of packed rows, from segment numbers [R, T] and [R, S]; 0 is padding.
+    """List the examples of packed rows, from segment numbers [R, T] and [R, S]. 0 is padding.
 
     >>> examples_in(torch.tensor([[1, 1, 2, 0], [1, 0, 0, 0]]))
     [(0, 2, 0, 2), (2, 1, 2, 1), (3, 1, 3, 1)]
@@ -53,9 +53,9 @@ def examples_in(queries: Tensor, keys: Tensor | None = None) -> list[Example]:
 
 
 def _runs(segments: Tensor) -> dict[tuple[int, int], tuple[int, int]]:
-    """(row, segment number) -> first of the real tokens of all rows, and how many."""
+    """Map (row, segment number) to its first real token in the batch, and its number of tokens."""
     runs: dict[tuple[int, int], tuple[int, int]] = {}
-    done = 0
+    first = 0
     for row, numbers in enumerate(segments.numpy()):
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         for start, end in itertools.pairwise(edges):
@@ -64,13 +64,13 @@ def _runs(segments: Tensor) -> dict[tuple[int, int], tuple[int, int]]:
                 continue
             if (row, number) in runs:
                 raise ValueError(f"segment {number} of row {row} is not consecutive")
-            runs[row, number] = (done, end - start)
-            done += end - start
+            runs[row, number] = (first, end - start)
+            first += end - start
     return runs
 
 
 def configs_of(model: nn.Module) -> list[PretrainedConfig]:
-    """Every config that names an attention; encoder and decoder of a T5 have one each."""
+    """Return every config that selects an attention. A T5 has one for encoder and decoder each."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     return list({id(part.config): part.config for part in parts}.values())
 
@@ -79,7 +79,7 @@ def configs_of(model: nn.Module) -> list[PretrainedConfig]:
 def attending_by(
     configs: Sequence[PretrainedConfig], name: str, plan: object = None
 ) -> Iterator[None]:
-    """Layers with these configs attend by a function of transformers' registry meanwhile."""
+    """Context in which layers with these configs use an attention of transformers' registry."""
     before = [config._attn_implementation for config in configs]  # noqa: SLF001
     token = PLAN.set(plan)
     try:
@@ -88,8 +88,8 @@ def attending_by(
         yield
     finally:
         PLAN.reset(token)
-        for config, other in zip(configs, before, strict=True):
-            config._attn_implementation = other  # noqa: SLF001
+        for config, previous in zip(configs, before, strict=True):
+            config._attn_implementation = previous  # noqa: SLF001
 
 
 def _attend(
@@ -107,41 +107,49 @@ def _attend(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function as transformers calls it: [1, H, N, d] each, to [1, N, H, d].
+    """Attention function for transformers: [1, H, N, d] each, to [1, N, H, d].
 
-    A plan that is a tensor [R, 1, L, L] is true where pairs of R rows attend: earlier tokens of
-    one segment.
+    A plan can also be a tensor [R, 1, L, L] for R rows. It is true for pairs of a token and an
+    earlier one of its segment.
     """
     plan = planned(plan, more)
     query, key, value = as_attended(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    how: Any = {"scale": scale, "dropout": dropout, "softcap": softcap, "window": sliding_window}
+    causal: Any = {
+        "scale": scale, "dropout": dropout, "softcap": softcap, "window": sliding_window
+    }  # fmt: skip
     if isinstance(plan, Tensor):
-        how["pair"] = next_pair(module, dropout)
-        return attend_causally(query, key, value, plan, **how).transpose(1, 2), None
-    # Masks must not depend on what is computed together, such as the longest example.
-    narrow = sliding_window and (dropout > 0.0 or sliding_window < plan.longest)
-    if softcap is not None or narrow:
-        how["pair"] = next_pair(module, dropout)
-        return _by_example(query, key, value, plan, **how), None
-    across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
+        causal["pair"] = next_pair(module, dropout)
+        return attend_causally(query, key, value, plan, **causal).transpose(1, 2), None
+
+    # Dropout must not depend on other examples, so the longest example may not decide here.
+    is_narrow = sliding_window and (dropout > 0.0 or sliding_window < plan.longest)
+    if softcap is not None or is_narrow:
+        causal["pair"] = next_pair(module, dropout)
+        return _by_example(query, key, value, plan, **causal), None
+
+    is_across = (
+        plan.across is not None and getattr(module, "is_decoder", False) and not module.is_causal
+    )
     if query.dtype == torch.bfloat16:
-        heads_last = [t[0].transpose(0, 1) for t in (query, key, value)]
-        packed = torch.cat(heads_last, 1) if across is None else heads_last[0]
-        others = None if across is None else torch.cat(heads_last[1:], 1)
-        return attend_packed(
+        queries, keys, values = (t[0].transpose(0, 1) for t in (query, key, value))
+        packed = queries if is_across else torch.cat([queries, keys, values], 1)
+        others = torch.cat([keys, values], 1) if is_across else None
+        attended = attend_packed(
             module, packed, others, plan, scale=scale, dropout=dropout, bias=position_bias
-        )[None], None
+        )
+        return attended[None], None
     if position_bias is None and dropout == 0.0 and module.is_causal:
         return _fused_causal(query, key, value, plan.own, scale), None
-    # T5 passes its cross-attention a bias of zeros.
-    bias = None if position_bias is None or across is not None else position_bias[0]
+
+    # T5 gives its cross-attention a bias of zeros.
+    bias = None if position_bias is None or is_across else position_bias[0]
     output: Tensor = _ExamplesAttention.apply(  # type: ignore[no-untyped-call]
         query,
         key,
         value,
         bias,
-        plan.own if across is None else across,
+        plan.across if is_across else plan.own,
         bool(module.is_causal),
         scale,
         dropout,
@@ -153,12 +161,13 @@ def _attend(
 AttentionInterface.register(NAME, _attend)
 
 
-def planned(plan: object, asked: Mapping[str, Any]) -> Any:
-    """The plan that a layer was handed, or else that of the forward that runs.
+def planned(plan: object, arguments: Mapping[str, Any]) -> Any:
+    """Return the plan that a layer passed, or the plan of the current forward.
 
-    NotImplementedError where the model asks its attention for what none of ours does.
+    Raises:
+        NotImplementedError: The model needs an attention that is not implemented here.
     """
-    if asked.get("s_aux") is not None:
+    if arguments.get("s_aux") is not None:
         raise NotImplementedError("its attention has sinks, which are not computed here")
     return PLAN.get() if plan is None else plan
 
@@ -170,22 +179,22 @@ def _by_example(
     plan: AttentionPlan,
     *,
     pair: Pair | None,
-    **how: Any,
+    **settings: Any,
 ) -> Tensor:
-    """Causal attention [1, N, H, d] of each example by itself, within its window."""
+    """Compute causal attention [1, N, H, d] within the window, one example at a time."""
     lengths = [n for _, n, _, _ in plan.own]
-    beyond = query.shape[2] - sum(lengths)  # tokens of no example
-    parts = (torch.split(t, [*lengths, beyond], dim=2) for t in (query, key, value))
-    *each, rest = zip(*parts, strict=True)
-    pairs: Sequence[Pair | None] = [None] * len(each)
+    n_extra = query.shape[2] - sum(lengths)  # tokens of no example
+    parts = (torch.split(t, [*lengths, n_extra], dim=2) for t in (query, key, value))
+    *examples, extra = zip(*parts, strict=True)
+    pairs: Sequence[Pair | None] = [None] * len(examples)
     if pair is not None:
-        sides = (torch.split(keys, [*lengths, beyond], dim=1) for keys in pair)
-        pairs = [*zip(*sides, strict=True)][: len(each)]
-    seen = [
-        attend_causally(q, k, v, pair=keys, **how)
-        for (q, k, v), keys in zip(each, pairs, strict=True)
+        sides = (torch.split(keys, [*lengths, n_extra], dim=1) for keys in pair)
+        pairs = [*zip(*sides, strict=True)][: len(examples)]
+    outputs = [
+        attend_causally(q, k, v, pair=keys, **settings)
+        for (q, k, v), keys in zip(examples, pairs, strict=True)
     ]
-    return torch.cat([*seen, torch.zeros_like(rest[2])], 2).transpose(1, 2)
+    return torch.cat([*outputs, torch.zeros_like(extra[2])], 2).transpose(1, 2)
 
 
 def attend_causally(
@@ -200,31 +209,47 @@ def attend_causally(
     dropout: float = 0.0,
     pair: Pair | None = None,
 ) -> Tensor:
-    """softmax(cap(scale * q @ k.T)) @ v over earlier tokens within the window, [R, H, T, d].
+    """Compute softmax(cap(scale * q @ k.T)) @ v over earlier tokens in the window, [R, H, T, d].
 
-    cap(s) = c * tanh(s / c) (Gemma Team 2024, arXiv 2408.00118, section 2). `together`, [R, 1, T,
-    T] and causal itself, is true where tokens of one segment are, which are consecutive.
+    cap(s) = c * tanh(s / c) (Gemma Team 2024, arXiv 2408.00118, section 2).
+
+    Args:
+        query: [R, H, T, d].
+        key: [R, H, T, d].
+        value: [R, H, T, d].
+        together: [R, 1, T, T], true for a token and an earlier one of its segment; None for rows of
+            one segment. The tokens of a segment are consecutive.
+        scale: Factor of the scores.
+        window: Width of the sliding window in tokens.
+        softcap: c of the cap; None without one.
+        dropout: Probability of an attention weight to be dropped.
+        pair: Keys that determine the dropped weights.
     """
-    seen, place = together, torch.arange(query.shape[2], device=query.device)
-    plain = softcap is None and dropout == 0.0
-    if window is not None or (not plain and seen is None):
-        back = place[:, None] - place
-        near = (back >= 0) & (back < (window or len(place)))
-        seen = near if seen is None else seen & near
-    if plain:
+    mask, position = together, torch.arange(query.shape[2], device=query.device)
+    is_plain = softcap is None and dropout == 0.0
+    if window is not None or (not is_plain and mask is None):
+        distance = position[:, None] - position
+        near = (distance >= 0) & (distance < (window or len(position)))
+        mask = near if mask is None else mask & near
+    if is_plain:
         return functional.scaled_dot_product_attention(
-            query, key, value, seen, is_causal=seen is None, scale=scale
+            query, key, value, mask, is_causal=mask is None, scale=scale
         )
-    exact = torch.promote_types(query.dtype, torch.float32)
-    scores = (query @ key.transpose(-1, -2)).to(exact) * scale
+    assert mask is not None
+    scores = _scores(query, key, scale)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    assert seen is not None
-    return _dropped(scores.masked_fill(~seen, -torch.inf), value, dropout, pair)
+    return _weighted(scores.masked_fill(~mask, -torch.inf), value, dropout, pair)
 
 
-def _dropped(scores: Tensor, value: Tensor, dropout: float, pair: Pair | None) -> Tensor:
-    """softmax(scores) @ v with some of the weights dropped."""
+def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Compute scale * q @ k.T in float32 or wider."""
+    exact = torch.promote_types(query.dtype, torch.float32)
+    return (query @ key.transpose(-1, -2)).to(exact) * scale
+
+
+def _weighted(scores: Tensor, value: Tensor, dropout: float, pair: Pair | None) -> Tensor:
+    """Compute softmax(scores) @ v, with dropout."""
     shares = scores.softmax(-1).to(value.dtype)
     return (drop_pairs(shares, dropout, pair) if dropout > 0.0 else shares) @ value
 
@@ -241,9 +266,10 @@ def _attend_masked(
     position_bias: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' own "sdpa", and by its definition where weights are dropped.
+    """Attention function for transformers with a mask: [R, H, T, d] each, to [R, T, H, d].
 
-    [R, H, T, d] each to [R, T, H, d]. A mask [R, 1, T, S] is true where pairs attend; None: causal.
+    Without dropout it is transformers' "sdpa". A mask [R, 1, T, S] is true for pairs that attend.
+    Without a mask, attention is causal.
     """
     if dropout == 0.0:
         output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
@@ -251,41 +277,39 @@ def _attend_masked(
         )
         return output, None
     query, key, value = as_attended(query, key, value)
-    exact = torch.promote_types(query.dtype, torch.float32)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = (query @ key.transpose(-1, -2)).to(exact) * scale
+    scores = _scores(query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
     if position_bias is not None:
         scores = scores + position_bias
     if mask is None:
-        place = torch.arange(query.shape[2], device=query.device)
-        mask = place[:, None] >= place
+        position = torch.arange(query.shape[2], device=query.device)
+        mask = position[:, None] >= position
     scores = scores.masked_fill(~mask, -torch.inf)
-    return _dropped(scores, value, dropout, next_pair(module, dropout)).transpose(1, 2), None
+    return _weighted(scores, value, dropout, next_pair(module, dropout)).transpose(1, 2), None
 
 
 AttentionInterface.register(MASKED, _attend_masked)
 
 
 def as_attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [R, H, T, d] of as many heads each, in autocast's type."""
+    """Repeat shared keys and values for every query head, and cast all to autocast's precision."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
-    # As PyTorch's own attention does: rotary positions leave queries and keys in float32.
+    # PyTorch's attention casts too, because rotary positions make queries and keys float32.
     kind = query.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query, key, value = (t.to(dtype) for t in (query, key, value))
     return query, key, value
 
 
 def _fused_causal(
     query: Tensor, key: Tensor, value: Tensor, examples: list[Example], scale: float
 ) -> Tensor:
-    """Each example by PyTorch's fused kernel, which keeps no attention matrix for backward."""
+    """Compute each example by PyTorch's fused kernel, which saves no attention matrix."""
     heads, size = query.shape[1], query.shape[3]
     lengths = [n for _, n, _, _ in examples]
-    # One split for all: the gradient of a slice is a tensor of the whole's size, each time.
+    # One split for all examples: the gradient of each slice would be a tensor of all tokens.
     flat = [
         torch.split(t.transpose(1, 2).reshape(-1, heads, size), lengths)
         for t in (query, key, value)
@@ -299,9 +323,9 @@ def _fused_causal(
 
 
 class _ExamplesAttention(torch.autograd.Function):
-    """softmax(scale * q @ k.T + bias) @ v of every example, of tensors [1, H, N, d].
+    """Compute softmax(scale * q @ k.T + bias) @ v of every example, from [1, H, N, d].
 
-    The bias [H, T, S] depends on distance: an example reads its top left corner wherever it lies.
+    The bias [H, T, S] depends on the distance only, so every example uses its top left corner.
     """
 
     @staticmethod
@@ -318,58 +342,59 @@ class _ExamplesAttention(torch.autograd.Function):
         keys: Tensor | None,
     ) -> Tensor:
         output = query.new_zeros(query.transpose(1, 2).shape)
-        added = _added(bias, examples, causal=causal, dtype=query.dtype)
-        kept: list[Tensor] = []
+        added = _bias_and_mask(bias, examples, causal=causal, dtype=query.dtype)
+        saved: list[Tensor] = []
         for first, n, first_key, n_keys in examples:
-            own, seen = slice(first, first + n), slice(first_key, first_key + n_keys)
-            scores = query[0, :, own] @ key[0, :, seen].transpose(1, 2)
+            rows, columns = slice(first, first + n), slice(first_key, first_key + n_keys)
+            scores = query[0, :, rows] @ key[0, :, columns].transpose(1, 2)
             scores = scores.to(added.dtype)
-            if scale != 1.0:  # T5 has none
+            if scale != 1.0:  # T5 does not scale
                 scores = scores.mul_(scale)
             scores = scores.add_(added[:, :n, :n_keys])
             shares = scores.softmax(-1).to(value.dtype)
-            kept.append(shares)
+            saved.append(shares)
             if dropout > 0.0:
-                queries = None if keys is None else by_head(keys[0, own], len(shares))
-                kept.append(keep_mask(shares, dropout, queries))
-                shares = shares * kept[-1]
-            output[0, own] = (shares @ value[0, :, seen]).transpose(0, 1)
-        ctx.save_for_backward(query, key, value, *kept)
-        ctx.examples, ctx.scale, ctx.dropped = examples, scale, dropout > 0.0
+                queries = None if keys is None else keys_by_head(keys[0, rows], len(shares))
+                saved.append(keep_mask(shares, dropout, queries))
+                shares = shares * saved[-1]
+            output[0, rows] = (shares @ value[0, :, columns]).transpose(0, 1)
+        ctx.save_for_backward(query, key, value, *saved)
+        ctx.examples, ctx.scale = examples, scale
+        ctx.dropped = dropout > 0.0
         ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *kept = ctx.saved_tensors
-        gradients = [torch.zeros_like(t) for t in (query, key, value)]
-        wants_bias = ctx.bias is not None and ctx.needs_input_grad[3]
-        grad_bias = query.new_zeros(ctx.bias[0], dtype=ctx.bias[1]) if wants_bias else None
-        remaining = iter(kept)
+        query, key, value, *saved = ctx.saved_tensors
+        of_query, of_key, of_value = (torch.zeros_like(t) for t in (query, key, value))
+        needs_bias = ctx.bias is not None and ctx.needs_input_grad[3]
+        of_bias = query.new_zeros(ctx.bias[0], dtype=ctx.bias[1]) if needs_bias else None
+        remaining = iter(saved)
         for first, n, first_key, n_keys in ctx.examples:
-            own, seen = slice(first, first + n), slice(first_key, first_key + n_keys)
+            rows, columns = slice(first, first + n), slice(first_key, first_key + n_keys)
             shares = next(remaining)
             keep = next(remaining) if ctx.dropped else None
-            slope = grads[0][0, own].transpose(0, 1)
+            slope = grads[0][0, rows].transpose(0, 1)
             used = shares if keep is None else shares * keep
-            gradients[2][0, :, seen] = used.transpose(1, 2) @ slope
-            inner = slope @ value[0, :, seen].transpose(1, 2)
+            of_value[0, :, columns] = used.transpose(1, 2) @ slope
+            inner = slope @ value[0, :, columns].transpose(1, 2)
             if keep is not None:
                 inner = inner * keep
-            # The softmax's gradient: p * (g - sum(p * g)), in one pass.
+            # The gradient of softmax in one pass: p * (g - sum(p * g)).
             inner = torch._softmax_backward_data(inner, shares, -1, shares.dtype)  # noqa: SLF001
-            if grad_bias is not None:
-                grad_bias[:, :n, :n_keys] += inner
-            gradients[0][0, :, own] = (inner @ key[0, :, seen]) * ctx.scale
-            gradients[1][0, :, seen] = (inner.transpose(1, 2) @ query[0, :, own]) * ctx.scale
-        return (*gradients, grad_bias, None, None, None, None, None)
+            if of_bias is not None:
+                of_bias[:, :n, :n_keys] += inner
+            of_query[0, :, rows] = (inner @ key[0, :, columns]) * ctx.scale
+            of_key[0, :, columns] = (inner.transpose(1, 2) @ query[0, :, rows]) * ctx.scale
+        return of_query, of_key, of_value, of_bias, None, None, None, None, None
 
 
-def _added(
+def _bias_and_mask(
     bias: Tensor | None, examples: list[Example], *, causal: bool, dtype: torch.dtype
 ) -> Tensor:
-    """Bias plus causal mask, [H or 1, longest t, longest s] in float32 or wider."""
+    """Add bias and causal mask, [H or 1, longest t, longest s] in float32 or wider."""
     height = max((n for _, n, _, _ in examples), default=0)
     width = max((n for _, _, _, n in examples), default=0)
     exact = torch.promote_types(dtype, torch.float32)

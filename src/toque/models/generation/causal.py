@@ -1,8 +1,8 @@
-"""Decoding with a KV cache for decoder-only models.
+"""Decoding of decoder-only models with a KV cache.
 
-Models compute as they are written, with an attention that keeps and reads our cache (`_attend`).
-For single tokens their time goes into dispatch, so the decoding step of GPT-2, GPT-NeoX and
-Llama-shaped models is ours; every leaf is the model's own module, so that a LoRA adapter works as
+Models compute their own forward, with an attention that uses our cache (`_attend`). For single
+tokens, most of the time is spent on dispatch. The decoding step of GPT-2, GPT-NeoX and Llama-shaped
+models is therefore ours. Its products are the model's own modules, so that a LoRA adapter works as
 in training.
 """
 
@@ -30,9 +30,9 @@ from toque.models.generation.kv_cache import AttentionWindow, KVCache, padded, p
 
 
 class CausalDecoding:
-    """Live rows; prefill reads all but a prompt's last token, which the first step reads.
+    """Live rows. Prefill reads a prompt without its last token, which the first step reads.
 
-    `columns` are the tokens of the longest row in the end, prompt included.
+    `columns` is the final length of the longest row, with its prompt.
     """
 
     def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
@@ -42,7 +42,7 @@ class CausalDecoding:
         self.positions: list[int] = []
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Prefill new rows, numbered after the live ones; returns the first token of each step."""
+        """Prefill new rows after the live ones. Return the first token of each row's step."""
         places = self.cache.admit([len(prompt) - 1 for prompt in prompts])
         read = [prompt[:-1] for prompt in prompts]
         for part in prefilled_together(read, self.core.device):
@@ -55,14 +55,14 @@ class CausalDecoding:
     ) -> None:
         if not any(prompts):
             return
-        # Padding stands on the right, where causality hides it: no mask, the fused kernels.
+        # Padding is on the right, where causality hides it: the fused kernels need no mask.
         tokens = padded(prompts, self.pad_id, self.core.device)
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         with attending_by(configs_of(self.core), NAME, _Cached(self.cache, places)):
             decoder_rows(self.core, tokens, positions)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """One decoding step: a token of every live row [n] to the output head's input [n, D]."""
+        """Compute one step: a token of every live row [n] to the output head's input [n, D]."""
         windows = self.cache.begin()
         positions = torch.tensor(self.positions, device=tokens.device)
         hidden = self._forward(self.core, self.cache, tokens, positions, windows)
@@ -71,7 +71,7 @@ class CausalDecoding:
         return hidden
 
     def drop(self, row: int) -> None:
-        """Free a row; the last live one takes its number."""
+        """Remove a row. The last live row gets its number."""
         self.cache.drop(row)
         self.positions[row] = self.positions[-1]
         self.positions.pop()
@@ -85,7 +85,7 @@ Step = Callable[[PreTrainedModel, KVCache, Tensor, Tensor, Windows], Tensor]
 def _gpt2(
     core: PreTrainedModel, cache: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
-    """GPT2Model.forward for one token a row."""
+    """Compute GPT2Model.forward for one token per row."""
     base: Any = core.base_model
     hidden = base.wte(tokens) + base.wpe(positions)
     for number, block in enumerate(base.h):
@@ -103,7 +103,7 @@ def _gpt2(
 def _neox(
     core: PreTrainedModel, cache: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
-    """GPTNeoXModel.forward for one token a row."""
+    """Compute GPTNeoXModel.forward for one token per row."""
     base: Any = core.base_model
     hidden = base.embed_in(tokens)
     cosine, sine = _rotation(base, hidden, positions)
@@ -128,7 +128,7 @@ def _neox(
 def _llama(
     core: PreTrainedModel, cache: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
-    """LlamaModel.forward for one token a row; also Mistral's and Qwen's (RMSNorm of heads)."""
+    """Compute LlamaModel.forward for one token per row, also for Mistral and Qwen."""
     base: Any = core.base_model
     hidden = base.embed_tokens(tokens)
     cosine, sine = _rotation(base, hidden, positions)
@@ -153,7 +153,7 @@ def _llama(
 def _causal(
     core: PreTrainedModel, cache: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
-    """Any model's own forward for one token a row."""
+    """Compute any model's own forward for one token per row."""
     with attending_by(configs_of(core), NAME, _Cached(cache, windows=windows)):
         hidden = decoder_rows(core, tokens[:, None], positions[:, None])
     return hidden[:, 0]
@@ -165,11 +165,11 @@ NAME: Final = "toque_cached"  # name of the attention below in transformers' reg
 
 @dataclass(frozen=True)
 class _Cached:
-    """A plan of attention that keeps keys and values: of new prompts, or of one token a row."""
+    """Attention plan with a cache: for new prompts, or for one token per row."""
 
     cache: KVCache
-    places: Sequence[tuple[int, slice]] = ()  # columns of the prompts
-    windows: Windows = ()  # columns that the tokens see
+    places: Sequence[tuple[int, slice]] = ()  # rows and columns of new prompts
+    windows: Windows = ()  # columns that one token per row attends to
 
 
 def _attend(
@@ -185,30 +185,31 @@ def _attend(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function as transformers calls it, to [n, 1, H, d] or [prompts, P, H, d]."""
+    """Attention function for transformers, to [n, 1, H, d] or [prompts, P, H, d]."""
     plan = planned(plan, more)
     layer, scale = cast("int", module.layer_idx), scaling or query.shape[-1] ** -0.5
     if plan.windows:
         plan.cache.append(layer, key[:, :, 0], value[:, :, 0])
-        near = [part.near(sliding_window, softcap) for part in plan.windows]
-        seen = plan.cache.attend(layer, query[:, :, 0], windows=near, scale=scale)
-        return seen.view(len(seen), 1, query.shape[1], -1), None
+        near = [window.near(sliding_window, softcap) for window in plan.windows]
+        output = plan.cache.attend(layer, query[:, :, 0], windows=near, scale=scale)
+        return output.view(len(output), 1, query.shape[1], -1), None
     plan.cache.store(layer, plan.places, key, value)
-    how: Any = {"window": sliding_window, "scale": scale, "softcap": softcap}
-    return attend_causally(*as_attended(query, key, value), **how).transpose(1, 2), None
+    query, key, value = as_attended(query, key, value)
+    output = attend_causally(query, key, value, window=sliding_window, scale=scale, softcap=softcap)
+    return output.transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, _attend)
 
 
 def _rotation(base: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """RoPE's cosines and sines of every row's position, [n, rotated] each."""
+    """Return RoPE's cosines and sines for the position of every row, [n, rotated] each."""
     cosine, sine = base.rotary_emb(hidden[:, None], positions[:, None])
     return cosine[:, 0], sine[:, 0]
 
 
 def _rotated(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
-    """RoPE (Su et al. 2021, eq. 34) of the first columns of every head, of Llama's all."""
-    near = cosine.to(query.device), sine.to(query.device)
-    rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *near)  # type: ignore[no-untyped-call]
+    """Apply RoPE (Su et al. 2021, eq. 34) to the first columns of every head; in Llama to all."""
+    angles = cosine.to(query.device), sine.to(query.device)
+    rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *angles)  # type: ignore[no-untyped-call]
     return rotated

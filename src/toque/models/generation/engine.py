@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 
 from toque.errors import ConfigError, argument
 from toque.hardware.memory import BESIDE_TRAINING, free_bytes, is_out_of_memory, release_memory
-from toque.models.families import family_of, max_positions, unwrapped, vocabulary_rows
+from toque.hardware.onednn import EMULATED_BF16, has_fast_bf16
+from toque.models.config_values import max_positions
+from toque.models.families import family_of, unwrapped, vocabulary_rows
 from toque.models.forward.blocks import compile_disabled
 from toque.models.generation.constraints import HeldText
 from toque.models.generation.kv_cache import SPARE, cache_dtype, cache_shape, layer_devices
@@ -22,7 +24,6 @@ from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.generation.packed_products import with_packed_products
 from toque.models.lora.frozen import computing, format_of
-from toque.models.onednn import EMULATED_BF16, has_fast_bf16
 from toque.reporter import Count, uncounted
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}

@@ -1,4 +1,4 @@
-"""Options of generation: one frozen value for the command line, Python and evaluation."""
+"""Options of generation: one frozen value for command line, Python and evaluation."""
 
 from __future__ import annotations
 
@@ -12,63 +12,68 @@ from toque.errors import ConfigError, argument
 Precision = Literal["auto", "bf16", "float32"]
 
 
-def refuse_no_number(kind: type = Integral, **values: object) -> None:
-    """Raise a ConfigError for an argument that is no number of its kind; None passes."""
+def refuse_non_numbers(kind: type = Integral, **values: object) -> None:
+    """Raise a ConfigError for an argument that is not a number of this kind. None is allowed."""
     for name, value in values.items():
         if value is not None and not isinstance(value, kind):
-            wanted = "whole number" if kind is Integral else "number"
-            raise ConfigError(f"{argument(name)} is {value!r:.60}; give a {wanted}.")
+            expected = "whole number" if kind is Integral else "number"
+            raise ConfigError(f"{argument(name)} must be a {expected}, not {value!r:.60}.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """Options of one generation, checked; temperature, then top_k, then top_p apply."""
+    """Options of one generation. temperature applies first, then top_k, then top_p."""
 
     max_new_tokens: int | None = None
-    """Tokens of the longest answer; None for what the model was trained on, where that is known."""
+    """Maximum length of an answer in tokens; None for the longest text in training, if it is known.
+    """
     temperature: float = 0.0
-    """Divisor of the logits, below 1 to sharpen; 0 takes the likeliest token every time."""
+    """Divisor of the logits. Below 1 it sharpens them, and 0 selects the most likely token."""
     top_k: int | None = None
-    """Number of likeliest tokens to draw from; None or 0 keeps all."""
+    """Number of most likely tokens to sample from; None or 0 for all tokens."""
     top_p: float = 1.0
-    """Nucleus: draw from the fewest tokens whose probabilities reach p (Holtzman et al. 2020)."""
+    """Nucleus: sample from the fewest tokens with a total probability of p (Holtzman et al. 2020).
+    """
     no_repeat_ngram_size: int | None = None
-    """Tokens of the shortest run that an answer may not hold twice, its prompt apart; None or 0 for
-    none. Transformers' option of this name bans the prompt's runs as well."""
+    """Length in tokens of the shortest run that an answer may not repeat; None or 0 for no limit.
+    Unlike transformers' option of this name, the answer may repeat runs of the prompt."""
     seed: int = 0
-    """Seed that, with a prompt's number and the position, decides the draws."""
+    """Seed. Together with a prompt's number and the position it determines the random numbers."""
     precision: Precision = "float32"
-    """Precision of products and KV cache; auto is bf16 where the hardware has it, else float32.
+    """Precision of products and KV cache; auto is bf16 if the hardware supports it, else float32.
 
-    In bf16 a text may part from float32's, and from its own with other rows beside it, where two
-    tokens are about equally likely: sums of a product depend on how many rows it has.
+    In bf16, a text may differ from the float32 text, or depend on other rows, where two tokens are
+    about equally likely. The rounding of a product depends on its number of rows.
     """
     batch_rows: int | None = None
-    """Prompts at a time; None for as many as a quarter of the free memory holds, up to a limit."""
+    """Prompts at a time; None for as many as fit into a quarter of the free memory, with a limit.
+    """
 
     @property
     def is_greedy(self) -> bool:
-        """True where no token is drawn."""
+        """True if no token is sampled."""
         return self.temperature == 0.0
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
-            known = ", ".join(get_args(Precision))
-            raise ConfigError(f"{argument('precision')} is {self.precision!r}; use one of {known}.")
-        refuse_no_number(Real, temperature=self.temperature, top_p=self.top_p)
-        whole = ("max_new_tokens", "top_k", "no_repeat_ngram_size", "seed", "batch_rows")
-        refuse_no_number(**{name: getattr(self, name) for name in whole})
-        if not 0.0 <= self.temperature < math.inf:  # NaN is no number
+            allowed = ", ".join(get_args(Precision))
+            raise ConfigError(
+                f"{argument('precision')} must be one of {allowed}, not {self.precision!r}."
+            )
+        refuse_non_numbers(Real, temperature=self.temperature, top_p=self.top_p)
+        whole_numbers = ("max_new_tokens", "top_k", "no_repeat_ngram_size", "seed", "batch_rows")
+        refuse_non_numbers(**{name: getattr(self, name) for name in whole_numbers})
+        if not 0.0 <= self.temperature < math.inf:  # also refuses NaN
             raise ConfigError(f"{argument('temperature')} is {self.temperature:g}; use 0 or more.")
-        for name, none in (("top_k", "to keep all"), ("no_repeat_ngram_size", "for no such rule")):
+        for name, effect in (("top_k", "for all tokens"), ("no_repeat_ngram_size", "for no limit")):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(
-                    f"{argument(name)} is {value}; use a count of tokens, or 0 {none}."
+                    f"{argument(name)} must be a number of tokens, or 0 {effect}, not {value}."
                 )
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(
-                f"{argument('top_p')} is {self.top_p:g}; use a share above 0, up to 1."
+                f"{argument('top_p')} must be above 0 and at most 1, not {self.top_p:g}."
             )
         for name in ("max_new_tokens", "batch_rows"):
             value = getattr(self, name)

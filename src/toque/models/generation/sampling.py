@@ -1,10 +1,10 @@
-"""Choice of the next token: the likeliest, or one drawn with temperature, top-k and top-p.
+"""Selection of the next token: the most likely one, or a sample with temperature, top-k and top-p.
 
-A greedy step needs only the index of the largest logit. On a CPU `Int8Argmax` finds it by an int8
-product, which is three to four times faster and bounds every logit: with x = x' + e and w = w' + f,
-where x' and w' are quantized, |x.w - x'.w'| <= |x| |f| + |e| |w'| (Cauchy-Schwarz). Of tokens whose
-upper bound is not below another's lower bound (some dozens of 50,257) the logits are computed in
-float32. The result is always the argmax of the float32 logits; nothing is approximated.
+A greedy step needs only the index of the largest logit. On a CPU, `Int8Argmax` finds it by an int8
+product, which is three to four times faster. The product bounds every logit: with x = x' + e and
+w = w' + f, and x' and w' quantized, |x.w - x'.w'| <= |x| |f| + |e| |w'| (Cauchy-Schwarz). A token
+can be the largest if its upper bound is above the lower bounds of all tokens, as for some dozens of
+50,257. Their logits are computed in float32. The result is exactly the argmax in float32.
 
 Letters: n rows, D hidden size, V vocabulary, B blocks of BLOCK tokens.
 """
@@ -20,16 +20,16 @@ from torch import Tensor
 from toque.keyed_random import mix
 
 _MASK = (1 << 64) - 1
-BLOCK: Final = 64  # neighbouring tokens that share a scale and a bound
-WORTHWHILE_STEPS: Final = 32  # greedy steps that pay for quantizing the head's weights
+BLOCK: Final = 64  # consecutive tokens that share a scale and a bound
+WORTHWHILE_STEPS: Final = 32  # greedy steps that pay for the quantization of the head's weights
 _INT8_MAX: Final = 127
-_ZERO: Final = 128  # the unsigned number that stands for zero
-_AT_ONCE: Final = 64  # blocks quantized together: some 8 MB of weights
-MOST_BLOCKS: Final = 1 / 8  # of the blocks in doubt; for a row with more, all logits are computed
-_ROUNDING: Final = 1.001  # widens the bounds, because they were computed in float32 themselves
-_COLDEST: Final = 1e-20
-"""Lower temperatures are taken for this one, which already draws the larger of any two logits. By
-1e-38 logits are divided to infinity, and their softmax is NaN."""
+_ZERO: Final = 128  # unsigned number for zero
+_BLOCKS_PER_STEP: Final = 64  # blocks that are quantized together: about 8 MB of weights
+MAX_BLOCKS: Final = 1 / 8  # share of blocks that may have the largest logit; above it, compute all
+_ROUNDING: Final = 1.001  # factor of the bounds, because they are computed in float32
+_MIN_TEMPERATURE: Final = 1e-20
+"""A lower temperature has the same effect, because this one already selects the larger of any two
+logits. Logits divided by 1e-38 are infinite, and their softmax is NaN."""
 
 
 def sampled(
@@ -39,68 +39,78 @@ def sampled(
     top_k: int | None = None,
     top_p: float = 1.0,
 ) -> Tensor:
-    """One token id a row of logits [n, V], the cumulative distribution inverted at its draw; CPU.
+    """Sample a token id per row of logits [n, V] by inverting the cumulative distribution.
 
-    A row's token depends on its logits and its draw in [0, 1) (`uniform`) alone, so neither
-    neighbours nor batch size change it. The other arguments are those of `GenerationOptions`.
+    A row's token depends only on its logits and its random number, not on other rows.
+
+    Args:
+        logits: [n, V].
+        draws: Random number in [0, 1) of each row (`uniform`).
+        temperature: See `GenerationOptions`.
+        top_k: See `GenerationOptions`.
+        top_p: See `GenerationOptions`.
+
+    Returns:
+        [n] on the CPU.
     """
-    logits = logits.float() / max(temperature, _COLDEST)
+    logits = logits.float() / max(temperature, _MIN_TEMPERATURE)
     numbers = torch.tensor(draws, dtype=torch.float64)
     if not top_k and top_p < 1.0:
         return _from_nucleus(logits, numbers, top_p)
     ids: Tensor | None = None
     if top_k:
         logits, ids = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
-    index = _drawn(logits.softmax(-1).cpu().double(), numbers, top_p)
+    index = _sampled_index(logits.softmax(-1).cpu().double(), numbers, top_p)
     return (index if ids is None else ids.cpu().gather(-1, index)).squeeze(-1)
 
 
-def _from_nucleus(logits: Tensor, draws: Tensor, top_p: float, likeliest: int = 64) -> Tensor:
-    """Tokens [n] of the fewest that reach `top_p`, looked for among so many of the likeliest.
+def _from_nucleus(logits: Tensor, draws: Tensor, top_p: float, n_likely: int = 64) -> Tensor:
+    """Sample tokens [n] from the nucleus, searched among the `n_likely` most likely tokens.
 
-    To sort 8,192 of them for each token takes three times as long as all else that a small model
-    does to write it. Rows whose nucleus may be larger are looked through again.
+    To sort a vocabulary of 8,192 tokens takes three times as long as the rest of a small model's
+    step. Rows that may have a larger nucleus are searched again.
     """
-    some, ids = logits.topk(min(likeliest, logits.shape[-1]), sorted=False)
-    ids, order = ids.sort(-1)  # of equal logits the smallest id is the first
-    some, order = some.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    top, ids = logits.topk(min(n_likely, logits.shape[-1]), sorted=False)
+    ids, order = ids.sort(-1)  # the smallest id is first among equal logits
+    top, order = top.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, order)
     probabilities = logits.softmax(-1).gather(-1, ids).cpu().double()
-    tokens = ids.cpu().gather(-1, _drawn(probabilities, draws, top_p)).squeeze(-1)
-    if likeliest >= logits.shape[-1]:
+    tokens = ids.cpu().gather(-1, _sampled_index(probabilities, draws, top_p)).squeeze(-1)
+    if n_likely >= logits.shape[-1]:
         return tokens
+
     n_inside = _is_inside(probabilities, top_p).sum(-1, keepdim=True)
-    some, last = some.cpu(), (n_inside - 1).clamp(min=0)  # none is inside of NaN
-    # No token that was left out is as likely as the nucleus's last.
-    is_whole = (n_inside < likeliest) & (some.gather(-1, last) > some[:, -1:])
-    if rest := (~is_whole[:, 0]).nonzero()[:, 0].tolist():
-        tokens[rest] = _from_nucleus(logits[rest], draws[rest], top_p, 16 * likeliest)
+    top, last = top.cpu(), (n_inside - 1).clamp(min=0)  # NaN has no token inside
+    # All other tokens are less likely than the last one of the nucleus.
+    is_complete = (n_inside < n_likely) & (top.gather(-1, last) > top[:, -1:])
+    if rest := (~is_complete[:, 0]).nonzero()[:, 0].tolist():
+        tokens[rest] = _from_nucleus(logits[rest], draws[rest], top_p, 16 * n_likely)
     return tokens
 
 
-def _drawn(probabilities: Tensor, draws: Tensor, top_p: float) -> Tensor:
-    """Places [n, 1] among probabilities [n, k] that their draws [n] fall on; sorted for a top_p.
+def _sampled_index(probabilities: Tensor, draws: Tensor, top_p: float) -> Tensor:
+    """Select indices [n, 1] of probabilities [n, k] by random numbers [n]. For top_p, sort first.
 
-    They are on the CPU, for running sums have no deterministic CUDA kernel, and in float64: with a
-    large vocabulary, a float32 sum of small terms loses the tail.
+    They are on the CPU, because CUDA has no deterministic kernel for running sums. In float64,
+    because a float32 sum of small terms loses the tail of a large vocabulary.
     """
     if top_p < 1.0:
         probabilities = probabilities.masked_fill(~_is_inside(probabilities, top_p), 0.0)
     cumulative = probabilities.cumsum(-1)
     goal = draws[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, goal, right=True)
-    # Rounding may put the goal at the very end: the last token that has a probability.
+    # By rounding, the goal may be at the end. Then select the last token with a probability.
     last = (probabilities > 0.0).int().cumsum(-1).argmax(-1, keepdim=True)
     return torch.minimum(index, last)
 
 
 def _is_inside(probabilities: Tensor, top_p: float) -> Tensor:
-    """True [n, k] for the fewest of sorted probabilities that reach `top_p` together."""
+    """Mark [n, k] the fewest of sorted probabilities with a sum of at least `top_p`."""
     return probabilities.cumsum(-1) - probabilities < top_p
 
 
 def uniform(seed: int, prompt: int, position: int) -> float:
-    """A number in [0, 1) that is a function of its arguments: SplitMix64 (Steele et al. 2014)."""
+    """Return a number in [0, 1), a hash of the arguments: SplitMix64 (Steele et al. 2014)."""
     state = mix(seed & _MASK)
     state = mix(state ^ (prompt & _MASK))
     state = mix(state ^ (position & _MASK))
@@ -108,7 +118,7 @@ def uniform(seed: int, prompt: int, position: int) -> float:
 
 
 def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
-    """True if int8 bounds are exact and faster: in float32, on a CPU with AVX512-VNNI."""
+    """True if int8 bounds are exact and faster: for float32 on a CPU with AVX512-VNNI."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -120,34 +130,35 @@ def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class Int8Argmax:
-    """`argmax(hidden @ weight.T)` over the vocabulary, of at most `rows`; the first of equals.
+    """`argmax(hidden @ weight.T)` for at most `rows` rows; the first of equal logits.
 
-    The weight [V, D] is float32 on the CPU and stays as it is beside a copy a quarter its size.
+    The weight [V, D] is float32 on the CPU. A quantized copy of a quarter of its size is added.
     """
 
     def __init__(self, weight: Tensor, *, rows: int) -> None:
         self.weight = weight
         size = weight.shape[1]
-        blocks = -(-len(weight) // BLOCK)
+        n_blocks = -(-len(weight) // BLOCK)
         # Copies of the last token fill the last block; they change no maximum.
-        int8 = torch.empty(blocks * BLOCK, size, dtype=torch.int8)
-        self._scales = torch.empty(blocks)
-        self._errors = torch.empty(blocks)
-        self._lengths = torch.empty(blocks)
-        for first in range(0, blocks, _AT_ONCE):
-            some = slice(first, min(first + _AT_ONCE, blocks))
-            tokens = slice(some.start * BLOCK, some.stop * BLOCK)
+        int8 = torch.empty(n_blocks * BLOCK, size, dtype=torch.int8)
+        self._scales = torch.empty(n_blocks)
+        self._errors = torch.empty(n_blocks)
+        self._lengths = torch.empty(n_blocks)
+        for first in range(0, n_blocks, _BLOCKS_PER_STEP):
+            blocks = slice(first, min(first + _BLOCKS_PER_STEP, n_blocks))
+            tokens = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
             part = weight[tokens]
             if missing := tokens.stop - tokens.start - len(part):
                 part = torch.cat([part, weight[-1:].expand(missing, -1)])
             part = part.view(-1, BLOCK, size)
             scale = _scale(part, (1, 2))
-            whole = (part / scale).round_()
-            int8[tokens] = whole.flatten(0, 1).to(torch.int8)
-            whole = whole.mul_(scale)
-            self._scales[some] = scale.flatten()
-            self._errors[some] = (part - whole).norm(dim=2).amax(1)
-            self._lengths[some] = whole.norm(dim=2).amax(1)
+            quantized = (part / scale).round_()
+            int8[tokens] = quantized.flatten(0, 1).to(torch.int8)
+            quantized = quantized.mul_(scale)
+            self._scales[blocks] = scale.flatten()
+            self._errors[blocks] = (part - quantized).norm(dim=2).amax(1)
+            self._lengths[blocks] = quantized.norm(dim=2).amax(1)
+
         # In the order in which oneDNN reads it.
         self._packed = torch.ops.onednn.qlinear_prepack(int8, [rows, size])
         self._ones = torch.ones(len(int8))
@@ -155,7 +166,7 @@ class Int8Argmax:
         self._is_finite = bool(self._lengths.isfinite().all())
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[n, D] float32 -> [n] tokens."""
+        """Select tokens [n] for float32 hidden states [n, D]."""
         if not self._is_finite or not bool(hidden.isfinite().all()):
             return torch.mm(hidden, self.weight.T).argmax(1)
         doubtful, tokens = self._bounded(hidden)
@@ -164,21 +175,22 @@ class Int8Argmax:
         return tokens
 
     def _bounded(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows with too many tokens in doubt, and the tokens [n] of the others."""
+        """Select tokens [n]. Also return the rows with too many candidates, which are not valid."""
         n = len(hidden)
         products, unit, doubt = self._bounds(hidden)
         tops = products.amax(-1).to(hidden.dtype).mul_(unit)
         floor = (tops - doubt).amax(1, keepdim=True)
-        near = tops + doubt >= floor  # [n, B]
-        is_doubtful = near.sum(1) > MOST_BLOCKS * near.shape[1]
-        row, block = near.logical_and_(~is_doubtful[:, None]).nonzero(as_tuple=True)
-        # The int8 product from which on an upper bound reaches the floor; one less for rounding.
+        is_candidate = tops + doubt >= floor  # [n, B]
+        is_doubtful = is_candidate.sum(1) > MAX_BLOCKS * is_candidate.shape[1]
+        row, block = is_candidate.logical_and_(~is_doubtful[:, None]).nonzero(as_tuple=True)
+        # The smallest int8 product with an upper bound at the floor, minus one for rounding.
         least = (floor - doubt)[row, block] / unit[row, block] - 1.0
-        place, within = (products[row, block] >= least[:, None]).nonzero(as_tuple=True)
-        row, token = row[place], block[place] * BLOCK + within
+        candidate, within = (products[row, block] >= least[:, None]).nonzero(as_tuple=True)
+        row, token = row[candidate], block[candidate] * BLOCK + within
         token = token.clamp_(max=len(self.weight) - 1)
         logits = (hidden[row] * self.weight[token]).sum(1)
-        # The largest of each row, and the smallest token of equals.
+
+        # Select the largest logit of each row, and the smallest token among equal logits.
         largest = logits.new_full((n,), -torch.inf).scatter_reduce_(0, row, logits, "amax")
         is_largest = logits == largest[row]
         tokens = token.new_full((n,), torch.iinfo(token.dtype).max)
@@ -186,19 +198,19 @@ class Int8Argmax:
         return is_doubtful.nonzero()[:, 0], tokens
 
     def _bounds(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Int8 products [n, B, BLOCK], their unit [n, B] and the logits' error bound [n, B]."""
+        """Compute int8 products [n, B, BLOCK], their unit [n, B] and the error of logits [n, B]."""
         scale = _scale(hidden, 1)
-        whole = (hidden / scale).round_()
-        # Signed numbers take oneDNN's slow path. A sum above 2**24 is rounded, by far less than is
-        # allowed for sums below. `torch._int_mm` lays the weights anew each time, which takes a
-        # quarter longer and empties the caches: steps of 96 texts take 4 to 6 % longer (T5 mini).
-        shifted = (whole + _ZERO).to(torch.uint8)
+        quantized = (hidden / scale).round_()
+        # Signed numbers are slow in oneDNN. A sum above 2**24 is rounded by far less than `slack`.
+        # `torch._int_mm` reorders the weights in each call, which takes a quarter longer and
+        # empties the caches: steps of 96 texts take 4 to 6 % longer (T5 mini).
+        shifted = (quantized + _ZERO).to(torch.uint8)
         inputs = (shifted, 1.0, _ZERO, self._packed, self._ones, self._zeros)
         plain: tuple[object, ...] = (None, 1.0, 0, torch.float32, "none", [], "")
         products: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *plain)
-        error = (hidden - whole.mul_(scale)).norm(dim=1, keepdim=True)
+        error = (hidden - quantized.mul_(scale)).norm(dim=1, keepdim=True)
         length = hidden.norm(dim=1, keepdim=True)
-        # The last term is what summing D products in float32 may round away.
+        # The sum of D products in float32 may lose this much.
         slack = 2.0 * hidden.shape[1] * torch.finfo(torch.float32).eps
         doubt = length * (self._errors + slack * self._lengths) + error * self._lengths
         return products.view(len(hidden), -1, BLOCK), scale * self._scales, doubt.mul_(_ROUNDING)

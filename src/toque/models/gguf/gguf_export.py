@@ -1,4 +1,4 @@
-"""GGUF export: one file for llama.cpp and Ollama, read back and asked before anyone gets it."""
+"""GGUF export: one file for llama.cpp and Ollama, read back and compared with the model."""
 
 from __future__ import annotations
 
@@ -17,23 +17,30 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
-from toque.models.families import head_size, max_positions
+from toque.models.config_values import head_size, max_positions
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.models.gguf.gguf_vocabulary import (
-    MOST_ENDS,
-    Asking,
+    MAX_ENDS,
+    PromptTokens,
     composes_letters,
     write_vocabulary,
 )
-from toque.models.gguf.layout import Place, architecture_of, places, put, rotary, suit
+from toque.models.gguf.layout import (
+    Place,
+    architecture_of,
+    places,
+    put,
+    remove_output_scale,
+    rotary,
+)
 from toque.models.loading.model_export import refuse_taken
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.adapter_files import is_adapter_folder
 from toque.storage.atomic import atomic_folder
 
 _Type = gguf.GGMLQuantizationType
-TYPES: Final = {  # that the gguf package writes; llama.cpp's k-quants it can only read
+TYPES: Final = {  # types that the gguf package writes; it can only read llama.cpp's k-quants
     "f32": (_Type.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (_Type.F16, gguf.LlamaFileType.MOSTLY_F16),
     "bf16": (_Type.BF16, gguf.LlamaFileType.MOSTLY_BF16),
@@ -48,15 +55,15 @@ _POSITIONS: Final = "position_embd.weight"
 _POSITION_BIAS: Final = "attn_rel_b.weight"
 _ROTARY: Final = "rope_freqs.weight"
 _LARGEST: Final = {_Type.F32: math.inf, _Type.BF16: torch.finfo(torch.bfloat16).max}
-"""Largest value of a type; the blocks of the others hold scales in float16."""
+"""Largest value of a type. The blocks of other types have scales in float16."""
 _PLAIN: Final = (_Type.F32, _Type.F16, _Type.BF16)
 N_TOKENS: Final = 32  # greedy tokens of each prompt that are compared
 _UNNAMED: Final = (
-    f" A GGUF file names {MOST_ENDS} tokens that end texts, and this model has {{n}} more, behind "
-    "which llama.cpp may go on writing: name them as stop strings."
+    f" A GGUF file can name {MAX_ENDS} end tokens, and this model has {{n}} more. llama.cpp may "
+    "continue after them: use them as stop strings."
 )
 _WIDENED: Final = (
-    " {n} weights are stored in float32, the first is {first}: they hold values beyond the range "
+    " {n} weights are stored in float32, the first is {first}: they have values beyond the range "
     "of the type."
 )
 _UNCOMPOSED: Final = (
@@ -68,28 +75,30 @@ _OPTIONS: Final = GenerationOptions(max_new_tokens=N_TOKENS)
 
 @dataclass(frozen=True)
 class ExportedGguf:
-    """A folder with a GGUF file whose model writes what the source writes."""
+    """Folder with a GGUF file that generates the same tokens as the source."""
 
     folder: Path
     file: str
-    prompts: int  # whose greedy tokens were compared with those of the source, rounded as stored
-    unchanged: int  # of these, answered with the same tokens before rounding
+    prompts: int  # number of prompts to compare the file with the source after rounding
+    unchanged: int  # prompts with the same tokens before rounding
     was_adapter: bool
-    unnamed_ends: int = 0  # tokens that end texts of the source, for which the file has no field
-    widened: tuple[str, ...] = ()  # weights beyond the range of the type, which are float32
+    unnamed_ends: int = 0  # end tokens of the source that the file cannot name
+    widened: tuple[str, ...] = ()  # weights in float32, because they exceed the range of the type
     composes: bool = False  # True if the tokenizer of the source composes letters (Unicode NFC)
 
     def __str__(self) -> str:
-        """A sentence for people."""
-        how = "merged into its base, " if self.was_adapter else ""
-        return (
-            f"{self.folder / self.file} holds the model, {how}read back and compared: the greedy "
-            f"tokens of {self.prompts} prompts are those of the weights as stored, and of "
-            f"{self.unchanged} also those of the model before it was rounded."
-            + (_UNNAMED.format(n=self.unnamed_ends) if self.unnamed_ends else "")
-            + (_WIDENED.format(n=len(self.widened), first=self.widened[0]) if self.widened else "")
-            + (_UNCOMPOSED if self.composes else "")
+        """Describe the file and the comparison."""
+        merged = "merged into its base, " if self.was_adapter else ""
+        text = (
+            f"{self.folder / self.file} holds the model, {merged}read back and compared: it "
+            f"generates the same tokens for {self.prompts} prompts as the weights as stored, and "
+            f"for {self.unchanged} also the same as the model before rounding."
         )
+        if self.unnamed_ends:
+            text += _UNNAMED.format(n=self.unnamed_ends)
+        if self.widened:
+            text += _WIDENED.format(n=len(self.widened), first=self.widened[0])
+        return text + _UNCOMPOSED if self.composes else text
 
 
 def export_gguf(
@@ -98,32 +107,51 @@ def export_gguf(
     *,
     kind: str,
     tokenizer_json: str,
-    asking: Asking,
+    tokens: PromptTokens,
     prompts: Sequence[Sequence[int]],
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> ExportedGguf:
-    """Write the model or adapter of `source` as a GGUF file, read it back and compare.
+    """Write a model or adapter as a GGUF file, read it back and compare.
 
-    The folder appears when what is read back writes, token by token, what the source writes after
-    each of `prompts` (ids) with its weights rounded as stored. `files` are texts of further files,
-    by name. ConfigError where llama.cpp computes no such model, or has no such tokenizer;
-    CheckpointError where `to` is taken or cannot be written, or another model was read back.
+    The folder appears only if the file's model generates the same tokens as the source with rounded
+    weights, for each prompt.
+
+    Args:
+        source: Folder of the model or adapter.
+        to: Folder to create.
+        kind: Type of the weights, a key of `TYPES`.
+        tokenizer_json: The tokenizer in training.
+        tokens: Tokens around a prompt.
+        prompts: Token ids of prompts to compare.
+        files: Texts of other files, by name.
+
+    Raises:
+        ConfigError: llama.cpp does not compute this model, or does not have its tokenizer.
+        CheckpointError: `to` exists or cannot be written, or the file's model is different.
     """
     refuse_taken(to)
     adapted = is_adapter_folder(source)
     model = load_with_adapter(source) if adapted else load_model(str(source))
     architecture_of(model.config)
-    room = max_positions(model.config)
-    shown = [list(prompt if room is None else prompt[: max(1, room // 2)]) for prompt in prompts]
-    write = partial(generate, model, shown, _OPTIONS, eos_id=asking.ends, pad_id=asking.pad)
+    limit = max_positions(model.config)
+    if limit is not None:
+        prompts = [prompt[: max(1, limit // 2)] for prompt in prompts]
+    write = partial(
+        generate,
+        model,
+        [list(prompt) for prompt in prompts],
+        _OPTIONS,
+        eos_id=tokens.ends,
+        pad_id=tokens.pad,
+    )
     before = write()
-    suit(model)
+    remove_output_scale(model)
     file = gguf_name(to, kind)
     try:
         with atomic_folder(to) as writer:
             path = writer.folder / file
             write_gguf(
-                model, path, name=to.name, kind=kind, tokenizer_json=tokenizer_json, asking=asking
+                model, path, name=to.name, kind=kind, tokenizer_json=tokenizer_json, tokens=tokens
             )
             widened = list[str]()
             for place in places(model):
@@ -132,38 +160,45 @@ def export_gguf(
                     widened.append(place.name)
                 put(place, gguf.dequantize(data, stored), shape)
             expected = write()
-            for weight in model.parameters():  # what is not read back is seen to be missing
+
+            for weight in model.parameters():  # a missing weight shows as NaN
                 weight.detach().fill_(float("nan"))
             if (frequencies := rotary(model)) is not None:
                 frequencies[0].fill_(float("nan"))
             read_weights(model, path)
-            found = write()
-            if found != expected:
-                other = sum(a != b for a, b in zip(expected, found, strict=True))
+            texts = write()
+            if texts != expected:
+                n_different = sum(a != b for a, b in zip(expected, texts, strict=True))
                 raise CheckpointError(
-                    f"The GGUF file of {source} was read back and writes other tokens than the "
-                    f"model for {other} of {len(found)} prompts, so it was not kept. Try another "
-                    f"type than {kind}, or the format hf, and please report this."
+                    f"The GGUF file of {source} generates other tokens than the model for "
+                    f"{n_different} of {len(texts)} prompts, so it was deleted. Try another type "
+                    f"than {kind}, or format hf, and please report this."
                 )
             for name, text in files.items():
                 writer.put(name, text.encode())
     except OSError as error:
         raise CheckpointError(f"The model could not be written to {to}: {error}.") from error
-    same = sum(a == b for a, b in zip(before, found, strict=True))
-    unnamed = max(0, len(asking.ends) - MOST_ENDS)
+    n_same = sum(a == b for a, b in zip(before, texts, strict=True))
+    n_unnamed = max(0, len(tokens.ends) - MAX_ENDS)
     composes = composes_letters(tokenizer_json)
-    return ExportedGguf(to, file, len(shown), same, adapted, unnamed, (*widened,), composes)
+    return ExportedGguf(to, file, len(texts), n_same, adapted, n_unnamed, tuple(widened), composes)
 
 
 def gguf_name(to: Path, kind: str) -> str:
-    """The file's name in its folder: soup-Q8_0.gguf."""
+    """Return the name of the file in its folder: soup-Q8_0.gguf."""
     return f"{to.name}-{kind.upper()}.gguf"
 
 
 def write_gguf(
-    model: PreTrainedModel, path: Path, *, name: str, kind: str, tokenizer_json: str, asking: Asking
+    model: PreTrainedModel,
+    path: Path,
+    *,
+    name: str,
+    kind: str,
+    tokenizer_json: str,
+    tokens: PromptTokens,
 ) -> None:
-    """Write a model on the CPU that `suit` has seen, and its tokenizer as training read it."""
+    """Write a model on the CPU, without output scale, and its tokenizer in training."""
     config: Any = model.config
     arch = architecture_of(config)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -173,7 +208,7 @@ def write_gguf(
         writer.add_file_type(TYPES[kind][1])
         _write_shape(writer, config)
         rows = int(config.vocab_size)
-        write_vocabulary(writer, tokenizer_json, asking, rows=rows)
+        write_vocabulary(writer, tokenizer_json, tokens, rows=rows)
         for place in places(model):
             data, stored, _ = _stored(place, kind)
             writer.add_tensor(place.name, data, raw_dtype=stored)
@@ -188,19 +223,22 @@ def write_gguf(
 
 
 def read_weights(model: PreTrainedModel, path: Path) -> None:
-    """Fill a model that `suit` has seen with the weights of a file of its like."""
+    """Read the weights of a file into a model without output scale."""
     reader = gguf.GGUFReader(path)
-    found = {tensor.name: tensor for tensor in reader.tensors}
-    wanted = list(places(model))
-    if (frequencies := rotary(model)) is not None and _ROTARY in found:
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    expected = list(places(model))
+    if (frequencies := rotary(model)) is not None and _ROTARY in tensors:
         scaled, plain = frequencies
-        scaled.copy_(plain / torch.from_numpy(np.array(found.pop(_ROTARY).data)))
-    if set(found) != {place.name for place in wanted} or len(found) != len(wanted):
-        raise CheckpointError(f"{path} was read back and holds other weights than were written.")
-    for place in wanted:
-        held = found[place.name]
-        shape = [int(size) for size in reversed(held.shape.tolist())]
-        put(place, gguf.dequantize(held.data, held.tensor_type), shape)
+        scaled.copy_(plain / torch.from_numpy(np.array(tensors.pop(_ROTARY).data)))
+    if set(tensors) != {place.name for place in expected} or len(tensors) != len(expected):
+        raise CheckpointError(
+            f"{path} has other weights than were written. Please report this, and export the model "
+            "with format hf."
+        )
+    for place in expected:
+        tensor = tensors[place.name]
+        shape = [int(size) for size in reversed(tensor.shape.tolist())]
+        put(place, gguf.dequantize(tensor.data, tensor.tensor_type), shape)
 
 
 def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -211,7 +249,7 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(config.num_attention_heads)
     if kind == "t5":
-        # A T5 has no limit: llama.cpp allocates this many positions unless told otherwise.
+        # A T5 has no limit. llama.cpp allocates this many positions by default.
         writer.add_context_length(getattr(config, "n_positions", _T5_POSITIONS))
         writer.add_feed_forward_length(config.d_ff)
         writer.add_decoder_block_count(config.num_decoder_layers)
@@ -243,17 +281,20 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _stored(place: Place, kind: str) -> tuple[NDArray[Any], Any, Sequence[int]]:
-    """A weight as a file of a kind stores it, its type, and its shape.
+    """Return a weight in the format of a file, its type, and its shape.
 
-    Vectors stay float32, as do weights beyond the type's range, and rows that no block divides
-    float16. Raises ConfigError for a weight that is infinite or not a number.
+    Vectors stay float32, and so do weights beyond the type's range. Rows that blocks do not divide
+    are float16.
+
+    Raises:
+        ConfigError: The weight has values that are infinite or not numbers.
     """
     weight = place.to_file(place.weight).float().contiguous()
     largest = float(weight.abs().max())
     if not math.isfinite(largest):
         raise ConfigError(
-            f"The weight {place.name} holds values that are infinite or not numbers, so no GGUF is "
-            "written. Export an earlier checkpoint, or train again with a lower optim.peak_lr."
+            f"The weight {place.name} has values that are infinite or not numbers, so it cannot be "
+            "exported. Export an earlier checkpoint, or train again with a lower optim.peak_lr."
         )
     stored = _type_of(place, kind, weight.shape)
     if largest > _LARGEST.get(stored, torch.finfo(torch.float16).max):
@@ -262,7 +303,7 @@ def _stored(place: Place, kind: str) -> tuple[NDArray[Any], Any, Sequence[int]]:
 
 
 def _type_of(place: Place, kind: str, shape: Sequence[int]) -> Any:
-    """The type in which a file of a kind stores a weight of this shape, whatever its values are."""
+    """Return the type of a weight with this shape in a file. It does not depend on the values."""
     stored = TYPES[kind][0]
     if len(shape) < 2 or place.name == _POSITIONS or place.name.endswith(_POSITION_BIAS):
         return _Type.F32

@@ -1,8 +1,9 @@
-"""GGUF vocabulary: the tokens of a tokenizer.json as llama.cpp's own tokenizers take them.
+"""GGUF vocabulary: the tokens of a tokenizer.json for llama.cpp's tokenizers.
 
-Three of these are of our families: `gpt2`, byte-level BPE by merges, whose words are cut as
-`tokenizer.ggml.pre` says; `llama`, SentencePiece's BPE, where the piece of the highest score is
-merged first; `t5`, its Unigram. What Toque rewrites before it encodes (`½`, `ñ`) is not among them.
+Three of llama.cpp's tokenizers are supported. `gpt2` is byte-level BPE with merges, and
+`tokenizer.ggml.pre` names its division into words. `llama` is SentencePiece's BPE, which merges the
+piece with the highest score first. `t5` is SentencePiece's Unigram. Toque's own changes before
+encoding (`½`, `ñ`) are not part of a GGUF file.
 """
 
 from __future__ import annotations
@@ -49,45 +50,45 @@ _CUTS: Final[dict[str, tuple[str, ...]]] = {
     "deepseek-v3": (r"\p{N}{1,3}", _CJK, _DEEPSEEK),
     "bloom": (r" ?[^(\s|.,!?…。，、।۔،)]+",),
 }
-"""Patterns by which llama.cpp cuts words, by their name in `tokenizer.ggml.pre`.
+"""Patterns that divide text into words in llama.cpp, by name in `tokenizer.ggml.pre`.
 
-A pattern divides each part that the one before it left into its matches and the text between them.
+A pattern divides each part from the previous pattern into matches and the text between them.
 llama.cpp has more names for the same patterns.
 """
-_IGNORES_MERGES: Final = ("llama-bpe",)  # a whole word that is in the vocabulary is a token
+_IGNORES_MERGES: Final = ("llama-bpe",)  # a word in the vocabulary is always one token
 _FRAGMENTS: Final = (
     *("stir", "A", "MiX", "é", "Ж", "中文", "の", "한", "ก", "क", "ि", "\u0301", "ß", "\u2126"),
     *("1", "22", "333", "4444", "½", "٣", "²", " ", " ", "  ", "   ", "\t", "\n", "\r\n", "\n\n"),
     *("\u00a0", "\u3000", ".", ",", "!", "?", "-", "_", "(", "[", '"', "…", "。", "，", "'", "’"),
     *("'s", "'S", "'re", "'LL", "$", "+", "=", "<", "~", "|", "`", "^", "🍲", "\u200d", "\u200b"),
 )
-_SAMPLES: Final = 1500  # texts by which two ways of cutting words are compared
-MOST_ENDS: Final = 3  # tokens that a file can name as ends of a text
+_SAMPLES: Final = 1500  # texts to compare two divisions into words
+MAX_ENDS: Final = 3  # end tokens that a file can name
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 _UNUSED_SCORE: Final = -1000.0
 _NO_BOS: Final = "{%- set bos_token = '' -%}"
-_COMPOSING: Final = "NFC"  # llama.cpp leaves it out; only texts of decomposed letters differ
-_BLANK: Final = "▁"  # what SentencePiece writes for a blank
+_COMPOSING: Final = "NFC"  # llama.cpp leaves it out, which changes only texts of decomposed letters
+_BLANK: Final = "▁"  # SentencePiece's symbol for a blank
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Tokens around a prompt, beside the vocabulary itself."""
+class PromptTokens:
+    """Tokens around a prompt, and their template."""
 
-    begin: int | None  # the token before a prompt; None for none
-    bos: int | None  # the token that a template calls `bos_token`; None for none
-    ends: Sequence[int]  # the tokens that end a text, first the one that training writes
+    begin: int | None  # token before a prompt; None for no token
+    bos: int | None  # token with the name `bos_token` in a template; None for no token
+    ends: Sequence[int]  # tokens that end a text; the first is the end in training
     pad: int
     unk: int | None
-    newline: int | None  # the token that stands for a line break where the vocabulary holds none
+    newline: int | None  # token for a line break, if it is not in the vocabulary
     ends_with_eos: bool  # True if a prompt ends with the first end, as an encoder's does
-    template: str | None  # Jinja that makes a prompt of `messages`; None for none
+    template: str | None  # Jinja template that makes a prompt from `messages`
 
 
 def write_vocabulary(
-    writer: gguf.GGUFWriter, tokenizer_json: str, asking: Asking, *, rows: int
+    writer: gguf.GGUFWriter, tokenizer_json: str, prompt_tokens: PromptTokens, *, rows: int
 ) -> None:
-    """Write the fields `tokenizer.*`; rows of the embedding without a token count as unused."""
+    """Write the fields `tokenizer.*`. Rows of the embedding without a token count as unused."""
     state = json.loads(tokenizer_json)
     model = state["model"]
     steps = {step["type"]: step for step in _steps(state["pre_tokenizer"])}
@@ -117,60 +118,64 @@ def write_vocabulary(
     else:
         raise _unknown(f"{model['type']} over {', '.join(steps) or 'whole texts'}")
     in_bytes = bool(model.get("byte_fallback"))
-    tokens, types = _tokens(pieces, state["added_tokens"], asking, rows=rows, in_bytes=in_bytes)
+    tokens, types = _tokens(
+        pieces, state["added_tokens"], prompt_tokens, rows=rows, in_bytes=in_bytes
+    )
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if scores is not None:
         writer.add_token_scores(scores)
-    bos = asking.bos if asking.begin is None else asking.begin
-    # Left out, llama.cpp would take ids of its own for begin and end.
-    writer.add_bos_token_id(asking.ends[0] if bos is None else bos)
-    # llama.cpp ends texts at each of these three.
+
+    bos = prompt_tokens.bos if prompt_tokens.begin is None else prompt_tokens.begin
+    # Without these fields, llama.cpp would use its own ids for begin and end.
+    writer.add_bos_token_id(prompt_tokens.ends[0] if bos is None else bos)
+    # llama.cpp ends texts at each of these three tokens.
     ends = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
-    for add, token in zip(ends, asking.ends, strict=False):
+    for add, token in zip(ends, prompt_tokens.ends, strict=False):
         add(token)
-    writer.add_pad_token_id(asking.pad)
-    if asking.unk is not None:
-        writer.add_unk_token_id(asking.unk)
-    writer.add_add_bos_token(asking.begin is not None)
-    writer.add_add_eos_token(asking.ends_with_eos)
-    template = asking.template
-    if template is not None and bos is None and "bos_token" in template:
-        template = _NO_BOS + template  # which would write the one above
+    writer.add_pad_token_id(prompt_tokens.pad)
+    if prompt_tokens.unk is not None:
+        writer.add_unk_token_id(prompt_tokens.unk)
+    writer.add_add_bos_token(prompt_tokens.begin is not None)
+    writer.add_add_eos_token(prompt_tokens.ends_with_eos)
+
+    template = prompt_tokens.template
     if template is not None:
+        if bos is None and "bos_token" in template:
+            template = _NO_BOS + template  # the template would write the end as its bos_token
         writer.add_chat_template(template)
 
 
 def _steps(step: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a pre-tokenizer or normalizer, those inside a sequence one by one."""
+    """Yield the steps of a pre-tokenizer or normalizer, with the steps inside sequences."""
     if step is None:
         return
     inner = step.get("pretokenizers") or step.get("normalizers")
-    for one in inner or ():
-        yield from _steps(one)
+    for each in inner or ():
+        yield from _steps(each)
     if not inner:
         yield step
 
 
 def composes_letters(tokenizer_json: str) -> bool:
-    """True if a tokenizer composes letters (Unicode NFC), which llama.cpp's tokenizers do not."""
+    """True if a tokenizer composes letters (Unicode NFC). llama.cpp's tokenizers do not."""
     state = json.loads(tokenizer_json)
     return any(step["type"] == _COMPOSING for step in _steps(state["normalizer"]))
 
 
 def _write_unigram_normalizer(writer: gguf.GGUFWriter, state: Mapping[str, Any]) -> None:
-    """Write SentencePiece's own table of replacements; refuse steps that llama.cpp lacks."""
+    """Write SentencePiece's table of replacements. Refuse steps that llama.cpp does not have."""
     for step in _steps(state["normalizer"]):
         joins_blanks = step["type"] == "Replace" and step["pattern"] == {"Regex": " {2,}"}
         if step["type"] == "Precompiled":
             writer.add_precompiled_charsmap(base64.b64decode(step["precompiled_charsmap"]))
-        # `remove_extra_whitespaces` joins blanks and strips texts.
+        # `remove_extra_whitespaces` also joins blanks and strips texts.
         elif not joins_blanks and step["type"] not in (_COMPOSING, "Strip"):
             raise _unknown(f"Unigram after the normalizer {step['type']}")
 
 
 def _begins_with_blank(state: Mapping[str, Any]) -> bool:
-    """True if a SentencePiece BPE reads a text as if a blank stood before it."""
+    """True if a SentencePiece BPE adds a blank before a text."""
     adds = False
     for step in _steps(state["normalizer"]):
         if step["type"] == "Prepend" and step["prepend"] == _BLANK:
@@ -184,22 +189,22 @@ def _begins_with_blank(state: Mapping[str, Any]) -> bool:
 
 
 def _pre_tokenizer(tokenizer_json: str, model: Mapping[str, Any]) -> str:
-    """llama.cpp's name for a tokenizer that cuts words like that, as sample texts show."""
-    own = Tokenizer.from_str(tokenizer_json)
-    drawn = random.Random(0)
-    texts = ["".join(drawn.choices(_FRAGMENTS, k=12)) for _ in range(_SAMPLES)]
-    ignores = bool(model.get("ignore_merges"))
+    """Return llama.cpp's name for a tokenizer that divides sample texts into the same words."""
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    generator = random.Random(0)
+    texts = ["".join(generator.choices(_FRAGMENTS, k=12)) for _ in range(_SAMPLES)]
+    ignores_merges = bool(model.get("ignore_merges"))
     for name, patterns in _CUTS.items():
         steps = [Split(Regex(pattern), "isolated") for pattern in patterns]
         bytewise = ByteLevel(add_prefix_space=False, use_regex=False)
         theirs = Steps([*steps, bytewise])
-        same = all(_words(own.pre_tokenizer, text) == _words(theirs, text) for text in texts)
-        if same and (ignores == (name in _IGNORES_MERGES) or _merges_make_all(model)):
+        is_same = all(_words(tokenizer.pre_tokenizer, t) == _words(theirs, t) for t in texts)
+        if is_same and (ignores_merges == (name in _IGNORES_MERGES) or _merges_make_all(model)):
             return name
     kinds = [step["type"] for step in _steps(json.loads(tokenizer_json)["pre_tokenizer"])]
     raise _unknown(
-        f"byte-level BPE that cuts words by {', then '.join(kinds)}, otherwise than all of "
-        f"{', '.join(_CUTS)}"
+        f"byte-level BPE with the pre-tokenizer {', then '.join(kinds)}, which divides words "
+        f"differently from {', '.join(_CUTS)}"
     )
 
 
@@ -208,19 +213,19 @@ def _words(cut: Any, text: str) -> list[str]:
 
 
 def _merges_make_all(model: Mapping[str, Any]) -> bool:
-    """True if merges alone make every piece, so that taking whole words changes no ids."""
+    """True if merges alone make every piece, so that ignoring merges changes no ids."""
     state = {"version": "1.0", "model": {**model, "ignore_merges": False}, "added_tokens": []}
-    bare = Tokenizer.from_str(json.dumps(state))
+    tokenizer = Tokenizer.from_str(json.dumps(state))
     pieces = [*model["vocab"]]
-    made = bare.encode_batch(pieces, add_special_tokens=False)
-    return all(one.tokens == [piece] for one, piece in zip(made, pieces, strict=True))
+    encodings = tokenizer.encode_batch(pieces, add_special_tokens=False)
+    return all(each.tokens == [piece] for each, piece in zip(encodings, pieces, strict=True))
 
 
 def _refuse_rewriting(state: Mapping[str, Any]) -> None:
-    """Refuse a byte-level BPE with steps that llama.cpp's tokenizer of this kind does not have."""
-    odd = [s["type"] for s in _steps(state["normalizer"]) if s["type"] != _COMPOSING]
-    if odd:
-        raise _unknown(f"byte-level BPE after the normalizer {', '.join(odd)}")
+    """Raise a ConfigError for a byte-level BPE with steps that llama.cpp does not have."""
+    steps = [s["type"] for s in _steps(state["normalizer"]) if s["type"] != _COMPOSING]
+    if steps:
+        raise _unknown(f"byte-level BPE after the normalizer {', '.join(steps)}")
     model = state["model"]
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
@@ -230,7 +235,7 @@ def _refuse_rewriting(state: Mapping[str, Any]) -> None:
 def _unknown(what: str) -> ConfigError:
     return ConfigError(
         f"The model's tokenizer is {what}. Toque does not write this kind as GGUF. Export the "
-        "model in the format hf."
+        "model with format hf."
     )
 
 
@@ -239,7 +244,7 @@ def _merge(merge: str | list[str]) -> str:
 
 
 def _merge_scores(model: dict[str, Any], rows: int) -> list[float]:
-    """Scores that merge in the order of the merges: a piece's is minus the first that makes it."""
+    """Compute scores in the order of the merges: minus the number of a piece's first merge."""
     scores = [0.0] * rows
     for rank, merge in reversed(list(enumerate(model["merges"]))):
         piece = _merge(merge).replace(" ", "")
@@ -251,15 +256,19 @@ def _merge_scores(model: dict[str, Any], rows: int) -> list[float]:
 def _tokens(
     pieces: Mapping[int, str],
     added: list[dict[str, Any]],
-    asking: Asking,
+    prompt_tokens: PromptTokens,
     *,
     rows: int,
     in_bytes: bool,
 ) -> tuple[list[str], list[gguf.TokenType]]:
-    """Every row's text, and what kind of token it is.
+    """List the text and the kind of token of every row.
 
-    `pieces` are by id, `added` tokens as tokenizer.json lists them; with `in_bytes` the pieces
-    <0x00> to <0xFF> stand for bytes.
+    Args:
+        pieces: Pieces by id.
+        added: Added tokens of tokenizer.json.
+        prompt_tokens: Tokens around a prompt.
+        rows: Rows of the embedding.
+        in_bytes: True if the pieces <0x00> to <0xFF> are bytes.
     """
     extra = {token["id"]: token for token in added}
     tokens, types = [], []
@@ -274,9 +283,9 @@ def _tokens(
             kind, piece = gguf.TokenType.UNUSED, f"[PAD{number}]"
         elif in_bytes and _BYTE.fullmatch(piece):
             kind = gguf.TokenType.BYTE
-        if number == asking.unk:
+        if number == prompt_tokens.unk:
             kind = gguf.TokenType.UNKNOWN
-        if number == asking.newline:
+        if number == prompt_tokens.newline:
             kind, piece = gguf.TokenType.USER_DEFINED, "\n"
         tokens.append(piece)
         types.append(kind)

@@ -1,7 +1,7 @@
-"""Device map: a model larger than one GPU, its blocks over all there are, in their order.
+"""Device map: the blocks of a model that is too large for one GPU, in order over several GPUs.
 
-Ours, not accelerate's: the engine wants the head, the embeddings and all else outside of blocks on
-the first device. accelerate's hooks carry hidden states from device to device.
+accelerate's own map is not used, because the engine needs the head, the embeddings and all other
+parts outside of blocks on the first device. accelerate's hooks move hidden states between devices.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from toque.models.loading.pretrained import SHARE, CheckedFolder, Placement, out
 
 @dataclass(frozen=True)
 class Parts:
-    """A model's bytes by the names of its modules."""
+    """Bytes of a model's parts by the names of its modules."""
 
     rest: Mapping[str, int]  # bytes of each module outside of blocks
-    blocks: Mapping[str, int]  # bytes of each block, in the order in which they compute
+    blocks: Mapping[str, int]  # bytes of each block, in the order of the forward
 
     @property
     def bytes(self) -> int:
@@ -32,9 +32,12 @@ class Parts:
 
 
 def parts_of(model: nn.Module, dtype: torch.dtype) -> Parts:
-    """The parts of a model, which may be on the device meta, held in `dtype`; tied weights once."""
-    own = {id(block) for block in blocks(model)}
-    names = [name for name, module in model.named_modules() if id(module) in own]
+    """Count the bytes of a model's parts in `dtype`. Tied weights count once.
+
+    The model may be on the device meta.
+    """
+    block_ids = {id(block) for block in blocks(model)}
+    names = [name for name, module in model.named_modules() if id(module) in block_ids]
     sizes: dict[str, int] = dict.fromkeys(names, 0)
     rest: dict[str, int] = {}
     counted: set[int] = set()
@@ -52,43 +55,54 @@ def parts_of(model: nn.Module, dtype: torch.dtype) -> Parts:
 
 
 def device_map(parts: Parts, memory: Mapping[torch.device, int]) -> dict[str, torch.device] | None:
-    """Devices of the parts, filled in order, the first with what is no block; None without room."""
+    """Assign parts to devices in order. Parts outside of blocks are on the first device.
+
+    Returns:
+        The device of each part; None if the memory is too small.
+    """
     devices = list(memory)
-    first, room = devices[0], dict(memory)
-    room[first] -= sum(parts.rest.values())
-    found = dict.fromkeys(parts.rest, first)
-    at = 0
+    first, free = devices[0], dict(memory)
+    free[first] -= sum(parts.rest.values())
+    placed = dict.fromkeys(parts.rest, first)
+    number = 0
     for name, n_bytes in parts.blocks.items():
-        while room[devices[at]] < n_bytes:
-            at += 1
-            if at == len(devices):
+        while free[devices[number]] < n_bytes:
+            number += 1
+            if number == len(devices):
                 return None
-        room[devices[at]] -= n_bytes
-        found[name] = devices[at]
-    return found if room[first] >= 0 else None
+        free[devices[number]] -= n_bytes
+        placed[name] = devices[number]
+    return placed if free[first] >= 0 else None
 
 
-def placement_of(found: CheckedFolder, memory: Mapping[torch.device, int]) -> Placement | None:
-    """Placement of a model that the first device cannot take: float32 over all before bf16."""
-    model = outlined(found)
+def placement_of(checked: CheckedFolder, memory: Mapping[torch.device, int]) -> Placement | None:
+    """Place a model over devices, in float32 if it fits and else in bf16.
+
+    Returns:
+        The placement; None if the first device has enough memory for the model in float32.
+
+    Raises:
+        ConfigError: The devices have too little memory for the model in bf16.
+    """
+    model = outlined(checked)
     for dtype in (torch.float32, torch.bfloat16):
         parts = parts_of(model, dtype)
         placed = device_map(parts, memory)
         if placed is None:
             continue
-        whole = dtype == torch.float32 and len(set(placed.values())) == 1
-        return None if whole else Placement(placed, dtype)
-    needed, room = parts.bytes / 1e9, sum(memory.values()) / 1e9
-    listed = ", ".join(map(str, memory))
+        fits_on_one = dtype == torch.float32 and len(set(placed.values())) == 1
+        return None if fits_on_one else Placement(placed, dtype)
+    needed, free = parts.bytes / 1e9, sum(memory.values()) / 1e9
+    names = ", ".join(map(str, memory))
     raise ConfigError(
-        f"{found.folder} takes {needed:.1f} GB in bf16, and its weights find {room:.1f} GB of free "
-        f"memory on {listed} ({SHARE:.0%} of it, the rest is for what is computed). Free some, "
-        "use more or larger GPUs, or the CPU."
+        f"{checked.folder} needs {needed:.1f} GB in bf16, but {names} have {free:.1f} GB for "
+        f"weights ({SHARE:.0%} of the free memory). Free memory, use more or larger GPUs, or use "
+        "the CPU."
     )
 
 
 def free_memory(device: torch.device) -> dict[torch.device, int]:
-    """Bytes that weights may take on a CUDA device, or on all where it has no number."""
+    """Return the bytes for weights on a CUDA device, or on every one if it has no number."""
     count = torch.cuda.device_count()
     numbers = range(count) if device.index is None else [device.index]
     devices = [torch.device("cuda", number) for number in numbers]
@@ -96,14 +110,12 @@ def free_memory(device: torch.device) -> dict[torch.device, int]:
 
 
 def placement_note(model: PreTrainedModel) -> str | None:
-    """A sentence about where the parts of a model are; None of one that is whole as it was."""
+    """Describe the devices of a model's parts; None for a model that was not divided."""
     placed: dict[str, torch.device] | None = getattr(model, "hf_device_map", None)
     if placed is None:
         return None
-    held = list(map(str, placed.values()))
-    over = ", ".join(dict.fromkeys(held))
-    where = f"over {over}" if len(set(held)) > 1 else f"on {over}"
+    names = ", ".join(dict.fromkeys(map(str, placed.values())))
+    dtype = str(model.dtype).removeprefix("torch.")
     return (
-        f"one device has not enough memory for this model in float32: it is held {where} in "
-        f"{str(model.dtype).removeprefix('torch.')}"
+        f"one device has too little memory for this model in float32: it is on {names} in {dtype}"
     )

@@ -1,4 +1,4 @@
-"""Models from scratch: a family, a shape and the tokenizer's special tokens."""
+"""Models from scratch, by family, shape and the special tokens of a tokenizer."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _FROM_TOKENIZER = (
     "bos_token_id",
     "decoder_start_token_id",
 )
-_OLDER_NAMES = ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
-"""Names that configs still read and turn into `rope_parameters`."""
+_OLD_NAMES = ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
+"""Old names that configs accept and convert to `rope_parameters`."""
 
-_SIZE = re.compile(r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)")  # counts something
+_SIZE = re.compile(r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)")  # names of counts
 
 _DEFAULTS_TOO_LARGE = {"neox": ("GPT-NeoX-20B", "80 GB"), "llama": ("Llama-2-7B", "27 GB")}
-"""The model that a family's default config describes, and its size in float32."""
+"""Model of a family's default config, and its size in float32."""
 
-_MUST_SAY = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 def build_model(
@@ -52,16 +52,27 @@ def build_model(
     bos_id: int | None,
     seed: int,
 ) -> PreTrainedModel:
-    """A model with fresh float32 weights on the CPU; the same arguments give the same bits.
+    """Build a model with new float32 weights on the CPU. Equal arguments give equal bits.
 
-    `shape` holds arguments of the family's Hugging Face config; dropout is the family's default:
-    0.1 for T5 and GPT-2, 0 for the others. A T5's decoder starts from `pad_id`, and with
-    `tie_word_embeddings: false` it is what v1.1 is: a head of its own and unscaled outputs, where
-    transformers alone would share the weights. What makes no model raises ConfigError.
+    A T5's decoder starts with `pad_id`. With `tie_word_embeddings: false` it is a T5 v1.1: it has
+    its own head and unscaled outputs. transformers alone would share the weights.
+
+    Args:
+        family: Name of the family.
+        shape: Arguments of the family's config. The dropout is 0.1 for T5 and GPT-2, and 0 for the
+            other families, unless the shape has one.
+        vocab_size: Rows of the embedding.
+        pad_id: Padding token.
+        eos_id: Token that ends a text.
+        bos_id: Token that begins a text, if there is one.
+        seed: Seed of the weights.
+
+    Raises:
+        ConfigError: The arguments do not make a model.
     """
-    found = FAMILIES[family]
-    _check_shape(found, shape)
-    own_head = found.name == "t5" and shape.get("tie_word_embeddings") is False
+    built = FAMILIES[family]
+    _check_shape(built, shape)
+    has_own_head = built.name == "t5" and shape.get("tie_word_embeddings") is False
     arguments: dict[str, Any] = {
         **shape,
         "vocab_size": vocab_size,
@@ -69,22 +80,23 @@ def build_model(
         "eos_token_id": eos_id,
         "bos_token_id": bos_id,
     }
-    if found.is_encoder_decoder:
+    if built.is_encoder_decoder:
         arguments["decoder_start_token_id"] = pad_id
     try:
-        config: Any = found.config_class(**arguments)
+        config: Any = built.config_class(**arguments)
         heads = config.num_attention_heads
-        shared = getattr(config, "num_key_value_heads", None) or heads
-        if heads % shared != 0:  # Llama's own config would fail only in the first forward
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        if heads % key_heads != 0:  # Llama's config would fail only in the first forward
             raise ConfigError(
-                f"model.shape.num_attention_heads is {heads}, which num_key_value_heads, {shared}, "
-                "does not divide. Use a divisor, or leave num_key_value_heads out."
+                f"model.shape.num_attention_heads ({heads}) must be a multiple of "
+                f"num_key_value_heads ({key_heads}). Change one of them, or remove "
+                "num_key_value_heads."
             )
         _refuse_odd_rotation(config)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(seed)
-            model = construct(found, config)
-            if own_head:
+            model = construct(built, config)
+            if has_own_head:
                 give_own_head(model)
     except (
         StrictDataclassError,
@@ -92,19 +104,22 @@ def build_model(
         TypeError,
         ZeroDivisionError,
         KeyError,
-        RuntimeError,  # PyTorch's, of a negative deviation or of more memory than there is
+        RuntimeError,  # PyTorch's, for a negative deviation or too little memory
     ) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"model.shape does not make a {found.name} model: {reason} See the arguments of "
-            f"transformers' {found.config_class.__name__}."
+            f"model.shape does not make a {built.name} model: {reason} See the arguments of "
+            f"transformers' {built.config_class.__name__}."
         ) from error
     fuse_activations(model)
     return model
 
 
 def _refuse_odd_rotation(config: Any) -> None:
-    """Refuse heads of which rotary positions turn an odd part, for they turn pairs, or too much."""
+    """Raise a ConfigError if rotary positions would turn an odd part of a head, or too much.
+
+    They turn pairs of columns.
+    """
     rotary: Mapping[str, Any] | None = getattr(config, "rope_parameters", None)
     if rotary is None:
         return
@@ -113,20 +128,21 @@ def _refuse_odd_rotation(config: Any) -> None:
     turned = int(width * rotary.get("partial_rotary_factor", 1.0))
     if turned > width:
         raise ConfigError(
-            f"model.shape makes heads {width} wide, and rotary positions turn {turned} numbers of "
-            "each. The share that they turn (rotary_pct, partial_rotary_factor) is at most 1."
+            f"model.shape makes heads with {width} columns, but rotary positions would turn "
+            f"{turned}. Set rotary_pct or partial_rotary_factor to at most 1."
         )
     if turned % 2 or not turned:
         raise ConfigError(
-            f"model.shape makes {heads} heads {width} wide, and rotary positions turn {turned} "
-            "numbers of each, in pairs. Use fewer heads or a wider hidden_size, for an even number."
+            f"model.shape makes {heads} heads with {width} columns, and rotary positions would "
+            f"turn {turned}. The number must be even. Use fewer heads or a larger hidden_size."
         )
 
 
 def give_own_head(model: PreTrainedModel, weight: torch.Tensor | None = None) -> None:
-    """Separate a T5's output head from its embeddings, and say so in its config.
+    """Separate a T5's output head from its embeddings, and record it in the config.
 
-    Without a weight it is drawn with standard deviation d_model ** -0.5, as outputs are not scaled.
+    Without a weight, it is sampled with the standard deviation d_model ** -0.5, because the outputs
+    are not scaled.
     """
     config = model.config
     head = model.get_submodule("lm_head")
@@ -138,83 +154,89 @@ def give_own_head(model: PreTrainedModel, weight: torch.Tensor | None = None) ->
 
 
 def outline_of(folder: Path) -> PreTrainedModel:
-    """The model of a folder's config.json with fresh weights, to be made in `FakeTensorMode`."""
+    """Build the model of a folder's config.json with new weights. Call it in `FakeTensorMode`."""
     check_config(read_config_json(folder), folder / "config.json", None)
     config = config_in(folder)
     family = family_of(config)
-    own_head = family.name == "t5" and not config.tie_word_embeddings
-    # A T5's own head is the only table it has twice; transformers alone would give encoder and
-    # decoder embeddings of their own besides.
-    config.tie_word_embeddings |= own_head
+    has_own_head = family.name == "t5" and not config.tie_word_embeddings
+    # The output head is the only separate table of a T5. Untied, transformers would also give
+    # encoder and decoder their own embeddings.
+    config.tie_word_embeddings |= has_own_head
     model = construct(family, config)
-    if own_head:
+    if has_own_head:
         give_own_head(model)
     fuse_activations(model)
     return model
 
 
 def config_in(folder: Path) -> PretrainedConfig:
-    """The config in a model's folder; ConfigError or CheckpointError if it cannot be read."""
+    """Read the config of a model folder.
+
+    Raises:
+        ConfigError: The config is not readable, and Toque does not support its type.
+        CheckpointError: The config is not readable, and Toque supports its type.
+    """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # whatever transformers makes of a file that may be anyone's
-        ours = is_read(read_config_json(folder).get("model_type"))
-        kind: type[ToqueError] = CheckpointError if ours else ConfigError
+    except Exception as error:  # transformers may raise anything for an untrusted file
+        is_known = is_read(read_config_json(folder).get("model_type"))
+        kind: type[ToqueError] = CheckpointError if is_known else ConfigError
         raise kind(
             f"{folder / 'config.json'} is not a model config that transformers can read: "
-            f"{' '.join(str(error).split())[:600]}"
+            f"{' '.join(str(error).split())[:600]} Copy the model again, or use another one."
         ) from error
     return config
 
 
 def construct(family: Family, config: PretrainedConfig) -> PreTrainedModel:
-    """A model of this config in float32, its weights drawn as the family draws them."""
+    """Build a model of this config in float32, with the family's own initialisation."""
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
     model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     return model
 
 
 def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
-    """Checked before anything is allocated: a default size can mean tens of gigabytes."""
-    known = {f.name for f in dataclasses.fields(family.config_class)}
+    """Check a shape before any allocation, because a default size can mean tens of gigabytes."""
+    names = {f.name for f in dataclasses.fields(family.config_class)}
     base = {f.name for f in dataclasses.fields(PretrainedConfig)}
-    own = (known - base) | {"tie_word_embeddings", *family.config_class.attribute_map}
-    own |= set(_OLDER_NAMES) if "rope_parameters" in known else set()
-    own -= {*_FROM_TOKENIZER, "use_cache", "is_decoder", "is_encoder_decoder"}
+    allowed = (names - base) | {"tie_word_embeddings", *family.config_class.attribute_map}
+    if "rope_parameters" in names:
+        allowed |= set(_OLD_NAMES)
+    allowed -= {*_FROM_TOKENIZER, "use_cache", "is_decoder", "is_encoder_decoder"}
     for name, value in shape.items():
         if name in _FROM_TOKENIZER:
             raise ConfigError(
-                f"model.shape.{name} is set by the tokenizer and must not be given. Remove it; "
-                "choose the vocabulary with model.tokenizer."
+                f"model.shape.{name} comes from the tokenizer. Remove it, and select the "
+                "vocabulary with model.tokenizer."
             )
-        if name not in own:
+        if name not in allowed:
             raise ConfigError(
                 f"model.shape.{name} is not an argument of a {family.name} model."
-                f"{nearest_hint(name, own)} Allowed: {', '.join(sorted(own))}."
+                f"{nearest_hint(name, allowed)} Allowed: {', '.join(sorted(allowed))}."
             )
         if _SIZE.fullmatch(name) and type(value) is int and value < 1:
             raise ConfigError(f"model.shape.{name} is {value}; it must be at least 1.")
-        if allowed := allowed_share(name, value):
-            raise ConfigError(f"model.shape.{name} is {value}; it must be {allowed}.")
+        if allowed_range := allowed_share(name, value):
+            raise ConfigError(f"model.shape.{name} is {value}; it must be {allowed_range}.")
         if name == "relative_attention_num_buckets" and type(value) is int and value < 4:
             raise ConfigError(
-                f"model.shape.{name} is {value}. A T5's encoder halves them for the two directions,"
-                " and again for near and far: use at least 4."
+                f"model.shape.{name} must be at least 4, not {value}. A T5's encoder divides the "
+                "buckets by direction and by distance."
             )
-    unsaid = [name for name in _MUST_SAY if name not in shape]
-    if unsaid and family.name in _DEFAULTS_TOO_LARGE:
-        name, size = _DEFAULTS_TOO_LARGE[family.name]
+    missing = [name for name in _REQUIRED if name not in shape]
+    if missing and family.name in _DEFAULTS_TOO_LARGE:
+        model, size = _DEFAULTS_TOO_LARGE[family.name]
         raise ConfigError(
-            f"model.shape lacks {', '.join(unsaid)}. A {family.name} model from scratch must say "
-            f"them, for the defaults are those of {name}, {size} of weights alone. A small start: "
-            "hidden_size=256, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8."
+            f"model.shape lacks {', '.join(missing)}. The defaults of a {family.name} model are "
+            f"the sizes of {model}, {size} of weights. A small start: hidden_size=256, "
+            "intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8."
         )
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """Put PyTorch's own kernel for "gelu_new": a quarter of a small GPT-2's step on a CPU."""
+    """Use PyTorch's kernel for "gelu_new". It saves a quarter of a small GPT-2's step on a CPU."""
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if isinstance(module, NewGELUActivation):
             model.set_submodule(path, nn.GELU(approximate="tanh"))
@@ -228,14 +250,14 @@ def stock_activations(model: nn.Module) -> None:
 
 
 def _t5(width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
-    """T5 v1.1 (Shazeer 2020), which FLAN-T5 goes on from."""
-    shape = {"d_model": width, "d_kv": 64, "d_ff": inner, "num_layers": layers, "num_heads": heads}
-    own = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-    return {"family": "t5", "shape": shape | own, "vocab_size": 32128}
+    """Shape of a T5 v1.1 (Shazeer 2020), on which FLAN-T5 is based."""
+    sizes = {"d_model": width, "d_kv": 64, "d_ff": inner, "num_layers": layers, "num_heads": heads}
+    variant = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    return {"family": "t5", "shape": sizes | variant, "vocab_size": 32128}
 
 
 def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
-    """GPT-2 (Radford et al. 2019)."""
+    """Shape of a GPT-2 (Radford et al. 2019)."""
     shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": 1024}
     return {"family": "gpt2", "shape": shape, "vocab_size": 50257}
 
@@ -251,12 +273,12 @@ KNOWN: Final[Mapping[str, dict[str, Any]]] = {
     "openai-community/gpt2-large": _gpt2(1280, 36, 20),
     "openai-community/gpt2-xl": _gpt2(1600, 48, 25),
 }
-"""Arguments of `build_model` by hub name: of 77 M, 248 M, 783 M, 2.85 B, 11.1 B, and 124 M, 355 M,
-774 M, 1.56 B."""
+"""Arguments of `build_model` by hub name. The FLAN-T5 models have 77 M, 248 M, 783 M, 2.85 B and
+11.1 B parameters, the GPT-2 models 124 M, 355 M, 774 M and 1.56 B."""
 
 
 def known_model(name: str) -> PreTrainedModel | None:
-    """A fresh model of that checkpoint's shape, for `FakeTensorMode`; None if it is not known."""
+    """Build a model with the shape of a hub name, for `FakeTensorMode`; None if it is unknown."""
     if name not in KNOWN:
         return None
     return build_model(**KNOWN[name], pad_id=0, eos_id=1, bos_id=None, seed=0)

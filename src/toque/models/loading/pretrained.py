@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from toque.errors import CheckpointError, ConfigError, argument
 from toque.hardware.memory import HEADROOM, free_bytes, in_words
+from toque.hardware.onednn import has_fast_bf16
 from toque.models.families import (
     CAUSAL,
     FAMILIES,
@@ -43,7 +44,7 @@ from toque.models.loading.model_folder import (
     stored_weights,
     too_few_weights,
 )
-from toque.models.loading.proof import refuse_unproven
+from toque.models.loading.self_check import refuse_wrong_forward
 from toque.models.lora.adapter_files import CONFIG as ADAPTER_CONFIG
 from toque.models.lora.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from toque.models.lora.adapter_files import (
@@ -67,7 +68,6 @@ from toque.models.lora.frozen import (
 )
 from toque.models.lora.layers import ADAPTER
 from toque.models.lora.quantised import Outlined, form_named
-from toque.models.onednn import has_fast_bf16
 
 SHARE: Final = 0.8  # share of free memory for weights; the KV cache and activations get the rest
 CPU: Final = torch.device("cpu")
@@ -176,7 +176,7 @@ def load_model(path: str, *, family: str = "auto", place: Place | None = None) -
             give_own_head(model, _head(model).detach().clone())
         model.config.tie_word_embeddings = False
     fuse_activations(model)
-    refuse_unproven(model)
+    refuse_wrong_forward(model)
     return model
 
 
@@ -346,7 +346,7 @@ class AdaptedBase:
         self.add(frame)
         read = partial(matrix_of, self.checked, frame)
         base_hash = read_frozen(frame, read, dtype=dtype, form=form, device=device)
-        refuse_unproven(frame)
+        refuse_wrong_forward(frame)
         return frame, base_hash
 
     def needed(self, frozen_format: FrozenFormat, device: torch.device) -> tuple[int, int]:

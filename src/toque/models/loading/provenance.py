@@ -1,7 +1,7 @@
-"""Provenance of a model folder: the form its prompts take, and its tokenizer as training read it.
+"""Provenance of a model folder: the form of its prompts, and its tokenizer in training.
 
-A model that Toque wrote holds `toque/model.json`, the record, and `toque/tokenizer.json` as it lies
-in the store, beside the files that transformers reads.
+A model that Toque wrote contains `toque/model.json` with the record, and the store's tokenizer in
+`toque/tokenizer.json`. The other files are for transformers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from toque.models.generation.options import GenerationOptions
 from toque.storage.atomic import sha256_of
 
 Form = Literal["recipes", "pairs", "conversations", "documents", "gaps"]
-"""Kinds of training: requests for recipes and questions about them; prompts of the user's own;
-conversations by a chat template; the beginning of a text, which it continues; or texts with gaps,
-which it fills."""
+"""Kinds of training data: requests for recipes and questions about them; the user's own prompts and
+answers; conversations with a chat template; texts, which the model continues; texts with gaps,
+which the model fills."""
 FOLDER: Final = "toque"
 RECORD: Final = "model.json"
 _TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json")
@@ -30,90 +30,90 @@ WRITTEN: Final = (
     *(*_TOKENIZER, "special_tokens_map.json", "added_tokens.json", f"{FOLDER}/{RECORD}"),
     *(f"{FOLDER}/{name}" for name in _TOKENIZER),
 )
-"""Names of the files in a model folder that Toque writes; files of other names are the user's."""
+"""Names of the files in a model folder that Toque writes. Other files belong to the user."""
 RECIPE_RUN_TOKENS: Final = 12
-"""Tokens of the shortest run that a recipe is not let write twice. The likeliest text of a model
-may never end: 19 of 122 of SmolLM2's after an hour on one magazine did not, which 12 took from a
-recipe score of .848 to .926 (16: .914, 24: .884), and models from scratch from .762 to .806 and
-from .954 to .969. Of 2,400 recipes that people wrote 11 % hold such a run twice, and 35 % one of 8
-tokens."""
-_MOST_BYTES: Final = 1 << 20
-# What `toque.sources.documents.template_parts` reads, which stands no lower than this module.
+"""Tokens of the shortest run that a recipe may not repeat. The most likely text of a model may
+never end. Without the rule, 19 of 122 recipes of SmolLM2 did not end (after an hour of training on
+one magazine). The rule raised their score from .848 to .926 (16 tokens: .914, 24: .884), and the
+scores of two models from scratch from .762 to .806 and from .954 to .969. Of 2,400 recipes by
+people, 11 % repeat a run of 12 tokens, and 35 % a run of 8."""
+_MAX_BYTES: Final = 1 << 20
+# The templates of `toque.sources.documents.template_parts`, on the same level as this module.
 _TEMPLATE: Final = re.compile(r"(?:[^{}]|\{\{|\}\}|\{[^{}:!]+:?\})*")
 
 
 class OwnTask(msgspec.Struct, frozen=True):
-    """A task of its maker's own, as the model is asked."""
+    """Task of the user, with the prompt of the training."""
 
     name: str
     prompt: str | tuple[str, ...]
-    """Template over the fields of a record, or a field, or several."""
+    """Template over the fields of a record, or a field, or several fields."""
     classes: tuple[str, ...] = ()
-    """Answers that there are; () for any text."""
+    """Possible answers; () for any text."""
 
     def __post_init__(self) -> None:
-        """Raise a ValueError for a prompt that is no template: a record may be anyone's."""
+        """Raise a ValueError if the prompt is not a template, because a record may be untrusted."""
         if isinstance(self.prompt, str) and not _TEMPLATE.fullmatch(self.prompt):
-            raise ValueError(f"the prompt {self.prompt[:80]!r} is no template")
+            raise ValueError(f"the prompt {self.prompt[:80]!r} is not a template")
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of a model."""
+    """Record of a model."""
 
     form: Form
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
-    """Longest text it was trained to write."""
-    tasks: list[str] = []  # tasks about recipes that it was trained on; see `data.tasks`
+    """Maximum length of the texts in training."""
+    tasks: list[str] = []  # recipe tasks of the training; see `data.tasks`
     own_tasks: list[OwnTask] = []
     tokenizer_json_sha256: str = ""
-    """Hash of plain transformers' file. Once it is another, `toque/` no longer describes it."""
+    """Hash of the tokenizer.json for transformers. If it changes, `toque/` is out of date."""
 
     @property
     def knows_recipes(self) -> bool:
-        """True for a model that was trained on recipes."""
+        """True if the model was trained on recipes."""
         return self.form == "recipes"
 
     @property
     def no_repeat_ngram_size(self) -> int:
-        """The option of this name where a person leaves it out, for texts that are not JSON."""
+        """Default of this option, for texts that are not JSON."""
         return RECIPE_RUN_TOKENS if self.knows_recipes else 0
 
     def completed(self, options: GenerationOptions, *, in_json: bool = False) -> GenerationOptions:
-        """The options with the model's own values where they have none; JSON repeats its names."""
+        """Fill missing options with the model's own values. JSON may repeat its names."""
         size = options.no_repeat_ngram_size
         if size is None:
             size = 0 if in_json else self.no_repeat_ngram_size
-        most = options.max_new_tokens or self.max_new_tokens
-        return replace(options, max_new_tokens=most, no_repeat_ngram_size=size)
+        max_new_tokens = options.max_new_tokens or self.max_new_tokens
+        return replace(options, max_new_tokens=max_new_tokens, no_repeat_ngram_size=size)
 
     def files(self) -> dict[str, str]:
-        """The record's own file, by its place in the model folder."""
+        """Return the file of the record, by its path in the model folder."""
         data = msgspec.json.format(msgspec.json.encode(self), indent=1)
         return {f"{FOLDER}/{RECORD}": data.decode() + "\n"}
 
 
 def provenance_of(folder: Path) -> Provenance | None:
-    """The record of a model folder; None without one, CheckpointError if it cannot be read."""
+    """Read the record of a model folder; None without one. Raise a CheckpointError if damaged."""
     path = folder / FOLDER / RECORD
     if not path.is_file():
         return None
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise msgspec.DecodeError(f"it is {path.stat().st_size:,} bytes long")
-        found = msgspec.json.decode(path.read_bytes(), type=Provenance)
+        n_bytes = path.stat().st_size
+        if n_bytes > _MAX_BYTES:
+            raise msgspec.DecodeError(f"it has {n_bytes:,} bytes")
+        return msgspec.json.decode(path.read_bytes(), type=Provenance)
     except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{path} does not say how the model was trained: {error}. Copy the model again; "
-            f"without the folder {FOLDER}/ it is asked as a model of recipes."
+            f"{path}, the record of the model's training, cannot be read: {error}. Copy the model "
+            f"again. Without the folder {FOLDER}/, it is used as a recipe model."
         ) from error
-    return found
 
 
 def tokenizer_files_in(folder: Path) -> Path:
-    """The folder of a model's tokenizer as training read it: its own, or `folder`."""
-    own, portable = folder / FOLDER, folder / "tokenizer.json"
-    if not (own / "tokenizer.json").is_file() or not portable.is_file():
+    """Return the folder of the tokenizer in training: the model's `toque/`, or `folder`."""
+    original, portable = folder / FOLDER, folder / "tokenizer.json"
+    if not (original / "tokenizer.json").is_file() or not portable.is_file():
         return folder
     record = provenance_of(folder)
-    same = record is not None and record.tokenizer_json_sha256 == sha256_of(portable)
-    return own if same else folder
+    is_current = record is not None and record.tokenizer_json_sha256 == sha256_of(portable)
+    return original if is_current else folder

@@ -1,7 +1,7 @@
-"""The frozen base beside an adapter: its matrices in 16, 8 or 4 bits, and their hash.
+"""Frozen base of an adapter: its matrices in 16, 8 or 4 bits, and its hash.
 
-`read_frozen` reads matrices one by one from files, `hold_frozen` changes a model in memory, to the
-same bits. Both note the format on the model, which computes in it from then on.
+`read_frozen` reads matrices one at a time from files. `hold_frozen` converts a model in memory, to
+the same bits. Both record the format on the model, which then computes in this format.
 """
 
 from __future__ import annotations
@@ -27,41 +27,42 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class FrozenFormat:
-    """Format of the frozen matrices beside an adapter: that of products, or fewer bits."""
+    """Format of frozen matrices: the precision of products, or fewer bits."""
 
-    dtype: torch.dtype = torch.float32  # of products
+    dtype: torch.dtype = torch.float32  # precision of products
     quantised: FormName | None = None
 
     def __str__(self) -> str:
-        """Name the format as adapter files record it: "bf16", or "nf4 for products in bf16"."""
-        return f"{self.quantised} for products in " * bool(self.quantised) + _NAMES[self.dtype]
+        """Name the format as in adapter files: "bf16", or "nf4 for products in bf16"."""
+        name = _NAMES[self.dtype]
+        return f"{self.quantised} for products in {name}" if self.quantised else name
 
 
-PLAIN: Final = FrozenFormat()  # an adapter can be merged into it
+PLAIN: Final = FrozenFormat()  # the only format that an adapter can be merged into
 FORMATS: Final = {
     str(each): each for each in starmap(FrozenFormat, product(_NAMES, (None, "int8", "nf4")))
 }
 
 
 def format_of(model: nn.Module) -> FrozenFormat:
-    """The format of a model's frozen matrices; `PLAIN` without an adapter."""
-    found: FrozenFormat = getattr(unwrapped(model), "frozen_format", PLAIN)
-    return found
+    """Return the format of a model's frozen matrices; `PLAIN` without an adapter."""
+    frozen_format: FrozenFormat = getattr(unwrapped(model), "frozen_format", PLAIN)
+    return frozen_format
 
 
 def computing(model: nn.Module) -> AbstractContextManager[Any]:
-    """The context in which a model is used: autocast, where its adapter was trained in it."""
-    dtype = format_of(model).dtype  # matrices in 16 bits work in no other context
+    """Context for a model's forward: autocast if its adapter was trained with it."""
+    dtype = format_of(model).dtype  # matrices in 16 bits work only under autocast
     if dtype == torch.float32:
         return nullcontext()
     return torch.autocast(unwrapped(model).device.type, dtype=dtype)
 
 
 def frozen_matrices(model: nn.Module) -> dict[str, nn.Module]:
-    """The linear layers, by path, whose frozen weights may be held in fewer bits.
+    """Return the linear layers, by path, that may store frozen weights in fewer bits.
 
-    Autocast casts their float32 to the same bits at each use. It leaves alone embeddings, norms,
-    the output head, and DoRA's layers, whose row norms are computed from the weights.
+    Autocast would cast their float32 weights to the same bits for each product. It does not cast
+    embeddings, norms, the output head, and the layers of DoRA, which need the norms of rows.
     """
     return {
         name: module
@@ -74,26 +75,26 @@ def frozen_matrices(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def base_sha256(model: PreTrainedModel) -> str:
-    """SHA-256 of the names, formats and bytes of a float32 model, adapters left out; 1 GB/s."""
+    """Hash the names, formats and bytes of a float32 model without its adapters, at 1 GB/s."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         if not is_added(name):
-            _take(digest, plain_name(name), parameter)
+            _update(digest, plain_name(name), parameter)
     return digest.hexdigest()
 
 
 def plain_name(name: str) -> str:
-    """Name in the base of an adapted model's parameter: `q.weight` of `q.base_layer.weight`."""
+    """Return a parameter's name without an adapter: `q.weight` for `q.base_layer.weight`."""
     return name.replace(".token_adapter", "").replace(".base_layer", "")
 
 
 def hold_frozen(model: nn.Module, dtype: torch.dtype, form: Form | None = None) -> None:
-    """Hold the frozen matrices of an adapted model in the dtype of products, or quantised."""
+    """Convert the frozen matrices of an adapted model to the precision of products, or quantise."""
     if not is_adapted(model) or (dtype == torch.float32 and form is None):
         return
     vars(model)["frozen_format"] = FrozenFormat(dtype, getattr(form, "name", None))
     for path, layer in frozen_matrices(model).items():
-        _hold(model, path, layer, cast("Tensor", layer.weight).detach(), dtype, form)
+        _set_weight(model, path, layer, cast("Tensor", layer.weight).detach(), dtype, form)
 
 
 def read_frozen(
@@ -104,10 +105,17 @@ def read_frozen(
     form: Form | None,
     device: torch.device,
 ) -> str:
-    """Read the frozen matrices of an adapted frame straight to the device, and move the rest there.
+    """Read the frozen matrices of an adapted model directly to a device. Move the rest there.
 
-    `read` gives a base's matrix in float32, by its parameter's name; it is held in the `form`, or
-    in the `dtype` of products. Returns what `base_sha256` gives of the same base.
+    Args:
+        model: A model without memory for its matrices.
+        read: Returns a matrix of the base in float32, by its parameter's name.
+        dtype: Precision of products.
+        form: Form of quantised matrices, if they are.
+        device: The device.
+
+    Returns:
+        The hash of the base, as in `base_sha256`.
     """
     vars(model)["frozen_format"] = FrozenFormat(dtype, getattr(form, "name", None))
     digest, layers = hashlib.sha256(), frozen_matrices(model)
@@ -116,28 +124,28 @@ def read_frozen(
             continue
         path, _, last = name.rpartition(".")
         if path not in layers or last != "weight":
-            _take(digest, plain_name(name), parameter)  # a bias comes before its weight
+            _update(digest, plain_name(name), parameter)  # a bias comes before its weight
             continue
         matrix = read(plain_name(name))
-        _take(digest, plain_name(name), matrix)
-        _hold(model, path, layers[path], matrix.to(device), dtype, form)
+        _update(digest, plain_name(name), matrix)
+        _set_weight(model, path, layers[path], matrix.to(device), dtype, form)
     model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
     return digest.hexdigest()
 
 
-def _hold(
+def _set_weight(
     model: nn.Module, path: str, layer: Any, weight: Tensor, dtype: torch.dtype, form: Form | None
 ) -> None:
-    # T5's `wo` is too coarse in float16 and in 8 bits (Dettmers et al. 2022 leave it out, as
-    # transformers does); bfloat16, in which autocast computes it, it bears.
-    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
-    delicate = bool(set(path.split(".")) & set(kept))
-    if delicate and dtype == torch.float16:
+    # float16 and 8 bits are too coarse for T5's `wo`. Dettmers et al. 2022 and transformers leave
+    # it out. bfloat16, which autocast uses, is sufficient.
+    float32_names = getattr(model, "_keep_in_fp32_modules", None) or ()
+    is_delicate = bool(set(path.split(".")) & set(float32_names))
+    if is_delicate and dtype == torch.float16:
         dtype = torch.float32
     bias = getattr(layer, "bias", None)
     if bias is not None:
         bias.data = bias.data.to(dtype)
-    if form is None or delicate:
+    if form is None or is_delicate:
         layer.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
         return
     matrix = weight.T if isinstance(layer, Conv1D) else weight
@@ -145,10 +153,10 @@ def _hold(
 
 
 def is_added(name: str) -> bool:
-    """True for the name of an adapter's parameter in the model."""
+    """True if a parameter's name is the name of an adapter's parameter."""
     return ".lora_" in name or ".trainable_tokens_" in name
 
 
-def _take(digest: Any, plain: str, tensor: Tensor) -> None:
-    digest.update(f"{plain} {tensor.dtype} {tuple(tensor.shape)}".encode())
+def _update(digest: Any, name: str, tensor: Tensor) -> None:
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
     digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)

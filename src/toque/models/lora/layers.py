@@ -1,8 +1,8 @@
-"""LoRA, rsLoRA and DoRA layers, through peft, injected into the transformers model in place.
+"""LoRA, rsLoRA and DoRA layers of peft, injected into the transformers model in place.
 
-A linear layer W of the model becomes W + s B A with A [r, in] and B [out, r]; only A and B are
-trained (Hu et al. 2021, arXiv 2106.09685, eq. 3). s is alpha / r, for rsLoRA alpha / sqrt(r)
-(Kalajdzievski 2023, arXiv 2312.03732); DoRA also trains the length of each row of the sum (Liu et
+A linear layer W of the model becomes W + s B A with A [r, in] and B [out, r], and only A and B are
+trained (Hu et al. 2021, arXiv 2106.09685, eq. 3). s is alpha / r, and for rsLoRA alpha / sqrt(r)
+(Kalajdzievski 2023, arXiv 2312.03732). DoRA also trains the length of each row of the sum (Liu et
 al. 2024, arXiv 2402.09353, eq. 5). B starts at zero, so that training starts from the model itself.
 """
 
@@ -22,20 +22,20 @@ from toque.errors import ConfigError
 from toque.models.families import embedding, family_of
 from toque.models.lora.quantised import silence_bitsandbytes
 
-ADAPTER: Final = "default"  # peft's name for the one adapter that is trained
-LARGE: Final = 2_500_000_000  # parameters from which a model counts as 3B; FLAN-T5-XL has 2.85e9
+ADAPTER: Final = "default"  # peft's name for the trained adapter
+LARGE: Final = 2_500_000_000  # minimum of parameters for a lower rank; FLAN-T5-XL has 2.85e9
 
-_ATTENTION: Final = {  # modules of `target_modules: auto`: Hu et al. 2021, section 7.1
+_ATTENTION: Final = {  # modules for `target_modules: auto` (Hu et al. 2021, section 7.1)
     "t5": ("q", "v"),
     "gpt2": ("c_attn",),
     "neox": ("query_key_value",),
     "llama": ("q_proj", "v_proj"),
 }
-_LIKEWISE: Final = (
+_OTHER_ATTENTION: Final = (
     ("q_proj", "v_proj"),
     *((name,) for name in ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack")),
 )
-"""The same of any other type: the first of these that it has."""
+"""Modules for other families: the first entry with modules that the model has."""
 _LAST = re.compile(r"[^.]+(?:\.\d+)?$")
 
 
@@ -47,15 +47,23 @@ def attach(
     seed: int,
     tokens: Sequence[int] = (),
 ) -> None:
-    """Freeze `model` and put an adapter into it; the same seed gives the same A.
+    """Freeze a model and attach an adapter. The same seed gives the same A.
 
-    `base` is what adapter_config.json says it was trained on: a folder or hub name. `tokens` are
-    ids new to the model, whose embedding (and output) rows are trained too, but not in a T5 with an
-    output head of its own. ConfigError for an unknown name in `target_modules`.
+    Args:
+        model: The model, changed in place.
+        adapter: Settings of the adapter.
+        base: Folder or hub name of the model, for adapter_config.json.
+        seed: Seed of A.
+        tokens: Ids of new tokens. Their rows of the embedding and the output head are trained too,
+            except in a T5 with its own output head.
+
+    Raises:
+        ConfigError: `target_modules` contains an unknown name.
     """
     peft, family = _peft(), family_of(model.config)
-    large = sum(p.numel() for p in model.parameters()) >= LARGE
-    rank = (8 if large else 16) if adapter.r == "auto" else adapter.r
+    is_large = sum(p.numel() for p in model.parameters()) >= LARGE
+    auto_rank = 8 if is_large else 16
+    rank = auto_rank if adapter.r == "auto" else adapter.r
     config = peft.LoraConfig(
         r=rank,
         lora_alpha=2 * rank if adapter.alpha == "auto" else adapter.alpha,
@@ -77,72 +85,72 @@ def attach(
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """True if an adapter is attached."""
+    """True if a model has an adapter."""
     return hasattr(model, "peft_config")
 
 
 def refuse_unreached(model: nn.Module) -> None:
-    """Refuse, between backward and update, an adapter with parameters that get no gradient.
+    """Raise a ConfigError if parameters of the adapter have no gradient. Call it after backward.
 
-    A's gradient is zero at first, since B is, so it must only exist; B's must be nonzero somewhere.
+    B starts at zero, so the gradient of A is zero at first and only needs to exist. The gradient of
+    B must have a value other than zero.
     """
-    dead = [
+    names = [
         name
         for name, p in model.named_parameters()
         if p.requires_grad and (p.grad is None or (".lora_B." in name and not bool(p.grad.any())))
     ]
-    if dead:
-        shown = ", ".join(dead[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
+    if names:
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         raise ConfigError(
-            f"{len(dead)} parts of the adapter receive no gradient: {shown}. They would stay as "
-            "they are for the whole run. Leave their layers out of adapter.target_modules."
+            f"{len(names)} parts of the adapter receive no gradient: {shown}. They would not be "
+            "trained. Remove their layers from adapter.target_modules."
         )
 
 
-def _targets(model: PreTrainedModel, asked: Sequence[str] | Literal["auto", "all"]) -> list[str]:
+def _targets(model: PreTrainedModel, setting: Sequence[str] | Literal["auto", "all"]) -> list[str]:
     paths = (n for n, module in model.named_modules() if is_linear(module) and n != "lm_head")
-    # A number alone, of a layer in a `Sequential`, would name blocks, too.
-    there = sorted({_LAST.search(path)[0] for path in paths})  # type: ignore[index]
-    if asked == "all":
-        return there
-    names: Sequence[str] = asked
-    if asked == "auto":
-        own = _ATTENTION.get(family_of(model.config).name)
-        fitting = (names for names in _LIKEWISE if {*names} <= {*there})
-        names = own or next(fitting, there)
-    unknown = [name for name in names if name not in there]
+    # Inside a `Sequential`, a layer's last name is a number, which would also select blocks.
+    existing = sorted({_LAST.search(path)[0] for path in paths})  # type: ignore[index]
+    if setting == "all":
+        return existing
+    names: Sequence[str] = setting
+    if setting == "auto":
+        suitable = (names for names in _OTHER_ATTENTION if {*names} <= {*existing})
+        names = _ATTENTION.get(family_of(model.config).name) or next(suitable, existing)
+    unknown = [name for name in names if name not in existing]
     if unknown:
         raise ConfigError(
-            f"adapter.target_modules names {', '.join(unknown)}, and this {model.config.model_type}"
-            f" model has no linear layer of that name. It has {', '.join(there)}. Use some of "
-            "these, auto, or all."
+            f"adapter.target_modules contains {', '.join(unknown)}, but this "
+            f"{model.config.model_type} model has no linear layer with that name. Allowed: "
+            f"{', '.join(existing)}, auto or all."
         )
     return list(names)
 
 
 def _token_tables(model: PreTrainedModel, tokens: Sequence[int]) -> dict[str, list[int]] | None:
-    """Last parts of the tables' names -> the trained rows; None for none."""
+    """Map the last parts of the tables' names to the trained rows; None without any."""
     inputs = model.get_input_embeddings()
     tied = model.get_submodule("lm_head").weight is embedding(model)
-    # In a T5 with an untied head, encoder and decoder each hold the table, and peft would give them
-    # two sets of rows that cannot be merged into one.
+    # In a T5 with an untied head, encoder and decoder each have the table. peft would train two
+    # sets of rows, which cannot be merged.
     if not tokens or (family_of(model.config).name == "t5" and not tied):
         return None
     name = next(n for n, module in model.named_modules() if module is inputs)
     tables = {name.rsplit(".", 1)[-1]: list(tokens)}
-    if not tied:  # a shared one follows by itself
+    if not tied:  # a tied head shares the rows
         tables["lm_head"] = list(tokens)
     return tables
 
 
 def is_of_dora(model: nn.Module, name: str) -> bool:
-    """True if the layer at `name` lies inside one of DoRA's."""
+    """True if the layer with this name is inside a layer of DoRA."""
     parent = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
     return bool(getattr(parent, "lora_magnitude_vector", None))
 
 
 def is_linear(module: nn.Module) -> bool:
-    """True if it is a product with a matrix, GPT-2's transposed one among them."""
+    """True if a module is a product with a matrix, such as GPT-2's `Conv1D`."""
     return isinstance(module, nn.Linear | Conv1D)
 
 
@@ -152,7 +160,7 @@ def _peft() -> Any:
         import peft
     except ImportError as error:
         raise ConfigError(
-            "An adapter is asked for and the package peft is not installed. Install it with "
-            "`pip install 'peft>=0.21,<0.23'`, or train all weights with adapter=null."
+            "The section adapter needs the package peft. Install it with `pip install "
+            "'peft>=0.21,<0.23'`, or train all weights with adapter=null."
         ) from error
     return peft

@@ -1,11 +1,11 @@
-"""Quantised linear layers: a frozen matrix in 8 or 4 bits, turned back at each product.
+"""Quantised linear layers: a frozen matrix in 8 or 4 bits that every product dequantises.
 
-QLoRA (Dettmers et al. 2023, arXiv 2305.14314): gradients flow through the base to the adapters
-below, none is computed for it.
+QLoRA (Dettmers et al. 2023, arXiv 2305.14314): gradients pass through the base to the adapters
+below. The base has no gradient.
 
-* int8: each row divided by its largest value, 127 steps to either side; one float32 a row besides.
-* nf4: 16 levels at the quantiles of a normal distribution, one scale for each block of 64 weights,
-  itself in 8 bits with one float32 for each 256 of them: 4.127 bits a weight (section 3).
+* int8: each row divided by its largest value, with 127 steps per sign and one float32 per row.
+* nf4: 16 levels at the quantiles of a normal distribution, and one scale per block of 64 weights.
+  Scales have 8 bits, and 256 scales share a float32: 4.127 bits per weight (section 3).
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from torch.nn import functional
 from toque.errors import needing
 
 FormName = Literal["int8", "nf4"]
-BLOCK: Final = 64  # weights of nf4 that share a scale
-NESTED: Final = 256  # scales of nf4 that share one of theirs
+BLOCK: Final = 64  # weights in nf4 that share a scale
+NESTED: Final = 256  # scales in nf4 that share a scale
 _INT8_STEPS: Final = 127
 
 
 class Int8:
-    """8 bits: one scale for each row."""
+    """8 bits, with one scale per row."""
 
     name: FormName = "int8"
 
-    def held(self, matrix: Tensor) -> dict[str, Tensor]:
-        """Codes int8 [O, I] and scales float32 [O, 1]."""
+    def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Compute codes int8 [O, I] and scales float32 [O, 1]."""
         scales = matrix.float().abs().amax(1, keepdim=True) / _INT8_STEPS
         codes = (matrix.float() / scales.clamp(min=torch.finfo(torch.float32).tiny)).round()
         return {"codes": codes.to(torch.int8), "scales": scales}
 
-    def matrix(self, held: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """[O, I]; multiplied in float32 and rounded once, without a float32 copy."""
-        made = torch.empty(shape, dtype=dtype, device=held["codes"].device)
-        return torch.mul(held["codes"], held["scales"], out=made)
+    def matrix(self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Dequantise to [O, I]: in float32, rounded once, without a float32 copy."""
+        output = torch.empty(shape, dtype=dtype, device=parts["codes"].device)
+        return torch.mul(parts["codes"], parts["scales"], out=output)
 
 
 class Nf4:
-    """4 bits: one scale for each block of 64 weights, held in 8 bits."""
+    """4 bits, with one scale of 8 bits per block of 64 weights."""
 
     name: FormName = "nf4"
 
     def __init__(self) -> None:
         silence_bitsandbytes()
-        otherwise = ", or take int8, which needs no package, or null for a base of 16 bits"
-        with needing("quant", "adapter.quantize_base=nf4", otherwise=otherwise):
-            from bitsandbytes import functional as found
-        self._functional: Any = found
+        alternatives = ", or use int8, which needs no package, or null for a base of 16 bits"
+        with needing("quant", "adapter.quantize_base=nf4", otherwise=alternatives):
+            from bitsandbytes import functional
+        self._functional: Any = functional
 
-    def held(self, matrix: Tensor) -> dict[str, Tensor]:
-        """Codes uint8 [O I / 2], scales uint8 [O I / 64], and the scales' own scales."""
+    def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Compute codes uint8 [O I / 2], scales uint8 [O I / 64], and the scales' own scales."""
         codes, state = self._functional.quantize_4bit(
             matrix.contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
         )
@@ -70,30 +70,30 @@ class Nf4:
             "mean": state.offset,
         }
 
-    def matrix(self, held: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """The turned back matrix [O, I]."""
+    def matrix(self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Dequantise to [O, I]."""
         scales = self._functional.dequantize_blockwise(
-            held["scales"], absmax=held["nested"], code=held["code_book"], blocksize=NESTED
+            parts["scales"], absmax=parts["nested"], code=parts["code_book"], blocksize=NESTED
         )
         state = self._functional.QuantState(
-            absmax=scales + held["mean"],
+            absmax=scales + parts["mean"],
             shape=shape,
             dtype=dtype,
             blocksize=BLOCK,
             quant_type="nf4",
         )
-        made: Tensor = self._functional.dequantize_4bit(held["codes"], state)
-        return made
+        output: Tensor = self._functional.dequantize_4bit(parts["codes"], state)
+        return output
 
 
 class Outlined:
-    """A form by the sizes of its tensors alone, for a plan; nf4's as QLoRA, section 3, has them."""
+    """Sizes of a form's tensors, for a plan. nf4 has the sizes of QLoRA, section 3."""
 
     def __init__(self, name: FormName) -> None:
         self.name = name
 
-    def held(self, matrix: Tensor) -> dict[str, Tensor]:
-        """Tensors without content."""
+    def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Allocate tensors without content."""
         n, rows = matrix.numel(), len(matrix)
         if self.name == "int8":
             codes = torch.empty(n, dtype=torch.uint8)
@@ -107,45 +107,46 @@ class Outlined:
             "mean": torch.empty(()),
         }
 
-    def matrix(self, held: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """The turned back matrix; nf4's scales are float32 for that moment."""
-        scales = held["scales"].float()
+    def matrix(self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Allocate the dequantised matrix. During that, nf4's scales are float32."""
+        scales = parts["scales"].float()
         return torch.empty(shape, dtype=dtype, device=scales.device)
 
 
-Form = Int8 | Nf4 | Outlined  # a way to hold a matrix in fewer bits, to within its rounding
+Form = Int8 | Nf4 | Outlined  # a format of a matrix in fewer bits
 
 
 def form_named(name: FormName) -> Form:
-    """The form called `name` in a configuration; ConfigError without the package it needs."""
+    """Return the form with this name. Raise a ConfigError if its package is not installed."""
     return Int8() if name == "int8" else Nf4()
 
 
 class QuantisedLinear(nn.Module):
-    """A frozen linear layer, or Conv1D, held in a `Form`; its only parameter is a bias."""
+    """Frozen and quantised linear layer or Conv1D. Its only parameter is a bias."""
 
     def __init__(self, matrix: Tensor, bias: nn.Parameter | None, form: Form) -> None:
-        """Hold a matrix [O, I] as it was read, and the frozen bias [O], in the form."""
+        """Quantise a matrix [O, I]. The bias [O] is frozen too."""
         super().__init__()
-        self.shape, self.form, self.bias = matrix.shape, form, bias
-        held = form.held(matrix)
-        self._names = tuple(held)
-        for name, tensor in held.items():
+        self.shape, self.form = matrix.shape, form
+        self.bias = bias
+        parts = form.quantise(matrix)
+        self._names = tuple(parts)
+        for name, tensor in parts.items():
             self.register_buffer(name, tensor, persistent=False)
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """[O, I] in `dtype`."""
-        held = {name: self.get_buffer(name) for name in self._names}
-        return self.form.matrix(held, self.shape, dtype)
+        """Dequantise the matrix [O, I]."""
+        parts = {name: self.get_buffer(name) for name in self._names}
+        return self.form.matrix(parts, self.shape, dtype)
 
-    def held_bytes(self) -> dict[str, int]:
-        """Bytes of the codes, and of all constants that turn them back."""
+    def stored_bytes(self) -> dict[str, int]:
+        """Count the bytes of the codes, and of all constants to dequantise them."""
         sizes = {name: self.get_buffer(name).nbytes for name in self._names}
         codes = sizes.pop("codes")
         return {"codes": codes, "constants": sum(sizes.values())}
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as nn.Linear calls it
-        """[..., I] -> [..., O], in the dtype that autocast asks for, or the input's."""
+        """Compute [..., I] to [..., O] in autocast's precision, or the input's without autocast."""
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
         product: Tensor = _Product.apply(input.to(dtype), self)  # type: ignore[no-untyped-call]
@@ -153,7 +154,7 @@ class QuantisedLinear(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """x @ W.T, where W is turned back for the product and again in backward, and never kept."""
+    """x @ W.T with a matrix that is dequantised in forward and again in backward, and not saved."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, layer: QuantisedLinear) -> Tensor:
@@ -168,12 +169,12 @@ class _Product(torch.autograd.Function):
 
 
 def quantised_layers(model: nn.Module) -> Iterator[tuple[str, QuantisedLinear]]:
-    """The layers of a model that are quantised, by path."""
+    """Yield the quantised layers of a model, with their paths."""
     for name, module in model.named_modules():
         if isinstance(module, QuantisedLinear):
             yield name, module
 
 
 def silence_bitsandbytes() -> None:
-    """Let its import, which is also peft's, not speak of a kernel that nothing here calls."""
+    """Suppress warnings about a kernel that is not used. peft's import shows them too."""
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

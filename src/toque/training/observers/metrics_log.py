@@ -24,17 +24,17 @@ from transformers import PreTrainedModel
 
 from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError
+from toque.hardware.onednn import has_fast_bf16
 from toque.hardware.processor import usable_cores
 from toque.hardware.thread_waits import waits_in
 from toque.models.flops import parameter_counts
-from toque.models.onednn import has_fast_bf16
 from toque.runs.history import METRICS
-from toque.runs.outlined_update import Peak
+from toque.runs.peak import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
 from toque.training.arithmetic import Arithmetic, find_bf16_peak
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.process_group import versions
-from toque.training.distributed.sharing import Sharing
 from toque.training.optimisations import choose_attention
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
@@ -139,7 +139,7 @@ def start_event(
     model: PreTrainedModel,
     stream: BatchStream,
     runtime: Runtime,
-    sharing: Sharing,
+    sharing: DataParallel,
     resources: Resources,
     arithmetic: Arithmetic,
 ) -> dict[str, Any]:

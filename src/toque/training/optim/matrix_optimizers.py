@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from toque.errors import needing
+from toque.hardware.onednn import has_fast_bf16
 from toque.models.lora.quantised import silence_bitsandbytes
-from toque.models.onednn import has_fast_bf16
 
 Groups = list[dict[str, Any]]
 

@@ -8,7 +8,7 @@ SCRIPT = """
 import resource
 import psutil
 import torch
-from toque.models.glibc_malloc import keep_freed_memory, return_freed_memory
+from toque.hardware.glibc_malloc import keep_freed_memory, return_freed_memory
 
 def faults():
     for _ in range(8):  # an aligned tensor seldom fits the first hole left by another

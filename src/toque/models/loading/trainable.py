@@ -1,4 +1,4 @@
-"""Model to train: new or from a checkpoint, with its adapter, in float32 or as it is held."""
+"""Models to train: new or from a checkpoint, with their adapter."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from toque.user_paths import named_path
 
 
 class SpecialTokens(Protocol):
-    """Facts of a tokenizer that a model is made for."""
+    """Properties of a tokenizer that decide the size of a model."""
 
     vocab_size: int  # rows of the embedding
     pad_id: int
     eos_id: int
     bos_id: int | None
-    newline_id: int | None  # id of the marker that stands for a line break, if there is one
+    newline_id: int | None  # id of the marker for a line break, if there is one
 
 
 def family_to_train(model: ModelConfig) -> Family:
-    """The family of the run's model, before any weight is read; raises as `check_folder` does."""
+    """Return the family of a run's model without reading weights. Raises like `check_folder`."""
     if model.start_from == "scratch":
         return FAMILIES[model.family]
     return check_folder(model.start_from, family=model.family).family
@@ -42,7 +42,7 @@ def family_to_train(model: ModelConfig) -> Family:
 
 @dataclass(frozen=True)
 class ModelToTrain:
-    """The model of a run, fitting its tokenizer; reading one raises as `check_folder` does."""
+    """Model of a run, with rows for its tokenizer. Methods raise errors like `check_folder`."""
 
     section: ModelConfig
     adapter: AdapterConfig | None
@@ -50,7 +50,7 @@ class ModelToTrain:
     seed: int
 
     def new(self) -> PreTrainedModel:
-        """A new model of the run's family and shape."""
+        """Build a new model of the run's family and shape."""
         return build_model(
             family=self.section.family,
             shape=self.section.shape,
@@ -62,22 +62,23 @@ class ModelToTrain:
         )
 
     def fit(self, model: PreTrainedModel) -> None:
-        """Give a checkpoint's model rows for the tokenizer's tokens, and the adapter.
+        """Add rows for the tokenizer's tokens to a checkpoint's model, and attach the adapter.
 
-        Rows of tokens that are new, or stand for a line break, are trained beside an adapter.
+        With an adapter, the rows of new tokens and of the marker for a line break are trained too.
         """
-        rows, tokens, base = vocabulary_rows(model), self.tokens, self.section.start_from
-        grow_vocabulary(model, tokens.vocab_size)
+        n_rows, start_from = vocabulary_rows(model), self.section.start_from
+        grow_vocabulary(model, self.tokens.vocab_size)
         if self.adapter is None:
             return
-        marker = () if tokens.newline_id is None else (tokens.newline_id,)
-        new = sorted({*marker, *range(rows, tokens.vocab_size)})
-        folder = named_path(base)
-        named = str(folder.resolve()) if folder.is_dir() else base
-        attach(model, self.adapter, base=named, seed=self.seed, tokens=new)
+        new_tokens = set(range(n_rows, self.tokens.vocab_size))
+        if self.tokens.newline_id is not None:
+            new_tokens.add(self.tokens.newline_id)
+        folder = named_path(start_from)
+        base = str(folder.resolve()) if folder.is_dir() else start_from
+        attach(model, self.adapter, base=base, seed=self.seed, tokens=sorted(new_tokens))
 
     def in_float32(self) -> PreTrainedModel:
-        """The model, adapter and all, in float32 on the CPU."""
+        """Read or build the model and its adapter, in float32 on the CPU."""
         if self.section.start_from == "scratch":
             return self.new()
         model = load_model(self.section.start_from, family=self.section.family)
@@ -85,15 +86,15 @@ class ModelToTrain:
         return model
 
     def base(self) -> AdaptedBase:
-        """The base of the run with its adapter."""
-        found = check_folder(self.section.start_from, family=self.section.family)
+        """Return the base model of the run with its adapter, to be read."""
+        checked = check_folder(self.section.start_from, family=self.section.family)
         is_dora = self.adapter is not None and self.adapter.kind == "dora"
-        return AdaptedBase(found, self.fit, read_whole=is_dora)
+        return AdaptedBase(checked, self.fit, read_whole=is_dora)
 
     def placed(
         self, dtype: torch.dtype, device: torch.device
     ) -> tuple[PreTrainedModel, str | None]:
-        """The model on a device, and the hash of the weights beside its adapter, if any."""
+        """Read or build the model on a device. Return it, and the hash of an adapter's base."""
         if self.adapter is not None:
             return self.base().placed(FrozenFormat(dtype, self.adapter.quantize_base), device)
         model = self.in_float32()

@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from toque.models.onednn import keep_fewer_kernels
+from toque.hardware.onednn import keep_fewer_kernels
 
 SIZES = """
 import sys
 import torch
-from toque.models.onednn import keep_fewer_kernels
+from toque.hardware.onednn import keep_fewer_kernels
 if sys.argv[1] == "fewer":
     keep_fewer_kernels()
 weight = torch.ones(16, 16)

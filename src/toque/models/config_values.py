@@ -1,0 +1,54 @@
+"""Values from the config of a model. This module does not need torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_LONGROPE: Final = ("longrope", "su")  # "su" is the name in older files of Phi-3
+
+
+def window_of(config: Any) -> int | None:
+    """Return the width of a sliding window in tokens, with the current token; None without one."""
+    window = getattr(config, "sliding_window", None)
+    is_used = getattr(config, "use_sliding_window", True)
+    return int(window) if window is not None and is_used else None
+
+
+def head_size(config: Any) -> int:
+    """Return the columns of one attention head of a decoder-only model."""
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
+
+
+def max_positions(config: Any) -> int | None:
+    """Return the largest number of tokens in a row; None for T5.
+
+    RoPE could compute longer rows, but the model was not trained on them.
+    """
+    rope = getattr(config, "rope_parameters", None)
+    limits = (getattr(config, "max_position_embeddings", None), short_positions(rope))
+    return min((int(limit) for limit in limits if limit is not None), default=None)
+
+
+def short_positions(rope: object, original: object = None) -> int | None:
+    """Return the positions with LongRoPE's short factors (Ding et al. 2024); None for other RoPEs.
+
+    A longer row uses the long factors for all of its positions. transformers selects the factors by
+    the longest row of a batch, so packed rows would change each other. A text that grows longer
+    would read keys that were turned by the short factors.
+
+    >>> short_positions({"rope_type": "longrope", "original_max_position_embeddings": 4096})
+    4096
+
+    Args:
+        rope: The entry rope_parameters or rope_scaling of a config.
+        original: The entry original_max_position_embeddings of a config.
+    """
+    if not isinstance(rope, Mapping):
+        return None
+    kind = rope.get("rope_type", rope.get("type"))
+    limits = [short_positions(inner, original) for inner in rope.values()]  # one per kind of layer
+    if kind in _LONGROPE:
+        limits.append(rope.get("original_max_position_embeddings", original))
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
