@@ -127,11 +127,11 @@ class Rates:
 def products_of_run(config: Any) -> Mapping[tuple[int, int], float]:
     """Return the products per token of a prepared run, given its configuration file."""
     from toque.config import load_config
-    from toque.training.arithmetic import arithmetic_of
+    from toque.training.arithmetic import count_flops
     from toque.workflows.build import build_language_model, build_stream
     from toque.workflows.prepared_store import open_store
 
     loaded = load_config(config, []).config
     store = open_store(loaded)
     model = build_language_model(loaded, store)
-    return arithmetic_of(model, build_stream(loaded, store, model)).products
+    return count_flops(model, build_stream(loaded, store, model)).products

@@ -53,10 +53,10 @@ from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.keyed_dropout import Dropout, use_keyed_dropout
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
 from toque.runs.peak import peak_of
-from toque.training.arithmetic import arithmetic_of
+from toque.training.arithmetic import count_flops
 from toque.training.checkpoint.saver import SnapshotBuffers, lower_priority
 from toque.training.optim.factory import build_optimizer
-from toque.training.optimisations import prefetching
+from toque.training.optimisations import choose_prefetch
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.workflows.build import build_language_model, build_stream
@@ -108,7 +108,7 @@ class Bench:
         self.has_cpu_layers = use_cpu_layers(self.model)
         self.model.train()
         stream = self.stream = build_stream(config, store, self.model)
-        self.arithmetic = arithmetic_of(self.model, stream)
+        self.arithmetic = count_flops(self.model, stream)
         step = stream.at(Cursor())
         self.useful = step.n_tokens
         self.packed = step.batch.to(self.runtime.device)
@@ -265,7 +265,7 @@ def prefetch(a: argparse.Namespace, b: Bench) -> PartResult:
             b.wait()
             return (time.perf_counter() - begun) / UPDATES, losses[-1]
 
-    shipped = prefetching(b.config.train.optimisations, b.runtime)
+    shipped = choose_prefetch(b.config.train.optimisations, b.runtime)
     return in_turn(a, lambda: loop(partial(Prefetch, depth=0)), lambda: loop(shipped))
 
 

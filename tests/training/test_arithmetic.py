@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config
 from tiny import stream_of
 from toque.data.loader.epoch_plan import Cursor
 from toque.models.flops import flops_per_token
-from toque.training.arithmetic import arithmetic_of
+from toque.training.arithmetic import count_flops
 
 PAIRS = [([5] * (n % 3 * 4), [6] * (2 + n % 5)) for n in range(30)]
 """Of uneven length; every third has no prompt."""
@@ -27,7 +27,7 @@ def test_a_decoders_head_is_counted_for_the_labels_of_its_batches():
         GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, n_positions=64)
     )
     context = (lengths**2).sum() / lengths.sum() / 2
-    found = arithmetic_of(model, stream)
+    found = count_flops(model, stream)
     assert found.flops_per_token == pytest.approx(
         flops_per_token(model, context=context, labelled_share=labels / tokens)
     )
@@ -48,4 +48,4 @@ def test_a_target_token_of_t5_attends_the_source_of_its_own_example():
         source_context=(4 + 100) / 12,
         cross_context=(2 * 10 + 10 * 2) / 12,
     )
-    assert arithmetic_of(model, stream).flops_per_token == pytest.approx(expected)
+    assert count_flops(model, stream).flops_per_token == pytest.approx(expected)

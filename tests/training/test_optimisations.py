@@ -9,11 +9,11 @@ from toque.config.resolve import resolve_values
 from toque.models.forward.cpu_linear import CpuConv1D, CpuLinear
 from toque.models.forward.keyed_dropout import Dropout
 from toque.training.optimisations import (
-    attention_in,
+    choose_attention,
+    choose_prefetch,
+    list_disabled,
     optimise,
-    prefetching,
     training_loss,
-    turned_off,
 )
 from toque.training.runtime import Runtime
 
@@ -34,7 +34,7 @@ def kinds(model):
 
 
 def test_nothing_is_off_by_default():
-    assert turned_off(config_with()) == []
+    assert list_disabled(config_with()) == []
     found = kinds(built())
     assert Dropout in found
     assert torch.nn.GELU in found
@@ -48,7 +48,7 @@ def test_nothing_is_off_by_default():
 def test_a_switch_leaves_what_transformers_has(name, stock):
     assert stock in kinds(built(**{name: False}))
     assert stock not in kinds(built())
-    assert turned_off(config_with(**{name: False})) == [
+    assert list_disabled(config_with(**{name: False})) == [
         f"turned off by train.optimisations: {name}"
     ]
 
@@ -56,11 +56,11 @@ def test_a_switch_leaves_what_transformers_has(name, stock):
 def test_the_rest():
     model = built()
     assert {CpuConv1D, CpuLinear} <= kinds(model) - kinds(built(layers=False))
-    assert attention_in(model, Runtime()).name == "segments"
-    assert attention_in(built(attention="dense"), Runtime()).name == "dense"
+    assert choose_attention(model, Runtime()).name == "segments"
+    assert choose_attention(built(attention="dense"), Runtime()).name == "dense"
     assert training_loss(config_with(), smoothing=0.0).keywords["chunk_rows"] is None
     assert training_loss(config_with(head=False), smoothing=0.0).keywords["chunk_rows"] > 1 << 20
-    waiting = prefetching(config_with(prefetch=False), Runtime())
+    waiting = choose_prefetch(config_with(prefetch=False), Runtime())
     assert waiting.keywords == {"depth": 0}
 
 
@@ -74,7 +74,7 @@ def test_without_prefetching_a_batch_is_made_when_it_is_asked_for(row_stream):
             made.append(cursor)
             return update
 
-    with prefetching(config_with(prefetch=False), Runtime())(Counted(), Cursor()) as ahead:
+    with choose_prefetch(config_with(prefetch=False), Runtime())(Counted(), Cursor()) as ahead:
         for number in range(3):
             assert len(made) == number
             ahead.next()

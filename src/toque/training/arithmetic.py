@@ -42,7 +42,7 @@ class Arithmetic:
         }
 
 
-def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
+def find_bf16_peak(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
     """Return the FLOP/s of the model's products in bf16, if a float32 run leaves bf16 unused."""
     if runtime.precision != "float32" or not has_fast_bf16(runtime.device):
         return {}
@@ -50,7 +50,7 @@ def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
     return {"bf16_peak": peak.flops_per_second}
 
 
-def arithmetic_of(
+def count_flops(
     model: PreTrainedModel, stream: BatchStream, attention: AttentionChoice | None = None
 ) -> Arithmetic:
     """Count the forward and backward FLOPs per useful token of this data."""

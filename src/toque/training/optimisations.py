@@ -37,7 +37,7 @@ def optimise(
         use_cpu_layers(model)
 
 
-def attention_in(model: PreTrainedModel, runtime: Runtime) -> AttentionChoice:
+def choose_attention(model: PreTrainedModel, runtime: Runtime) -> AttentionChoice:
     """Choose the attention of packed batches. On a GPU the first call tries the kernels."""
     with runtime.autocast():
         return attention_of(model, runtime.device)
@@ -48,7 +48,7 @@ def training_loss(on: OptimisationsConfig, *, smoothing: float) -> LossFn:
     return partial(loss_sum, smoothing=smoothing, chunk_rows=None if on.head else _ALL_ROWS)
 
 
-def prefetching(
+def choose_prefetch(
     on: OptimisationsConfig, runtime: Runtime
 ) -> Callable[[BatchStream, Cursor], Prefetch]:
     """Choose how batches are prepared ahead of the loop and moved to a GPU."""
@@ -59,7 +59,7 @@ def prefetching(
     return partial(Prefetch, feed=DeviceFeed(runtime.device))
 
 
-def turned_off(on: OptimisationsConfig) -> list[str]:
+def list_disabled(on: OptimisationsConfig) -> list[str]:
     """Describe the optimisations that are turned off, if any."""
     names = [name for name, value in on if value is False]
     if on.attention != "auto":

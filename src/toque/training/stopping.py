@@ -47,9 +47,9 @@ _STANDARD_ERROR: Final = 2
 _FINISHING_STEP: Final = "finishing this step"
 _MIN_UPDATES_FOR_TEXTS: Final = 10
 """Updates that a model from random weights needs before its texts are worth their time. A guess."""
-_NO_SETTINGS: Final[Mapping[str, Any]] = {}
 
 
+@dataclass(eq=False, kw_only=True)
 class Patience(Callback):
     """Early stopping after `patience` evaluations without an improvement of a metric.
 
@@ -57,22 +57,17 @@ class Patience(Callback):
     `evaluation` that affect the metric must stay the same, or the count starts again.
     """
 
-    def __init__(
-        self,
-        *,
-        patience: int,
-        min_delta: float = 0.0,
-        metric: str = "loss",
-        rises: bool = False,
-        evaluation: Mapping[str, Any] = _NO_SETTINGS,
-    ) -> None:
-        self.patience = patience
-        self.min_delta = min_delta
-        self.metric = metric
-        self.goal = Goal(metric, rises)
-        self.measured_by = self.goal.measured_by(evaluation)
-        self.best: float | None = None
-        self.evaluations_without_improvement = 0
+    patience: int
+    min_delta: float = 0.0
+    metric: str = "loss"
+    rises: bool = False
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    best: float | None = None
+    evaluations_without_improvement: int = 0
+
+    def __post_init__(self) -> None:
+        self.goal = Goal(self.metric, self.rises)
+        self.measured_by = self.goal.measured_by(self.evaluation)
 
     @property
     def is_over(self) -> bool:

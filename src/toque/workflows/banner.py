@@ -20,7 +20,7 @@ from toque.models.flops import parameter_counts
 from toque.reporter import millions
 from toque.training.autotune import Fitted
 from toque.training.bottlenecks import few_updates
-from toque.training.optimisations import attention_in
+from toque.training.optimisations import choose_attention
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.version import __version__
@@ -80,7 +80,7 @@ def build_banner(
     dropped = _describe_dropped(store)
     compiled = "compiled" if fitted.resources.compile else "not compiled"
     uploads = config.checkpoint.upload or "none"
-    attention = attention_in(model, runtime)
+    attention = choose_attention(model, runtime)
     is_gpu = runtime.device.type == "cuda"
     device = torch.cuda.get_device_name() if is_gpu else f"{torch.get_num_threads()} threads"
     for_log = [

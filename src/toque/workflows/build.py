@@ -26,7 +26,7 @@ from toque.models.loading.trainable import ModelToTrain, SpecialTokens, family_t
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
 from toque.runs.peak import peak_of
-from toque.training.arithmetic import arithmetic_of
+from toque.training.arithmetic import count_flops
 from toque.training.autotune import Fitted, fit_to_machine
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
@@ -46,7 +46,12 @@ from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.watchers import StoreWatch, Watchers
 from toque.training.optim.factory import optimizer_of
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.optimisations import attention_in, prefetching, training_loss, turned_off
+from toque.training.optimisations import (
+    choose_attention,
+    choose_prefetch,
+    list_disabled,
+    training_loss,
+)
 from toque.training.phases import PartClock
 from toque.training.runtime import Runtime
 from toque.training.stopping import CommandClock, Interrupt, Patience
@@ -291,8 +296,8 @@ def _trainer(
     notes = [
         *placed.notes,
         *fitted.warnings,
-        *turned_off(train.optimisations),
-        *attention_in(model, runtime).notes,
+        *list_disabled(train.optimisations),
+        *choose_attention(model, runtime).notes,
     ]
     return Trainer(
         model=model,
@@ -326,7 +331,7 @@ def _trainer(
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=placed.base_sha256,
         layout=choose_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
-        prefetch=prefetching(train.optimisations, runtime),
+        prefetch=choose_prefetch(train.optimisations, runtime),
         background_saves=train.optimisations.background_saves,
         goal=goal,
         count_seconds=float if length.limit is None else length.limit.count_seconds,
@@ -365,7 +370,7 @@ def _observers(
         ),
         highlight=lambda: highlight(evaluator.last, evaluator.watched),
     )
-    arithmetic = arithmetic_of(run.model, run.stream, attention_in(run.model, runtime))
+    arithmetic = count_flops(run.model, run.stream, choose_attention(run.model, runtime))
     peak = peak_of(runtime.device, runtime.dtype, arithmetic.products).of_ranks(world_size)
     feeds = watchers.feeds(warn)
     summaries: list[Summary] = []

@@ -44,36 +44,20 @@ class _Epoch(NamedTuple):
     loss: float  # mean training loss of its updates
 
 
+@dataclass(eq=False, kw_only=True)
 class ConsoleProgress(Callback):
-    """Status line of a run, with a row per evaluation and per epoch.
+    """Status line of a run, with a row per evaluation and per epoch."""
 
-    Args:
-        log_every: Duration between status lines in the log.
-        reporter: The console and the log.
-        warn: Function that is called once if the console fails.
-        time_left: Forecast of the entire command. Without it only updates are forecast.
-        highlight: Function that returns the main score and a text of the newest evaluation.
-        clock: Clock in seconds.
-    """
-
-    def __init__(
-        self,
-        *,
-        log_every: Duration,
-        reporter: Reporter,
-        warn: Callable[[Progress, str], None] = lambda *_: None,
-        time_left: TimeLeft | None = None,
-        highlight: Callable[[], Highlight] = Highlight,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._log_every = log_every
-        self._reporter = reporter
-        self._warn = warn
-        self._forecast = time_left
-        self._highlight = highlight
-        self._clock = clock
-        self._warned_of_losses = False
-        self._best: float | None = None  # lowest held-out loss so far
+    log_every: Duration  # duration between status lines in the log
+    reporter: Reporter
+    warn: Callable[[Progress, str], None] = lambda *_: None  # called once if the console fails
+    time_left: TimeLeft | None = None
+    """Forecast of the entire command. Without it only the updates are forecast."""
+    highlight: Callable[[], Highlight] = Highlight
+    """Function that returns the main score and a text of the newest evaluation."""
+    clock: Callable[[], float] = time.perf_counter
+    _warned_of_losses: bool = False
+    _best: float | None = None  # lowest held-out loss so far
 
     def state_dict(self) -> State:
         """Return the lowest held-out loss. `RunStart.best` may be by another metric."""
@@ -88,7 +72,7 @@ class ConsoleProgress(Callback):
         self._stop_after = start.stop_after
         self._window = StepWindow()
         self._line = ""
-        self._refreshed_at = self._clock()
+        self._refreshed_at = self.clock()
         self._last_loss: float | None = None
         self._evaluation_began: float | None = None
         self._losses = self._losses_at_row = self._losses_at_epoch = LossSum()
@@ -98,32 +82,32 @@ class ConsoleProgress(Callback):
         self._newest_save = start.progress.step
         if start.best is None or start.best.metric == LOSS.metric:
             self._best = start.best.loss if start.best is not None else None
-        self._time_left = self._forecast or TimeLeft(start.stop_after)
+        self._time_left = self.time_left or TimeLeft(start.stop_after)
         self._time_left.start(start.progress)
-        self._forecast_is_due = self._forecast is not None
+        self._forecast_is_due = self.time_left is not None
 
         for note in start.notes:
-            self._reporter.notice(f"note: {note}")
+            self.reporter.notice(f"note: {note}")
         if start.progress.step:
-            self._reporter.notice(f"continuing from step {start.progress.step:,}")
+            self.reporter.notice(f"continuing from step {start.progress.step:,}")
 
     def on_before_step(self, at: Progress) -> None:
         """Show the forecast before the first update, and an epoch that had no evaluation."""
         if self._forecast_is_due:
             self._forecast_is_due = False
             if forecast := self._time_left.in_words(at):
-                self._reporter.notice(forecast)
+                self.reporter.notice(forecast)
         if self._evaluation_began is not None:
-            self._time_left.evaluated(self._clock() - self._evaluation_began)
+            self._time_left.evaluated(self.clock() - self._evaluation_began)
             self._evaluation_began = None
         self._show_epoch()
 
     def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
         """Show the progress of a long update."""
-        if done == total or self._clock() - self._refreshed_at < _REFRESH_SECONDS:
+        if done == total or self.clock() - self._refreshed_at < _REFRESH_SECONDS:
             return  # the line of the update follows
         current = f"step {at.step + 1:,}: {done} of {total} micro-batches"
-        self._reporter.progress(f"{self._line}  ({current})" if self._line else current)
+        self.reporter.progress(f"{self._line}  ({current})" if self._line else current)
 
     def on_step(self, info: StepInfo) -> None:
         """Refresh the status line."""
@@ -135,18 +119,18 @@ class ConsoleProgress(Callback):
             self._losses_at_epoch = self._losses
             self._ended_epoch = _Epoch(math.floor(at.epoch), at, loss)
         if correction := self._time_left.updated(info.before, at, slowed=info.slowed):
-            self._reporter.notice(correction)
+            self.reporter.notice(correction)
 
         is_first = info.before.step == 0
-        is_logged = is_first or self._log_every.crossed(info.before, at, self._stop_after)
-        now = self._clock()
+        is_logged = is_first or self.log_every.crossed(info.before, at, self._stop_after)
+        now = self.clock()
         if not is_logged and now - self._refreshed_at < _REFRESH_SECONDS:
             return
         self._refreshed_at = now
         self._line = self._render_line(info)
-        self._reporter.progress(self._line)
+        self.reporter.progress(self._line)
         if is_logged:
-            self._reporter.detail(self._line)
+            self.reporter.detail(self._line)
             self._window = StepWindow()
         self._warn_of_lost_lines(at)
 
@@ -166,7 +150,7 @@ class ConsoleProgress(Callback):
 
     def on_before_evaluate(self, at: Progress) -> None:
         """Start to measure the evaluation."""
-        self._evaluation_began = self._clock()
+        self._evaluation_began = self.clock()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Show a row, and log the metrics with the change since the previous evaluation."""
@@ -179,12 +163,12 @@ class ConsoleProgress(Callback):
         ]
         if loss is not None and self._last_loss is not None:
             parts.append(f"({loss - self._last_loss:+.4f})")
-        self._reporter.detail("  ".join(parts))
+        self.reporter.detail("  ".join(parts))
         self._last_loss = loss
         if loss is not None and math.isfinite(loss):
             self._best = loss if self._best is None else min(loss, self._best)
 
-        highlight = self._highlight()
+        highlight = self.highlight()
         held_out_loss = math.nan if loss is None else loss
         self._show_row(at, held_out_loss, highlight)
         scores = f"held-out loss {_render_number(held_out_loss)}"
@@ -202,15 +186,15 @@ class ConsoleProgress(Callback):
 
     def on_warning(self, at: Progress, message: str) -> None:
         """Show the warning."""
-        self._reporter.notice(f"warning: {message}")
+        self.reporter.notice(f"warning: {message}")
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Show the reason of the end, the newest save and the best evaluation."""
-        self._reporter.progress("")
+        self.reporter.progress("")
         self._show_epoch()
         save = f"saved up to step {self._newest_save:,}" if self._newest_save else "nothing saved"
         best = f", best {end.best}" if end.best else ""
-        self._reporter.notice(
+        self.reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
             f"{clock_text(end.seconds)}; {save}{best}"
         )
@@ -231,7 +215,7 @@ class ConsoleProgress(Callback):
 
     def _log_epoch(self, epoch: _Epoch) -> None:
         scores = f"; newest evaluation: {self._newest_scores}" if self._newest_scores else ""
-        self._reporter.detail(
+        self.reporter.detail(
             f"epoch {epoch.number} ended at step {epoch.at.step:,}: loss "
             f"{_render_number(epoch.loss)}, the mean of its updates{scores}"
         )
@@ -242,7 +226,7 @@ class ConsoleProgress(Callback):
         if name != self._score_name:
             self._score_name = name
             heading = f"{'step':>7}  {'epoch':>6}  {'loss':>8}  {'held-out':>8}  {name:>{width}}"
-            self._reporter.notice(f"{heading}  written text")
+            self.reporter.notice(f"{heading}  written text")
 
         loss = self._losses.mean_since(self._losses_at_row)
         self._losses_at_row = self._losses
@@ -250,15 +234,15 @@ class ConsoleProgress(Callback):
             f"{at.step:>7,}  {at.epoch:>6.2f}  {_render_number(loss):>8}  "
             f"{_render_number(held_out_loss):>8}  {_render_number(highlight.value):>{width}}  "
         )
-        text = one_line(highlight.text, max(_MIN_TEXT_WIDTH, self._reporter.columns - len(row)))
-        self._reporter.notice(f"{row}{text}".rstrip())
+        text = one_line(highlight.text, max(_MIN_TEXT_WIDTH, self.reporter.columns - len(row)))
+        self.reporter.notice(f"{row}{text}".rstrip())
 
     def _warn_of_lost_lines(self, at: Progress) -> None:
-        problem = self._reporter.lost
+        problem = self.reporter.lost
         if problem is None or self._warned_of_losses:
             return
         self._warned_of_losses = True
-        self._warn(
+        self.warn(
             at,
             f"the console cannot be written ({problem}), so some of its lines are lost. The run "
             "continues, and its metrics are in this file",

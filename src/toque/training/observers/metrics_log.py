@@ -31,11 +31,11 @@ from toque.models.flops import parameter_counts
 from toque.runs.history import METRICS
 from toque.runs.peak import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
-from toque.training.arithmetic import Arithmetic, rate_of_bf16
+from toque.training.arithmetic import Arithmetic, find_bf16_peak
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
 from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.process_group import versions
-from toque.training.optimisations import attention_in
+from toque.training.optimisations import choose_attention
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Duration, Progress
@@ -146,7 +146,7 @@ def start_event(
     """Return the fields of the start event about the model, the data and the machine."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     counts = parameter_counts(model)
-    attention = attention_in(model, runtime)
+    attention = choose_attention(model, runtime)
 
     return {
         "versions": versions(),
@@ -169,7 +169,7 @@ def start_event(
         "ranks": runtime.ranks.world_size,
         "strategy": sharing.strategy,
         **resources.record(),
-        **rate_of_bf16(runtime, arithmetic),
+        **find_bf16_peak(runtime, arithmetic),
     }
 
 

@@ -29,7 +29,7 @@ from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Memory, Work
 from toque.runs.outlined_update import outlining
 from toque.runs.peak import Peak, peak_of
-from toque.training.arithmetic import arithmetic_of
+from toque.training.arithmetic import count_flops
 from toque.training.optim.factory import optimizer_of, state_bytes
 from toque.training.runtime import Runtime
 from toque.training.strategy import obstacle_to_dividing
@@ -252,7 +252,7 @@ def _work_from_store(config: RunConfig, model: PreTrainedModel, store: TokenStor
     all_tokens = manifest.tokens.prompt + manifest.tokens.target
     mean_tokens = all_tokens / max(1, manifest.examples)
     row = OutlinedRows(1, shape.source, shape.target, max(1, round(examples)))
-    arithmetic = arithmetic_of(model, stream)
+    arithmetic = count_flops(model, stream)
     return Work(
         row=row,
         worst_examples=worst,
