@@ -87,7 +87,7 @@ def test_the_model_has_room_for_what_is_chosen(made: Made, long_file: Path) -> N
     result = made("s", of=long_file, **OPEN, room=513)
     assert chosen(result) == (64, 449)
     assert "The model has no more positions" in " ".join(result.report.limits)
-    with pytest.raises(DataError, match="the model's room in tokens was 513 and is 1025"):
+    with pytest.raises(DataError, match="the number of the model's positions was 513 and is 1025"):
         made("s", of=long_file, **OPEN, room=1025)
 
 
