@@ -251,7 +251,7 @@ class CountingReader(LineReader):
 def test_the_samples_of_a_trial_read_about_what_it_keeps(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_examples: int
 ) -> None:
-    monkeypatch.setattr(source_sample, "_TRIED_BYTES", 20_000)
+    monkeypatch.setattr(source_sample, "_TRIAL_BYTES", 20_000)
     monkeypatch.setattr(CountingReader, "n_lines", 0)
     many = many_lines(tmp_path, 3000)
     result = made(

@@ -83,7 +83,7 @@ class StoreFinalizer:
     started: float  # start time by `time.perf_counter`
 
     def finish(self) -> Report:
-        """Write the split, the data report and at last the manifest.
+        """Write the split, the data report and finally the manifest.
 
         Raises:
             DataError: Too many records are dropped, or a task or class has no example.

@@ -233,7 +233,7 @@ def hash_of_folder(folder: Path) -> str:
 
 
 def resolve_tokenizer(name: str) -> Path:
-    """Find the folder of a tokenizer, and download a hub name first."""
+    """Find the folder of a tokenizer. Download it first if it is on the hub."""
     return resolve_folder(
         name, setting="model.tokenizer", needs=_NEEDED, also=_OPTIONAL, error=DataError
     )
