@@ -308,7 +308,7 @@ def test_a_template_that_cannot_be_learnt_is_refused(base, tmp_path, template, e
 def test_settings_of_conversations_are_refused_where_there_are_none(base, tmp_path):
     config = configured(base, tmp_path, chat_template="plain")
     (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "target": "b"}\n' * 2)
-    with pytest.raises(ConfigError, match=r"no source of data.sources holds conversations"):
+    with pytest.raises(ConfigError, match=r"no source of data.sources has any"):
         toque.prepare(config)
     with pytest.raises(ConfigError, match=r"must be .*plain, chatml.*not 'nowhere'"):
         toque.prepare(configured(base, tmp_path, chat_template="nowhere"))
@@ -385,7 +385,9 @@ def test_a_conversation_that_the_model_reads_whole_is_kept_whole(base, tmp_path,
     else:
         assert rows.max() == 513
         assert made.report.cut["targets"] == 40
-        with pytest.raises(ConfigError, match="split, and the sources hold conversations: the se"):
+        with pytest.raises(
+            ConfigError, match="but the sources have conversations: the second half"
+        ):
             toque.prepare(configured(base, tmp_path, **data, on_overlong="split"), replace=True)
         assert not any(whole)
         assert "The model has no more positions" in said

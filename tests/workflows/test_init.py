@@ -377,7 +377,7 @@ def test_columns_are_the_users_and_every_other_is_named(capsys: pytest.CaptureFi
         "prompt": "hint", "target": "answer",
     }  # fmt: skip
     assert main([*words, r"prompt={question}\n({hint})"]) == 0
-    assert "no example holds: 'id'." in capsys.readouterr().out
+    assert "Unused fields of four.jsonl: 'id'." in capsys.readouterr().out
     source = load_config("my.yaml").config.data.sources[0]
     assert source.columns["prompt"] == "{question}\n({hint})"
     assert main([*words, "promt=hint"]) == 2

@@ -96,7 +96,7 @@ def test_duplicates_are_counted_group_by_group(
     assert n > 20
     assert counted == {(group,): 1 for group in range(n)}
     keys = store.column("record_key")
-    assert len(np.unique(keys)) >= 40 > len(np.unique(keys[: store._starts[-2]]))
+    assert len(np.unique(keys)) >= 40 > len(np.unique(keys[: store._bounds[-2]]))
 
 
 class NamedReader(LineReader):

@@ -87,7 +87,7 @@ def test_the_model_has_room_for_what_is_chosen(made: Made, long_file: Path) -> N
     result = made("s", of=long_file, **OPEN, room=513)
     assert chosen(result) == (64, 449)
     assert "The model has no more positions" in " ".join(result.report.limits)
-    with pytest.raises(DataError, match="the model's room in tokens was 513 and is 1025"):
+    with pytest.raises(DataError, match="the number of the model's positions was 513 and is 1025"):
         made("s", of=long_file, **OPEN, room=1025)
 
 
@@ -251,7 +251,7 @@ class CountingReader(LineReader):
 def test_the_samples_of_a_trial_read_about_what_it_keeps(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_examples: int
 ) -> None:
-    monkeypatch.setattr(source_sample, "_TRIED_BYTES", 20_000)
+    monkeypatch.setattr(source_sample, "_TRIAL_BYTES", 20_000)
     monkeypatch.setattr(CountingReader, "n_lines", 0)
     many = many_lines(tmp_path, 3000)
     result = made(

@@ -42,7 +42,7 @@ class Division:
     split: NDArray[np.uint8]
     dropped: dict[str, int]  # dropped records by reason
     records: int  # records with at least one row in use
-    leaked_bodies: int  # validation rows with a key that is also in train; always 0 without a bug
+    leaked_bodies: int  # validation rows with a key that is also in train; 0 unless there is a bug
     leaked_titles: int  # validation rows with a title that is also in train
 
 

@@ -83,7 +83,7 @@ class StoreFinalizer:
     started: float  # start time by `time.perf_counter`
 
     def finish(self) -> Report:
-        """Write the split, the data report and at last the manifest.
+        """Write the split, the data report and finally the manifest.
 
         Raises:
             DataError: Too many records are dropped, or a task or class has no example.
@@ -254,8 +254,8 @@ class StoreFinalizer:
             blocks = blocks_of_file[file.source, file.name]
             unused = sum((Counter(block.unused) for block in blocks), Counter[str]())
             read = sum(block.read for block in blocks)
-            kept = sum(block.kept for block in blocks)
-            files.append((file, read, kept, unused))
+            n_kept = sum(block.kept for block in blocks)
+            files.append((file, read, n_kept, unused))
         return files
 
     def _report(
@@ -274,8 +274,8 @@ class StoreFinalizer:
         return Report(
             tokenizer=self.codec.name,
             sources=[
-                SourceReport(f.name, _schema(f), f.source, read, kept, most_named(unused))
-                for f, read, kept, unused in self._files()
+                SourceReport(f.name, _schema(f), f.source, read, n_kept, most_named(unused))
+                for f, read, n_kept, unused in self._files()
             ],
             source_rows=source_rows(store, prompts + targets),
             read=manifest.records.read,
@@ -298,7 +298,7 @@ class StoreFinalizer:
             leaked_bodies=division.leaked_bodies,
             leaked_titles=division.leaked_titles,
             split_rule="by source, with data.validation held out"
-            if self.plan.held_out
+            if self.plan.settings.held_out_from is not None
             else f"by a hash of the body, {_DOCUMENTS}",
             prompt_histogram=Histogram.of(prompts),
             target_histogram=Histogram.of(targets),
@@ -330,8 +330,8 @@ class StoreFinalizer:
             records=Records(read, division.records),
             dropped=dict(sorted(dropped.items())),
             sources=[
-                SourceEntry(f.name, f.reader.recorded_name, f.source, f.sha256, f.bytes, read, kept)
-                for f, read, kept, _ in self._files()
+                SourceEntry(f.name, f.reader.recorded_name, f.source, f.sha256, f.bytes, n, n_kept)
+                for f, n, n_kept, _ in self._files()
             ],
             shards=[e for s in self.shards for e in s.files if Path(e.file).stem != NEAR],
             files=[file_entry(folder / "split.npy", "split.npy", len(division.split))]

@@ -77,9 +77,9 @@ class ShardResult(msgspec.Struct):
     lost_characters: dict[str, int]
     columns: dict[str, str]
     files: list[StoreFile]
-    excerpts: list[Excerpt] = []  # a few dropped records for the report
-    content: str = ""  # hash of the group's blocks and readers
-    tokenizer: str = ""  # hash of the tokenizer's folder
+    excerpts: list[Excerpt]  # a few dropped records for the report
+    content: str  # hash of the group's blocks and readers
+    tokenizer: str  # hash of the tokenizer's folder
 
 
 @dataclass(frozen=True)

@@ -128,11 +128,6 @@ class StorePlan:
     sources: Sequence[Source]
 
     @property
-    def held_out(self) -> list[SourceFile]:
-        """Files of sources that are held out."""
-        return [file for file in self.files if self.settings.holds_out(file.source)]
-
-    @property
     def trained(self) -> list[SourceFile]:
         """Files of sources that are not held out."""
         return [file for file in self.files if not self.settings.holds_out(file.source)]

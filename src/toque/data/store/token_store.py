@@ -47,7 +47,7 @@ LOCK: Final = ".lock"
 
 
 class TokenStore:
-    """Rows of prompt and target ids. `TokenStore.open` opens a store, and reading opens a file."""
+    """Rows of prompt and target ids. A file of the store is opened when it is first read."""
 
     def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.path = folder
@@ -56,23 +56,21 @@ class TokenStore:
         self.n_rows = manifest.rows
         rows_of = {f.file.split("/")[1]: f.examples for f in manifest.shards}
         self._shards = list(rows_of)
-        counts = np.array(list(rows_of.values()), np.int64)
-        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        self._bounds = self._starts.tolist()
+        self._bounds = [0, *accumulate(rows_of.values())]  # first row of each shard, then all rows
         self._files = {f.file for f in manifest.shards}
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = False) -> TokenStore:
-        """Open the store at `folder`, and check the size of every file. `verify` checks hashes."""
+        """Open the store at `folder` and check its files: sizes, and with `verify` hashes."""
         folder = Path(folder)
         refuse_links(folder, DataError)
         manifest = read_manifest(folder)
         check_files(folder, [*manifest.shards, *manifest.files], verify=verify)
         store = cls(folder, manifest)
-        if int(store._starts[-1]) != manifest.rows:
+        if store._bounds[-1] != manifest.rows:
             raise DataError(
                 f"{folder}/manifest.json has {manifest.rows} rows, but its shards have "
-                f"{int(store._starts[-1])}. It is damaged. Prepare the data again."
+                f"{store._bounds[-1]}. It is damaged. Prepare the data again."
             )
         return store
 
@@ -97,11 +95,11 @@ class TokenStore:
 
     def prompt(self, row: int, /) -> NDArray[np.generic]:
         """Read the prompt ids of a row."""
-        return self._sides[0].row(int(row), self._shard_of(int(row)))
+        return self._read_row(self._sides[0], row)
 
     def target(self, row: int, /) -> NDArray[np.generic]:
         """Read the target ids of a row."""
-        return self._sides[1].row(int(row), self._shard_of(int(row)))
+        return self._read_row(self._sides[1], row)
 
     def sides(self, rows: NDArray[np.int64]) -> tuple[Pieces, Pieces]:
         """Read the prompts and targets of many rows.
@@ -111,7 +109,7 @@ class TokenStore:
         """
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.n_rows:
             raise IndexError(f"rows {rows.tolist()} of a store with {self.n_rows} rows")
-        shards = (np.searchsorted(self._starts, rows, side="right") - 1).tolist()
+        shards = (np.searchsorted(self._bounds, rows, side="right") - 1).tolist()
         prompts, targets = self._sides
         return prompts.pieces(rows, shards), targets.pieces(rows, shards)
 
@@ -127,7 +125,7 @@ class TokenStore:
         """
         if self._spans is None:
             return []
-        lengths: list[int] = self._spans.row(int(row), self._shard_of(int(row))).tolist()
+        lengths: list[int] = self._read_row(self._spans, row).tolist()
         return lengths
 
     def prompt_and_answer(self, row: int, /) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
@@ -181,7 +179,7 @@ class TokenStore:
                 f"{', '.join(sorted(self.manifest.columns))}."
             )
         dtype = np.dtype(self.manifest.columns[name])
-        counts = np.diff(self._starts).tolist()
+        counts = np.diff(self._bounds).tolist()
         parts = [
             _read_column(self._shard(i) / f"{name}.npy", dtype, counts[i])
             if f"shards/{shard}/{name}.npy" in self._files
@@ -220,10 +218,10 @@ class TokenStore:
             return None
         return self._token_column(SPANS, np.dtype(np.uint32))
 
-    def _shard_of(self, row: int) -> int:
+    def _read_row(self, column: TokenColumn, row: int) -> NDArray[np.generic]:
         if not 0 <= row < self.n_rows:
             raise IndexError(f"row {row} of a store with {self.n_rows} rows")
-        return bisect_right(self._bounds, row) - 1
+        return column.row(int(row), bisect_right(self._bounds, row) - 1)
 
 
 def span_bounds(spans: Sequence[int]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -50,7 +50,6 @@ class Codec:
 
     def _load(self, source: TokenizerFolder) -> None:
         tokenizer = source.tokenizer
-        specials = source.specials
         # "<|endoftext|>" in a scraped page is text and does not end a recipe.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
@@ -71,18 +70,18 @@ class Codec:
 
         # Settings of tokenizer_config.json, without classes and special tokens.
         self.settings: Mapping[str, Any] = source.settings
-        forms = asdict(specials).items()
-        self.special_tokens = {f"{name}_token": form for name, form in forms if form is not None}
         n_entries = int(tokenizer.get_vocab_size())
         if None in map(tokenizer.id_to_token, range(n_entries)):  # the ids have gaps
             n_entries = max(tokenizer.get_vocab().values()) + 1
         self.vocab_size = n_entries  # entries, including an added marker
-        self.eos_id = eos_id = _id_of(tokenizer, specials.eos)
+        self.special_tokens = dict(source.special_tokens)
+        ids_of = {name: _id_of(tokenizer, token) for name, token in self.special_tokens.items()}
+        self.eos_id = eos_id = ids_of["eos_token"]
         if source.eos_id is not None and tokenizer.id_to_token(source.eos_id) is not None:
             self.eos_id = source.eos_id
-        self.pad_id = _id_of(tokenizer, specials.pad)  # the end token, if padding has no token
-        self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
-        self.unk_id = _id_of(tokenizer, specials.unk) if specials.unk else None
+        self.pad_id = ids_of["pad_token"]  # the end token, if padding has no token
+        self.bos_id = ids_of.get("bos_token")
+        self.unk_id = ids_of.get("unk_token")
 
         # Tokens that decoding always skips.
         silent = (self.pad_id, eos_id, self.eos_id, self.bos_id)

@@ -57,23 +57,14 @@ _read_object: Final = partial(json_object, error=DataError, todo="Download the t
 
 
 @dataclass(frozen=True)
-class SpecialForms:
-    """Special tokens as text. None if the vocabulary lacks the token."""
-
-    eos: str
-    pad: str
-    bos: str | None
-    unk: str | None
-
-
-@dataclass(frozen=True)
 class TokenizerFolder:
     """Tokenizer with the text of its file and the settings of its folder."""
 
     name: str
     json: str
     tokenizer: Tokenizer
-    specials: SpecialForms
+    special_tokens: dict[str, str]
+    """Special tokens by the names of tokenizer_config.json, such as "eos_token"."""
     settings: dict[str, Any]
     end_ids: tuple[int, ...] = ()
     """Ids that end texts, from the files of the model or store."""
@@ -242,7 +233,7 @@ def hash_of_folder(folder: Path) -> str:
 
 
 def resolve_tokenizer(name: str) -> Path:
-    """Find the folder of a tokenizer, and download a hub name first."""
+    """Find the folder of a tokenizer. Download it first if it is on the hub."""
     return resolve_folder(
         name, setting="model.tokenizer", needs=_NEEDED, also=_OPTIONAL, error=DataError
     )
@@ -253,7 +244,9 @@ def tokenizer_here(name: str) -> Path | None:
     return folder_here(name, needs=_NEEDED, also=_OPTIONAL)
 
 
-def _find_specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> SpecialForms:
+def _find_specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Find the begin, end, padding and unknown tokens of a vocabulary."""
+
     def find(key: str, *usual: str) -> str | None:
         entry = config.get(key)
         content = entry.get("content") if isinstance(entry, dict) else entry
@@ -275,7 +268,13 @@ def _find_specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -
     pad = find("pad_token", "<pad>", "[PAD]", eos)
     # Without tokenizer_config.json, "<s>" or GPT-2's only special token begins a text.
     usual = () if "eos_token" in config else ("<s>", "<|endoftext|>")
-    return SpecialForms(eos, pad or eos, find("bos_token", *usual), find("unk_token", "<unk>"))
+    specials = {
+        "eos_token": eos,
+        "pad_token": pad,
+        "bos_token": find("bos_token", *usual),
+        "unk_token": find("unk_token", "<unk>"),
+    }
+    return {name: token for name, token in specials.items() if token is not None}
 
 
 def _describe_harm(parts: _Parts) -> str | None:

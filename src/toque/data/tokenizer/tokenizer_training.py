@@ -20,7 +20,7 @@ from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
 from toque.config.schema import TRAINED
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.tokenizer_folder import SpecialForms, TokenizerFolder
+from toque.data.tokenizer.tokenizer_folder import TokenizerFolder
 from toque.errors import DataError
 from toque.sources.documents import composed
 
@@ -54,11 +54,11 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
         raise DataError("Cannot train a tokenizer: the sources have no text.")
     if kind == "bpe":  # counts are integers, so threads do not change the result
         tokenizer = interruptible(partial(_train_bpe, lines, vocab_size))
-        specials = SpecialForms(eos=_END, pad=_END, bos=_END, unk=None)
+        specials = {"eos_token": _END, "pad_token": _END, "bos_token": _END}
     else:  # threads would change the order of floating-point sums
         with one_tokenizer_thread():
             tokenizer = interruptible(partial(_train_unigram, lines, vocab_size))
-        specials = SpecialForms(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
+        specials = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
     name = f"{TRAINED}{vocab_size}"
     text = tokenizer.to_str()
