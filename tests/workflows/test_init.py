@@ -530,7 +530,7 @@ REFUSED = {
     "init a.jsonl --for 1min": (2, 'not "1min"'),
     "init a.jsonl --for 5seconds": (2, "no time is left to train. Use at least --for"),
     "init a.jsonl --to a.jsonl": (2, "--to, or overwrite it with --replace"),
-    "init ids.npy": (2, "Name the tokenizer"),
+    "init ids.npy": (2, "Set model.tokenizer"),
     "init a.jsonl --columns title": (2, "--columns prompt=question"),
     "init a.jsonl --columns text=title --columns text=tags": (2, "once"),
     "init a.jsonl --columns dish=title": (2, "dish"),

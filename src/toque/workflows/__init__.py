@@ -1,1 +1,1 @@
-"""Workflows, one module per command. They read the configuration and combine the other packages."""
+"""Workflows, one module per command. They read the configuration and connect all packages."""

@@ -220,7 +220,7 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
     for share in (1.01, 0.0, -0.2):
         with pytest.raises(ConfigError, match="must be above 0 and at most 100 %"):
             toque.plan("agi2-small", hardware="h100", utilisation=share)
-    with pytest.raises(ConfigError, match=r"train.precision is bf16, and t4 has no unit for it"):
+    with pytest.raises(ConfigError, match=r"train.precision is bf16, but t4 only supports fp16"):
         toque.plan("neox-1.2b", hardware="t4")
     with pytest.raises(ConfigError, match=r"which has no config.json"):
         toque.plan({"model": {"family": "auto", "start_from": str(tmp_path)}}, hardware="a100")

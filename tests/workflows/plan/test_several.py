@@ -100,7 +100,7 @@ def test_the_command_plans_for_several(capsys: pytest.CaptureFixture[str]) -> No
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "a network with unknown rate" in said
-    assert "sqrt(k) times the rate" in said
+    assert "use sqrt(k) times optim.peak_lr" in said
 
 
 @pytest.mark.parametrize(
