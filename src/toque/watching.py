@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from toque.errors import ToqueError
 from toque.reporter import clock_text
-from toque.reports.figures import MOST_OVER, STYLES
+from toque.reports.figures import MAX_OVERLAID, STYLES
 from toque.reports.page import STYLE, Page, PageHead, RunRow, RunTable, Section, Sentence
 from toque.reports.run_page import SECTIONS, run_page
 from toque.reports.verdict import Verdict, verdict_of
@@ -131,9 +131,9 @@ class Watcher:
 
         names = sorted(runs, key=rank)
         shown = shown if shown is not None and shown in runs else names[0]
-        over = names[:MOST_OVER] if over is None else over
+        over = names[:MAX_OVERLAID] if over is None else over
         # By name, so that a run keeps its colour while others end.
-        drawn = [name for name in sorted(runs) if name in over][:MOST_OVER]
+        drawn = [name for name in sorted(runs) if name in over][:MAX_OVERLAID]
         run, several = runs[shown], len(names) > 1
         unread = f"{run.place.address} cannot be read: {run.trouble}" if run.trouble else ""
         page = run_page(
@@ -181,8 +181,8 @@ def _table(
         for name in names
     ]
     table = RunTable(_HEADS, rows, shown)
-    note = Sentence(f"At most {MOST_OVER} are drawn over each other.", "soft")
-    return [table, note] if len(names) > MOST_OVER else [table]
+    note = Sentence(f"At most {MAX_OVERLAID} are drawn over each other.", "soft")
+    return [table, note] if len(names) > MAX_OVERLAID else [table]
 
 
 def _cells(run: RunRecord, state: RunStatus) -> list[str]:

@@ -27,7 +27,9 @@ def copied_texts_are_found(recorded: dict[str, Any], store: TokenStore) -> None:
     assert codec.decode(store.target(run.example)) == text
     assert found.references[0].tokens == 0
     # What the prompt says is no matter of memory.
-    found = measure_memorisation([Sample(text, text, 0, None, {}), Sample("", "", 0, "Mix.", {})], store)
+    found = measure_memorisation(
+        [Sample(text, text, 0, None, {}), Sample("", "", 0, "Mix.", {})], store
+    )
     assert found is not None
     assert [run.tokens for run in found.texts] == [0]
     assert measure_memorisation([Sample("Soup?", "Mix.", 0, None, {})], store) is None
