@@ -351,7 +351,7 @@ def test_neighbours_with_one_text_each_are_two_records(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"prompt": "{txt}"}, r"column named for prompt of sentiment: txt.*'label'"),
-        ({"prompt": "{text:>9}"}, "has a field without a name, or with a format"),
+        ({"prompt": "{text:>9}"}, "has a field without a name or with a format"),
         ({"classes": ["good", "bad", "Bad"]}, r"classes names 'Bad', and no record in rows\.jsonl"),
         ({"classes": ["Good", "Bad"]}, r"240 an answer that is not a class of sentiment"),
         ({"target": "{dish}", "classes": ["soup", "Brot"]}, r"classes names 'Brot', and no record"),
