@@ -71,7 +71,7 @@ REFUSED = {
     "generate run --schema not.json --prompt x": "The JSON schema is not supported",
     "export run --to run": "Name another folder with --to",
     "export run --to x --format onnx": "--format is 'onnx'",
-    "report run --out run": "Choose another file with --out",
+    "report run --out run": "Name another file with --out",
     "check run.yaml --examples 1": "--examples must be at least 2",
     "drill run --steps 3": "--steps is 3 and --kills 10",
     "ablate run.yaml --seeds 1": "--seeds is 1",

@@ -191,7 +191,7 @@ def write_page(target: Path, page: Page) -> int:
         atomic_write(target, html)
     except OSError as error:
         raise ConfigError(
-            f"{target} cannot be written: {error.strerror}. Choose another file with "
+            f"{target} cannot be written: {error.strerror}. Name another file with "
             f"{argument('out')}."
         ) from error
     return len(html)
