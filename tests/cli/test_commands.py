@@ -61,7 +61,7 @@ REFUSED = {
     "generate run --choices a --choices b --no-repeat-ngram-size 0 --prompt x": "--no-repeat-ngram",
     "generate run --choices a --choices b --seed 1 --prompt x": "--seed is for texts",
     "generate run --temperature nan --prompt x": "--temperature is nan; use 0 or more",
-    "generate run --by form --prompt x": "Write several with --best-of 8",
+    "generate run --by form --prompt x": "Add --best-of 8",
     "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
     "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be",

@@ -101,30 +101,30 @@ def test_columns_say_what_a_conversation_is_made_of(columns, record, turns, tmp_
         ([ASKED], "no answer"),
         ([SAID, ASKED], "an answer before the first question"),
         ([ASKED, SAID, SAID], "two answers in a row"),
-        ([{"role": "critic", "content": "Hm."}], "a role that nobody knows: 'critic'"),
+        ([{"role": "critic", "content": "Hm."}], "an unknown role: 'critic'"),
         ([ASKED, {"role": "assistant", "content": ""}], "a message without text"),
         ([ASKED, {**SAID, "tool_calls": [{}]}], "a message that calls tools"),
         ([ASKED, {**SAID, "function_call": {"name": "f"}}], "a message that calls tools"),
-        ([ASKED, {**SAID, "weight": 0.5}], "a message whose weight is neither 0 nor 1"),
-        ([ASKED, {**SAID, "train": "half"}], "a message whose train is neither 0 nor 1"),
-        ([ASKED, {**SAID, "weight": 0}], "no answer to be learnt"),
+        ([ASKED, {**SAID, "weight": 0.5}], "a message with weight neither 0 nor 1"),
+        ([ASKED, {**SAID, "train": "half"}], "a message with train neither 0 nor 1"),
+        ([ASKED, {**SAID, "weight": 0}], "no learnt answer"),
         (
             [ASKED, {**SAID, "train_detail": [{"begin_offset": 0, "train": False}]}],
-            "a message of which only parts are to be learnt",
+            "a message to be learnt only in parts",
         ),
         (
             [ASKED, {**SAID, "content": [{"type": "text", "text": "Any.", "weight": 0}]}],
-            "a message of which only parts are to be learnt",
+            "a message to be learnt only in parts",
         ),
         (
             [ASKED, {**SAID, "content": [{"type": "thinking", "text": "Hm."}]}],
-            "a message that holds more than text",
+            "a message with more than text",
         ),
-        ([{**ASKED, "content": [{"type": "image"}]}, SAID], "a message that holds more than text"),
+        ([{**ASKED, "content": [{"type": "image"}]}, SAID], "a message with more than text"),
         ([{"who": "user"}], "a message without role and content"),
         ([], "no answer"),
         (None, "no messages"),
-        (7, "messages that are no list"),
+        (7, "messages that are not a list"),
     ],
 )
 def test_what_is_no_conversation_is_dropped_by_its_reason(messages, reason, tmp_path):
@@ -232,7 +232,7 @@ def test_preference_pairs_are_refused_in_words(tmp_path):
     [{"messages": "m", "prompt": "p"}, {"system": "s"}, {"system": "s", "prompt": "p"}],
 )
 def test_columns_that_are_no_conversation_are_refused(columns):
-    with pytest.raises(ConfigError, match="A conversation is a list of messages"):
+    with pytest.raises(ConfigError, match="For conversations, use either a list of messages"):
         reader_for(columns)
 
 

@@ -194,7 +194,7 @@ def test_quotes_damaged_throughout_are_refused(read_text, monkeypatch, request):
     request.addfinalizer(lambda: csv.field_size_limit(limit))
     good = table([["A", "2 eggs", STEPS]] * 50)
     damaged = "".join(f'"Dish {n}{good}' for n in range(21))
-    with pytest.raises(DataError, match="more than 20 rows open a quote"):
+    with pytest.raises(DataError, match="more than 20 rows have an unclosed quote"):
         read_text(good + damaged)
 
 

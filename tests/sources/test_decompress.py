@@ -223,7 +223,7 @@ def test_a_tar_archive_is_called_one_however_it_is_compressed(packed, form, comp
 def test_missing_empty_and_folders(tmp_path, packed):
     with pytest.raises(DataError, match="does not exist"):
         joined(tmp_path / "nothing")
-    with pytest.raises(DataError, match="is a folder"):
+    with pytest.raises(DataError, match="not a folder"):
         joined(tmp_path)
     packed.write_bytes(b" \n")
     with pytest.raises(DataError, match="is empty"):

@@ -247,7 +247,7 @@ def test_a_list_in_the_only_field_of_a_target_holds_alternatives(
 def test_a_target_of_which_a_field_holds_no_text_is_dropped(tmp_path: Path) -> None:
     records: list[object] = [{"q": "Where?", "a": "Paris", "why": {"de": "So."}}]
     found = pairs_in(written(tmp_path, records), PairReader("q", "{a}\n\n{why}"))
-    assert found.dropped == {"why holds no text": [1]}
+    assert found.dropped == {"why is not a text": [1]}
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_brackets_that_go_wrong_are_refused_with_their_line(read_text, monkeypat
     monkeypatch.setattr(json_files, "MAX_CUT_BYTES", 500)
     text = "[" + ",\n".join(json.dumps(generic(n)) for n in range(30)) + "]"
     damaged = text.replace('"Pot 4"', '"Pot 4', 1).replace("]}", "]", 5)
-    with pytest.raises(DataError, match=r"line \d+ never ends"):
+    with pytest.raises(DataError, match=r"line \d+ has no end"):
         read_text(damaged)
 
 
@@ -269,7 +269,7 @@ def test_fifty_megabytes_in_one_record_are_counted_and_not_held(tmp_path, read_f
     ("text", "words"),
     [
         ("[]", "without a single record"),
-        ('[\n{"a": ' + "[" * 3_000_000, r"no JSON from line \d on: it holds more than 1000"),
+        ('[\n{"a": ' + "[" * 3_000_000, r"not valid JSON at line \d: it has more than 1000"),
         ('{"id": "1", "ingredients": ["a"], "cuisine": "b"}\n' * 5, "title and steps"),
     ],
     ids=["an empty array", "brackets without end", "no steps"],

@@ -151,7 +151,7 @@ def test_the_keyboard_chooses_runs_and_keeps_its_place(opened, two_runs, showing
         soon(page.locator("#runs")).to_contain_text("1.0000")
         assert box.evaluate("it => it === document.activeElement && !it.checked")
         page.go_back()
-        soon(page.locator("#loss h2")).to_have_text("Losses over each other")
+        soon(page.locator("#loss h2")).to_have_text("Losses of all runs")
 
 
 def test_a_server_that_ended_is_said(opened, two_runs, showing):

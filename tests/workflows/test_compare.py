@@ -63,7 +63,7 @@ def test_the_better_run_is_named_with_its_interval_and_cost(tmp_path):
         "steps": 10, "training_seconds": 20.0, "tokens": 1000, "gpu_watt_hours": 1.0,
     }  # fmt: skip
     assert found.sentence.startswith("bb is better than a: held-out loss 0.1")
-    assert "Not told apart: recipe score differs by +0.0000" in found.sentence
+    assert "Not significant: recipe score differs by +0.0000" in found.sentence
     assert found.sentence.endswith("bb took 1.00 times the training time of a.")
     text = str(found)
     for part in ("Settings that differ", "optim.peak_lr  0.001  0.003", "* better", "Cost"):
@@ -76,7 +76,8 @@ def test_the_better_run_is_named_with_its_interval_and_cost(tmp_path):
 
 def test_what_noise_could_have_done_is_not_told_apart(tmp_path):
     found = toque.compare(run_of(tmp_path / "a"), run_of(tmp_path / "bb"))
-    assert found.sentence.startswith("bb and a are not told apart: held-out loss differs by")
+    start = "bb and a do not differ significantly: held-out loss differs by"
+    assert found.sentence.startswith(start)
     assert found.record["differences"]["bb"]["loss"]["better"] is None
 
 
@@ -116,11 +117,11 @@ def test_three_runs_are_held_against_the_first(tmp_path):
 def test_other_held_out_texts_give_no_interval(tmp_path):
     found = toque.compare(run_of(tmp_path / "a"), run_of(tmp_path / "bb", texts="u", better_by=9.0))
     assert found.record["differences"] == {"bb": {}}
-    assert "cannot be told apart from these files" in found.sentence
+    assert "cannot be compared, because they have no scores" in found.sentence
     assert any("scored on different held-out examples" in note for note in found.record["notes"])
     assert "different held-out examples" in found.page.read_text()
     assert (
-        "As each run measured it, the held-out loss is 2.5000 for bb and 2.5000 for a (+0.0000), "
+        "The held-out loss of bb is 2.5000 and of a 2.5000 (+0.0000), each on its own texts and "
         "without an interval." in found.sentence
     )
 
@@ -148,8 +149,8 @@ def test_a_run_without_scores_has_its_curves_and_cost(tmp_path):
     found = toque.compare(first, killed)
     assert found.record["runs"]["bb"]["cost"]["tokens"] == 1000
     assert any("toque evaluate" in note for note in found.record["notes"])
-    assert "cannot be told apart" in found.sentence
-    told = "the held-out loss is 2.0000 for bb and 2.5000 for a (-0.5000), without an interval."
+    assert "cannot be compared" in found.sentence
+    told = "The held-out loss of bb is 2.0000 and of a 2.5000 (-0.5000), each on its own texts"
     assert told in found.sentence  # bb was killed: by its evaluations while training
     (killed / FILE).write_text("{")
     (killed / "evaluation.json").write_text('{"step": 10}')

@@ -247,7 +247,7 @@ def prepared(folder: Path, rows: list[dict[str, Any]] = ROWS, **tasks: Any) -> A
 def test_rows_of_no_class_are_left_out_and_counted(tmp_path: Path) -> None:
     rows = [*ROWS, {"text": "It was soup.", "label": "neutral"}, {"text": "So so."}]
     report = prepared(tmp_path, rows, sentiment=SENTIMENT).report
-    assert report.dropped == {"an answer that is no class of sentiment": 1, "no target": 1}
+    assert report.dropped == {"an answer that is not a class of sentiment": 1, "no target": 1}
     assert report.notes["examples of the task sentiment, answer good"] == 120
     # Of a record that has another example it is counted beside it.
     both = prepared(tmp_path, rows, sentiment=SENTIMENT, name={**DISH, "target": "{text}"})
@@ -346,9 +346,9 @@ def test_neighbours_with_one_text_each_are_two_records(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"prompt": "{txt}"}, r"column named for prompt of sentiment: txt.*'label'"),
-        ({"prompt": "{text:>9}"}, "has a field without a name, or with a format"),
+        ({"prompt": "{text:>9}"}, "has a field without a name or with a format"),
         ({"classes": ["good", "bad", "Bad"]}, r"classes has 'Bad', but no record in rows\.jsonl"),
-        ({"classes": ["Good", "Bad"]}, r"240 an answer that is no class of sentiment"),
+        ({"classes": ["Good", "Bad"]}, r"240 an answer that is not a class of sentiment"),
         ({"target": "{dish}", "classes": ["soup", "Brot"]}, r"classes has 'Brot', but no record"),
         ({"target": "{label}, and it was served in the large room", "classes":
           [f"{label}, and it was served in the large room" for label in ADJECTIVES]},
@@ -365,7 +365,7 @@ def test_what_is_wrong_with_a_task_is_said(
 
 
 def test_a_task_that_no_file_has_the_columns_of_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.tasks\.dish is made of the columns plate, text"):
+    with pytest.raises(DataError, match=r"data\.tasks\.dish needs the columns plate, text"):
         prepared(tmp_path, sentiment=SENTIMENT, dish=DISH | {"target": "{plate}"})
 
 

@@ -76,7 +76,7 @@ def _lost_time(
     *settings: str,
     environment: Mapping[str, str] | None = None,
 ) -> Finding:
-    """Make a finding whose entire share is lost. `sentence` follows the share of the time."""
+    """Make a finding about lost time. `sentence` continues "5 % of the time"."""
     share = facts.share(name)
     return Finding(
         cause,

@@ -1,4 +1,4 @@
-"""Comparison of runs: tables, a sentence, a record for programs, and a page with their curves."""
+"""Comparison of runs: tables, a conclusion, a JSON record, and a page with curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from toque.evaluation.bootstrap import MIN_TEXTS, ByText, Interval, TextTable, over_texts
 from toque.reporter import clock_text
-from toque.reports.figures import MOST_OVER, figures_over, losses_over
+from toque.reports.figures import MAX_OVERLAID, figures_over, losses_over
 from toque.reports.page import (
     Figures,
     Grid,
@@ -27,12 +27,13 @@ from toque.runs.run_state import state_of
 from toque.version import __version__
 
 METHOD: Final = (
-    "Differences are the other run's score minus the first's over the same held-out texts, with "
-    f"the 95 % interval of a paired bootstrap ({MIN_TEXTS} texts or more); * where it leaves "
-    "zero out. They tell these two models apart on texts like these. Another seed gives other "
-    "models: `toque ablate` measures a setting over several."
+    "Differences are the score of the other run minus the score of the first, over the same "
+    f"held-out texts. With {MIN_TEXTS} texts or more, they have the 95 % interval of a paired "
+    "bootstrap, and * if it excludes zero. They compare these two models on similar texts. Another "
+    "seed gives different models: `toque ablate` compares settings over several seeds."
 )
-_PRIMARY: Final = ("loss", "bits_per_byte", "recipe_score")  # of the sentence
+_PRIMARY: Final = ("loss", "bits_per_byte", "recipe_score")
+"""Measures that decide which run is better."""
 _NONE: Final = "-"
 _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
     ("updates", "steps", "{:,d}".format),
@@ -44,21 +45,24 @@ _COSTS: Final[Sequence[tuple[str, str, Callable[[Any], str]]]] = (
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run as a comparison reads it."""
+    """A run to compare, with the files that it needs."""
 
     record: RunRecord
-    settings: Mapping[str, str]  # values of its config.yaml by their dotted names, as written there
-    scores: Mapping[str, float]  # final scores by name
-    by_text: ByText | None  # scores of each text; None where there are none
+    settings: Mapping[str, str]
+    """Values in config.yaml by dotted name."""
+    scores: Mapping[str, float]
+    """Final scores by name."""
+    by_text: ByText | None
+    """Scores per text, if they were stored."""
 
     @property
     def loss(self) -> float | None:
-        """Held-out loss of the finished model; of the best evaluation where there is none."""
+        """Held-out loss of the finished model, or otherwise of the best evaluation."""
         best = self.record.history.best
         return self.scores.get("loss", best[0] if best is not None else None)
 
     def cost(self) -> dict[str, Any]:
-        """Updates, time, tokens and energy."""
+        """Return the updates, time, tokens and energy of the run."""
         history = self.record.history
         joules = history.gpu_joules
         return {
@@ -71,7 +75,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """One measure of a run against the first one's."""
+    """Difference of a measure between the first run and another."""
 
     measure: str
     first: float
@@ -80,13 +84,13 @@ class ScoreDifference:
 
     @property
     def other_is_better(self) -> bool | None:
-        """True if the other run is better; None where the interval holds zero."""
+        """True if the second run is better, or None if the interval includes zero."""
         if not self.interval.decided:
             return None
         return (self.interval.mean < 0) == (metric_named(self.measure).better == "lower")
 
     def record(self) -> dict[str, Any]:
-        """The difference as JSON."""
+        """Return the difference as JSON values."""
         better = self.other_is_better
         return {
             "first": self.first,
@@ -97,50 +101,59 @@ class ScoreDifference:
         }
 
     def row(self) -> tuple[str, ...]:
-        """The difference as a row of its table."""
+        """Return the difference as a row of a table."""
         i = self.interval
-        ends = _NONE if i.low is None or i.high is None else f"{i.low:+.4f} to {i.high:+.4f}"
-        star = {True: "* better", False: "* worse", None: ""}[self.other_is_better]
-        scores = written(self.first), written(self.other), f"{i.mean:+.4f}"
-        return _title(self.measure), *scores, ends, f"{i.pairs:,}", star
+        has_interval = i.low is not None and i.high is not None
+        return (
+            _title(self.measure),
+            written(self.first),
+            written(self.other),
+            f"{i.mean:+.4f}",
+            f"{i.low:+.4f} to {i.high:+.4f}" if has_interval else _NONE,
+            f"{i.pairs:,}",
+            {True: "* better", False: "* worse", None: ""}[self.other_is_better],
+        )
 
     def in_words(self, *, worse: bool = False) -> str:
-        """The measure with its difference and interval, as of the better run or the worse."""
-        i, name = self.interval, _title(self.measure)
-        over = f"{i.pairs:,} text{'s' * (i.pairs > 1)}"
+        """Describe the difference and its interval, for the better run or the worse one."""
+        i = self.interval
+        name = _title(self.measure)
+        over = f"{i.pairs:,} {'text' if i.pairs == 1 else 'texts'}"
         if i.low is None or i.high is None:
             return f"{name} differs by {i.mean:+.4f} ({over}, too few for an interval)"
         if not i.decided:
             return f"{name} differs by {i.mean:+.4f} ({i.low:+.4f} to {i.high:+.4f}, {over})"
-        way = "lower" if (metric_named(self.measure).better == "lower") != worse else "higher"
+        is_lower = (metric_named(self.measure).better == "lower") != worse
+        direction = "lower" if is_lower else "higher"
         low, high = sorted((abs(i.low), abs(i.high)))
-        return f"{name} {abs(i.mean):.4f} {way} ({low:.4f} to {high:.4f}, {over})"
+        return f"{name} {abs(i.mean):.4f} {direction} ({low:.4f} to {high:.4f}, {over})"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs held against the first of them."""
+    """Runs compared with the first run."""
 
     runs: Mapping[str, ComparedRun]
     differences: Mapping[str, Sequence[ScoreDifference]]
-    """Differences from the first run, keyed by the other run's name."""
+    """Differences from the first run, by the name of the other run."""
     notes: Sequence[str]
-    """Sentences about what could not be compared."""
+    """Reasons why scores could not be compared."""
     page: Path
-    """HTML page with all of it, and curves."""
+    """HTML page with the tables and curves."""
 
     def __str__(self) -> str:
         lines: list[str] = []
         for grid in self._grids():
-            lines += [grid.title, *aligned(grid), ""] if grid.rows else []
+            if grid.rows:
+                lines += [grid.title, *aligned(grid), ""]
         if not self._settings():
             lines.append("All settings are the same.")
-        where = f"{self.page} is a page of it, with the curves over each other."
+        where = f"The page with curves is {self.page}."
         return "\n".join([*lines, *self.notes, METHOD, "", self.sentence, where])
 
     @property
     def record(self) -> dict[str, Any]:
-        """Every number, for programs."""
+        """All numbers as JSON values."""
         return {
             "runs": {
                 name: {
@@ -153,8 +166,8 @@ class Comparison:
             },
             "settings": self._settings(),
             "differences": {
-                other: {d.measure: d.record() for d in found}
-                for other, found in self.differences.items()
+                other: {d.measure: d.record() for d in differences}
+                for other, differences in self.differences.items()
             },
             "notes": list(self.notes),
             "toque": __version__,
@@ -164,19 +177,19 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """The better run and its lead, or that they are not told apart, in a sentence."""
-        return " ".join(map(self._against, self.differences))
+        """Conclusion: the better run and its lead, or that the difference is not significant."""
+        return " ".join(map(self._conclude, self.differences))
 
     def html_page(self) -> Page:
-        """The page."""
+        """Make the page of the comparison."""
         histories = {name: run.record.history for name, run in self.runs.items()}
         curves: list[Part] = [
             Sentence(f"{name}: {state_of(run.record).sentence}", "soft")
             for name, run in self.runs.items()
         ]
         curves.append(losses_over(histories))
-        if len(histories) > MOST_OVER:
-            curves.append(Sentence(f"The first {MOST_OVER} runs are drawn.", "soft"))
+        if len(histories) > MAX_OVERLAID:
+            curves.append(Sentence(f"The curves show the first {MAX_OVERLAID} runs.", "soft"))
         curves.append(Figures(figures_over(histories)))
         names = list(self.runs)
         title = " and ".join(names) if len(names) == 2 else f"{len(names)} runs"
@@ -184,30 +197,32 @@ class Comparison:
             Section("notes", "", [Sentence(note, "warn") for note in self.notes]),
             Section("tables", "", [*self._grids()]),
             Section("method", "", [Sentence(METHOD, "soft")]),
-            Section("curves", "Curves over each other", curves),
+            Section("curves", "Curves of all runs", curves),
         )
         return Page(PageHead("Comparison", title, self.sentence), sections)
 
     def _settings(self) -> dict[str, dict[str, str]]:
-        """Settings that are not the same in all runs; "-" where one does not have it."""
+        """Return the settings that differ between runs, with "-" if a run lacks one."""
+        different: dict[str, dict[str, str]] = {}
         names = dict.fromkeys(name for run in self.runs.values() for name in run.settings)
-        rows = {
-            name: {run: one.settings.get(name, _NONE) for run, one in self.runs.items()}
-            for name in names
-            if name != "run_dir"  # always another, and changes nothing
-        }
-        return {name: values for name, values in rows.items() if len(set(values.values())) > 1}
+        for name in names:
+            values = {key: run.settings.get(name, _NONE) for key, run in self.runs.items()}
+            if name != "run_dir" and len(set(values.values())) > 1:
+                different[name] = values
+        return different
 
     def _grids(self) -> Iterator[Grid]:
-        first, *_ = names = list(self.runs)
+        names = list(self.runs)
+        first = names[0]
         settings = [(name, *values.values()) for name, values in self._settings().items()]
         yield Grid(("setting", *names), settings, title="Settings that differ")
-        for other, found in self.differences.items():
+        for other, differences in self.differences.items():
             heads = ("measure", first, other, "difference", "95 % interval", "over", "")
-            rows = [difference.row() for difference in found]
+            rows = [difference.row() for difference in differences]
             yield Grid(heads, rows, title=f"{other} against {first}")
+
         runs = list(self.runs.values())
-        shown = [{d.measure for d in found} for found in self.differences.values()]
+        shown = [{d.measure for d in differences} for differences in self.differences.values()]
         covered = COUNTS.union(set.intersection(*shown) if shown else ())
         final = [
             (_title(name), *(written(run.scores.get(name, _NONE)) for run in runs))
@@ -218,110 +233,132 @@ class Comparison:
         lowest = [_NONE if b is None else f"{b[0]:.4f} at step {b[1]:,}" for b in best]
         final.append(("lowest held-out loss while training", *lowest))
         yield Grid(("", *names), final, title="Other final scores, each run on its own texts")
+
         cost = [("state", *(state_of(run.record).kind for run in runs))]
         costs = [run.cost() for run in runs]
         for label, name, form in _COSTS:
-            known = (form(c[name]) if c[name] is not None else _NONE for c in costs)
-            cost.append((label, *known))
+            values = (form(c[name]) if c[name] is not None else _NONE for c in costs)
+            cost.append((label, *values))
         yield Grid(("", *names), cost, title="Cost")
 
-    def _against(self, other: str) -> str:
+    def _conclude(self, other: str) -> str:
+        """Compare a run with the first one by the primary measures."""
         first = next(iter(self.runs))
         by_name = {d.measure: d for d in self.differences[other]}
-        looked_at = [by_name[name] for name in _PRIMARY if name in by_name]
-        for_other = [d for d in looked_at if d.other_is_better is True]
-        for_first = [d for d in looked_at if d.other_is_better is False]
-        undecided = [d for d in looked_at if d.other_is_better is None]
-        if not looked_at:
-            why = "there are no scores of both over the same held-out texts"
-            words = f"{other} and {first} cannot be told apart from these files: {why}."
-            return words + self._own_losses(other)
+        primary = [by_name[name] for name in _PRIMARY if name in by_name]
+        if not primary:
+            return (
+                f"{other} and {first} cannot be compared, because they have no scores over the "
+                f"same held-out texts.{self._compare_losses(other)}"
+            )
+
+        for_other = [d for d in primary if d.other_is_better is True]
+        for_first = [d for d in primary if d.other_is_better is False]
+        undecided = [d for d in primary if d.other_is_better is None]
         if for_other and for_first:
-            words = (
-                f"{other} is better than {first} by {_all(for_other)}, and worse by "
-                f"{_all(for_first, worse=True)}."
+            text = (
+                f"{other} is better than {first} by {_join(for_other)}, and worse by "
+                f"{_join(for_first, worse=True)}."
             )
         elif for_other or for_first:
             better, worse = (other, first) if for_other else (first, other)
-            rest = f" Not told apart: {_all(undecided)}." if undecided else ""
-            words = f"{better} is better than {worse}: {_all(for_other or for_first)}.{rest}"
+            text = f"{better} is better than {worse}: {_join(for_other or for_first)}."
+            if undecided:
+                text += f" Not significant: {_join(undecided)}."
         else:
-            words = f"{other} and {first} are not told apart: {_all(undecided)}."
-        mine, its = (self.runs[n].record.history.progress.seconds for n in (first, other))
-        if mine and its:
-            words += f" {other} took {its / mine:.2f} times the training time of {first}."
-        return words + ("" if looked_at[0].measure in _PRIMARY[:2] else self._own_losses(other))
+            text = f"{other} and {first} do not differ significantly: {_join(undecided)}."
 
-    def _own_losses(self, other: str) -> str:
-        """The held-out losses that each run measured, where no difference by text is known."""
+        first_seconds = self.runs[first].record.history.progress.seconds
+        other_seconds = self.runs[other].record.history.progress.seconds
+        if first_seconds and other_seconds:
+            ratio = other_seconds / first_seconds
+            text += f" {other} took {ratio:.2f} times the training time of {first}."
+        if primary[0].measure not in _PRIMARY[:2]:
+            text += self._compare_losses(other)
+        return text
+
+    def _compare_losses(self, other: str) -> str:
+        """Compare the held-out losses of two runs on different texts."""
         first = next(iter(self.runs))
-        mine, its = self.runs[first].loss, self.runs[other].loss
-        if mine is None or its is None:
+        first_loss = self.runs[first].loss
+        other_loss = self.runs[other].loss
+        if first_loss is None or other_loss is None:
             return ""
         return (
-            f" As each run measured it, the held-out loss is {its:.4f} for {other} and {mine:.4f} "
-            f"for {first} ({its - mine:+.4f}), without an interval."
+            f" The held-out loss of {other} is {other_loss:.4f} and of {first} {first_loss:.4f} "
+            f"({other_loss - first_loss:+.4f}), each on its own texts and without an interval."
         )
 
 
 def differences_of(first: ByText, other: ByText) -> tuple[list[ScoreDifference], list[str]]:
-    """Measures that both have over the same texts, and sentences about what was not compared."""
+    """Compare the measures that both runs have over the same texts.
+
+    Also return notes about scores that could not be compared.
+    """
     notes: list[str] = []
-    examples = _paired(first.examples, other.examples, "held-out examples", notes)
-    texts = _paired(first.texts, other.texts, "prompts that texts were written for", notes)
-    found: list[ScoreDifference] = []
+    examples = _match_texts(first.examples, other.examples, "held-out examples", notes)
+    texts = _match_texts(first.texts, other.texts, "prompts of generated texts", notes)
+    differences: list[ScoreDifference] = []
     if examples is not None:
-        mine, its = (table.measures.get("loss") for table in examples)
-        left_out = "bits_per_byte"  # the same order by another unit
-        if mine is not None and its is not None and (mine.values != its.values)[:, 1].any():
-            # The loss is per token: of two tokenizers it says nothing, and bits per byte does.
+        first_loss, other_loss = (table.measures.get("loss") for table in examples)
+        left_out = "bits_per_byte"  # it gives the same order as the loss
+        if (
+            first_loss is not None
+            and other_loss is not None
+            and (first_loss.values != other_loss.values)[:, 1].any()
+        ):
+            # Losses per token of different tokenizers cannot be compared, but bits per byte can.
             left_out = "loss"
             notes.append(
-                "The two count tokens, or weigh examples, differently: bits per byte stand in "
-                "place of the loss per token."
+                "The runs count tokens or weight examples differently, so bits per byte are "
+                "compared instead of the loss per token."
             )
-        found += _differences(*examples, left_out)
+        differences += _compare_measures(*examples, left_out)
     if texts is not None:
-        found += _differences(*texts, "")
-    order = {name: place for place, name in enumerate(_PRIMARY)}
-    return sorted(found, key=lambda d: order.get(d.measure, len(order))), notes
+        differences += _compare_measures(*texts, "")
+    order = {name: position for position, name in enumerate(_PRIMARY)}
+    return sorted(differences, key=lambda d: order.get(d.measure, len(order))), notes
 
 
-def _paired(
+def _match_texts(
     first: TextTable, other: TextTable, what: str, notes: list[str]
 ) -> tuple[TextTable, TextTable] | None:
-    """Both in one order; None, and a sentence, where they are not the same texts."""
+    """Put both tables in the same order. Return None, with a note, if the texts differ."""
     if not first.keys and not other.keys:
         return None
-    mine, its = set(first.keys), set(other.keys)
-    if mine == its:
-        # A text may be held out twice; it then stands twice in both, and once here.
-        whole = len(mine) == len(first.keys) == len(other.keys)
-        keys = first.keys if whole else sorted(mine)
+    first_keys, other_keys = set(first.keys), set(other.keys)
+    if first_keys == other_keys:
+        # A text that is held out twice counts once.
+        is_unique = len(first_keys) == len(first.keys) == len(other.keys)
+        keys = first.keys if is_unique else sorted(first_keys)
         return first.in_order(keys), other.in_order(keys)
     notes.append(
-        f"The two were scored on different {what}: {len(mine):,} and {len(its):,}, of which "
-        f"{len(mine & its):,} are the same. So no difference is given there. Score both on the "
-        "same: `toque evaluate RUN my.yaml` with one configuration."
+        f"The runs were scored on different {what}: {len(first_keys):,} and {len(other_keys):,}, "
+        f"with {len(first_keys & other_keys):,} in common. Therefore these scores are not "
+        "compared. Score both runs with one configuration: `toque evaluate RUN my.yaml`."
     )
     return None
 
 
-def _differences(first: TextTable, other: TextTable, left_out: str) -> Iterator[ScoreDifference]:
-    for name, mine in first.measures.items():
-        its = other.measures.get(name)
-        if its is None or name == left_out or mine.values.shape != its.values.shape:
+def _compare_measures(
+    first: TextTable, other: TextTable, left_out: str
+) -> Iterator[ScoreDifference]:
+    for name, ours in first.measures.items():
+        theirs = other.measures.get(name)
+        if theirs is None or name == left_out or ours.values.shape != theirs.values.shape:
             continue
-        interval = over_texts(its, mine)
+        interval = over_texts(theirs, ours)
         if interval is None:
             continue
-        both = (mine.applies & its.applies)[:, None]
-        ours, theirs = (float(m.score((m.values * both).sum(axis=0))) for m in (mine, its))
-        yield ScoreDifference(name, ours, theirs, interval)
+        both = (ours.applies & theirs.applies)[:, None]
+        first_score, other_score = (
+            float(m.score((m.values * both).sum(axis=0))) for m in (ours, theirs)
+        )
+        yield ScoreDifference(name, first_score, other_score, interval)
 
 
-def _all(found: Sequence[ScoreDifference], *, worse: bool = False) -> str:
-    return " and ".join(d.in_words(worse=worse) for d in found)
+def _join(differences: Sequence[ScoreDifference], *, worse: bool = False) -> str:
+    return " and ".join(d.in_words(worse=worse) for d in differences)
 
 
 def _title(measure: str) -> str:

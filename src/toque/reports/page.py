@@ -1,6 +1,6 @@
-"""Pages: sections of text, tables and plots as one HTML file that needs no network and no script.
+"""Pages: text, tables and plots in one HTML file that works without network and scripts.
 
-`toque watch` sends the sections of a run's one by one while they change.
+`toque watch` sends single sections of the page of a run when they change.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from toque.storage.atomic import atomic_write
 from toque.storage.no_follow import open_plain
 from toque.version import __version__
 
-STYLE: Final = Path(__file__).parent / "templates" / "page.css"  # style sheet of every page
-_MARK: Final = b"default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # in every page
+STYLE: Final = Path(__file__).parent / "templates" / "page.css"
+"""Style sheet of all pages."""
+_MARK: Final = b"default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""Text that identifies a page of Toque."""
 _NUMBER: Final = re.compile(r"[-+]?\d").match
-_LONGEST: Final = 40  # characters of a cell in a terminal
+_MAX_CELL: Final = 40
+"""Characters of a cell in a terminal."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class Sentence:
 
     kind: ClassVar = "sentence"
     text: str
-    style: str = ""  # a class of the page's: soft or warn
+    style: str = ""
+    """CSS class: soft or warn."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,16 @@ class Figure:
 
     kind: ClassVar = "figure"
     title: str
-    drawn: str  # HTML from `toque.reports.svg_charts`, which has escaped its input
+    drawn: str
+    """HTML from `toque.reports.svg_charts`, with escaped texts."""
     note: str = ""
-    narrow: str = ""  # the same for a narrow screen, where a wide plot's letters would be too small
+    narrow: str = ""
+    """Variant for a narrow screen, with readable letters."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Plots side by side."""
+    """Plots in a row."""
 
     kind: ClassVar = "figures"
     figures: Sequence[Figure]
@@ -57,25 +63,26 @@ class Figures:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table; columns of numbers stand to the right."""
+    """A table. Columns of numbers are right-aligned."""
 
     kind: ClassVar = "grid"
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
     title: str = ""
-    summary: str = ""  # line behind which the table is folded; "" for an open one
+    summary: str = ""
+    """Line that opens a folded table, or "" for an open table."""
 
     @cached_property
     def numeric(self) -> frozenset[int]:
-        """Columns of which most cells begin as a number does."""
+        """Columns with numbers in most cells."""
         counts = [sum(map(bool, map(_NUMBER, cells))) for cells in zip(*self.rows, strict=True)]
         return frozenset(at for at, n in enumerate(counts) if 2 * n > len(self.rows))
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A text, a label above it and a note below it; both may be empty."""
+    """A text with an optional label above it and a note below it."""
 
     text: str
     label: str = ""
@@ -84,7 +91,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Folded:
-    """Texts behind a line that opens: a recipe, what a model wrote, a configuration."""
+    """Folded texts below a heading, such as generated texts or a configuration."""
 
     kind: ClassVar = "folded"
     heading: str
@@ -95,22 +102,24 @@ class Folded:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run in the table of several; its name and its box are controls of the live page."""
+    """A run in the table of several runs. The live page has controls in it."""
 
     name: str
     state: str
-    style: str  # style of its line; "" where it is not drawn
+    style: str
+    """CSS class of the curve, or "" without a curve."""
     cells: Sequence[str]
 
 
 @dataclass(frozen=True)
 class RunTable:
-    """Several runs, one of which is shown in full."""
+    """Table of several runs."""
 
     kind: ClassVar = "runs"
     heads: Sequence[str]
     rows: Sequence[RunRow]
     shown: str
+    """Name of the run on the page."""
 
 
 Part = Sentence | Figure | Figures | Grid | Folded | RunTable
@@ -118,15 +127,16 @@ Part = Sentence | Figure | Figures | Grid | Folded | RunTable
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page under a heading; one that holds nothing is not shown."""
+    """A part of a page with a heading. Empty sections are not shown."""
 
-    name: str  # id of its element
+    name: str
+    """Id of the HTML element."""
     heading: str
     parts: Sequence[Part]
 
     @property
     def shown(self) -> list[Part]:
-        """Parts but for tables without a row and rows of plots without a plot."""
+        """Parts that are not empty."""
         return [p for p in self.parts if getattr(p, "rows", getattr(p, "figures", True))]
 
 
@@ -134,42 +144,50 @@ class Section:
 class PageHead:
     """Top of a page."""
 
-    label: str  # kind of the page, or the address of its run
+    label: str
+    """Kind of the page, or the address of the run."""
     title: str
     sentence: str
     facts: Sequence[tuple[str, str]] = ()
-    state: str = ""  # state of a run in a word
-    done: float | None = None  # share of a run that is done; None for no bar
+    state: str = ""
+    """State of a run in one word."""
+    done: float | None = None
+    """Completed share of a run, or None for no progress bar."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page before it is written as HTML."""
+    """Content of a page."""
 
     head: PageHead
     sections: Sequence[Section]
-    source: str = ""  # file or folder that it was made from
+    source: str = ""
+    """Files that the page was made from."""
     made_by: str = field(default=f"Written by toque {__version__}", init=False)
 
     def html(self) -> str:
-        """The whole page."""
+        """Render the page."""
         return _environment().get_template("page.html").render(page=self)
 
     def parts(self) -> dict[str, str]:
-        """HTML of the head and of each section, by the id of its element."""
+        """Render the head and each section, by the id of its element."""
         macros: Any = _environment().get_template("parts.html").module
         sections = {one.name: str(macros.section(one)).strip() for one in self.sections}
         return {"head": str(macros.head(self.head)).strip(), **sections}
 
 
 def write_page(target: Path, page: Page) -> int:
-    """Write a page where an older one or nothing is, or a ConfigError; its size in bytes."""
-    html = page.html().encode("utf-8", "replace")  # JSON can hold halves of characters
+    """Write a page, or replace a page of Toque. Return its size in bytes.
+
+    Raises:
+        ConfigError: The path has another file, or cannot be written.
+    """
+    html = page.html().encode("utf-8", "replace")  # JSON may have lone surrogates
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError), open_plain(target) as file:
             if (head := file.read(1000)) and _MARK not in head:
-                raise OSError(errno.EEXIST, "it is there already and is no page of toque's")
+                raise OSError(errno.EEXIST, "the file exists and is not a page of Toque")
         atomic_write(target, html)
     except OSError as error:
         raise ConfigError(
@@ -180,7 +198,7 @@ def write_page(target: Path, page: Page) -> int:
 
 
 def written(value: object) -> str:
-    """A number or a word for a table.
+    """Format a number or a text for a table.
 
     >>> written(0.25), written(31000), written(1e-7), written("fp32"), written(True)
     ('0.2500', '31,000', '1e-07', 'fp32', 'True')
@@ -191,13 +209,13 @@ def written(value: object) -> str:
 
 
 def aligned(grid: Grid) -> Iterator[str]:
-    """Lines of a table for a terminal: columns of one width each, cut where a value is long."""
+    """Format a table for a terminal, with columns of fixed width. Long cells are cut."""
 
-    def short(cell: str) -> str:
-        shown = "".join(c if c.isprintable() else "?" for c in cell)
-        return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
+    def shorten(cell: str) -> str:
+        printable = "".join(c if c.isprintable() else "?" for c in cell)
+        return printable if len(printable) <= _MAX_CELL else printable[: _MAX_CELL - 1] + "…"
 
-    rows = [list(map(short, row)) for row in (grid.heads, *grid.rows)]
+    rows = [list(map(shorten, row)) for row in (grid.heads, *grid.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(grid.heads))]
     for row in rows:
         cells = [
@@ -209,7 +227,7 @@ def aligned(grid: Grid) -> Iterator[str]:
 
 @cache
 def _environment() -> Environment:
-    # Every text is escaped but the drawing of a `Figure`; a missing variable is an error.
+    # All texts are escaped, except the SVG of a `Figure`. A missing variable is an error.
     return Environment(
         loader=PackageLoader("toque.reports"),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""Page of a run, which `toque report` writes and `toque watch` sends by sections as they change."""
+"""Page of a run for `toque report` and, section by section, for `toque watch`."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ SECTIONS: Final = (
     "environment",
     "configuration",
 )
-"""Names of the page's sections, in their order; `live/index.html` has an element for each."""
-_MOST_PROMPTS: Final = 12
-_MOST_TEXTS: Final = 4
-_MOST_ROWS: Final = 40
-_MOST_GPUS: Final = 4
-_DEEPEST: Final = 8  # levels of a start event that are shown; a stranger's may have any number
+"""Names of the sections in their order. `live/index.html` has an element for each."""
+_MAX_PROMPTS: Final = 12
+_MAX_TEXTS: Final = 4
+_MAX_ROWS: Final = 40
+_MAX_GPUS: Final = 4
+_MAX_DEPTH: Final = 8
+"""Levels of a start event to show. An untrusted event may have any number."""
 _SHOWN_ELSEWHERE: Final = (
     "event", "step", "epoch", "run_seconds", "stop_after", "train", "arithmetic"
 )  # fmt: skip
-"""Fields of a start event that stand in other sections, or in the configuration."""
-_MACHINE_NOTE: Final = "Over the minutes that were measured while the run trained."
+"""Fields of a start event that other sections show."""
+_MACHINE_NOTE: Final = "Measured while the run trained."
 
 
 def run_page(
@@ -65,10 +66,15 @@ def run_page(
     trouble: str = "",
     over: Mapping[str, RunHistory] | None = None,
 ) -> Page:
-    """The page of a run that was just read; whatever its folder lacks is left out.
+    """Make the page of a run. Data without a file is left out.
 
-    `trouble` says why the run cannot be read now; curves of the runs in `over` are drawn over
-    each other in place of this one's.
+    Args:
+        run: A run that was just read.
+        name: Title of the page.
+        verdict: Bottlenecks of the run.
+        label: Kind of the page.
+        trouble: Reason why the run cannot be read at present.
+        over: Runs to show in the plots, by default only this run.
     """
     history, state, evaluation = run.history, state_of(run), run.evaluation()
     head = PageHead(
@@ -87,17 +93,17 @@ def run_page(
         else (f"{one.from_step:,}", f"{one.to_step:,}", clock_text(one.seconds), one.reason)
         for one in history.sessions
     ]
-    known = {k: v for k, v in history.start.items() if k not in _SHOWN_ELSEWHERE}
-    environment = [(name.replace("_", " "), written(value)) for name, value in _flat(known)]
-    configuration: Sentence | Folded = Sentence("The run folder holds no config.yaml.")
+    fields = {k: v for k, v in history.start.items() if k not in _SHOWN_ELSEWHERE}
+    environment = [(name.replace("_", " "), written(value)) for name, value in _flatten(fields)]
+    configuration: Sentence | Folded = Sentence("The run folder has no config.yaml.")
     if text := run.text(CONFIG):
-        origins = "config.yaml, with the origin of each value that is no default"
+        origins = "config.yaml, with the origin of each value that is not a default"
         configuration = Folded(origins, [Passage(text)], is_open=True)
     sections = (
         Section("warnings", "", _warnings(history, trouble)),
         Section(
             "loss",
-            "Losses over each other" if over else "Loss",
+            "Losses of all runs" if over else "Loss",
             [losses_over(over) if over else loss_of(history)],
         ),
         Section("texts", "What it wrote", _texts(run, evaluation)),
@@ -120,9 +126,10 @@ def run_page(
 
 
 def _facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
-    done, step, running = history.progress, history.step, state.kind == "running"
+    done, step = history.progress, history.step
+    running = state.kind == "running"
     requested = mapping(history.start.get("train")).get("stop_after")
-    # The event's own length is what was left of the run when its session began.
+    # The length in a start event is the remaining length at the start of the session.
     pairs = [("until", str(requested or history.start.get("stop_after", "-")))]
     if done.step:
         pairs += [("step", f"{done.step:,}"), ("epochs", f"{done.epoch:.2f}")]
@@ -156,7 +163,7 @@ def _machine_facts(system: SystemRow) -> list[tuple[str, str]]:
     used, total = system.memory_used_bytes, system.memory_total_bytes
     if used is not None and total:
         pairs.append(("memory in use", f"{used / 1e9:.1f} of {total / 1e9:.1f} GB"))
-    for gpu in system.gpus[:_MOST_GPUS]:
+    for gpu in system.gpus[:_MAX_GPUS]:
         if gpu.utilisation_percent is not None:
             power = "" if gpu.power_watts is None else f", {gpu.power_watts:.0f} W"
             pairs.append((f"GPU {gpu.index}", f"{gpu.utilisation_percent:.0f} %{power}"))
@@ -164,13 +171,14 @@ def _machine_facts(system: SystemRow) -> list[tuple[str, str]]:
 
 
 def _warnings(history: RunHistory, trouble: str) -> list[Sentence]:
-    found = [f"Step {step:,}: {message}" for step, message in history.warnings]
+    warnings = [f"Step {step:,}: {message}" for step, message in history.warnings]
     for gpu in history.system.gpus if history.system else ():
         if gpu.throttled:
             reasons = ", ".join(gpu.throttled)
-            found.append(f"GPU {gpu.index} runs slower than it can: {reasons}.")
-    found += [trouble] if trouble else []
-    shown = [Sentence(text, "warn") for text in reversed(found)]
+            warnings.append(f"The clock of GPU {gpu.index} is reduced: {reasons}.")
+    if trouble:
+        warnings.append(trouble)
+    shown = [Sentence(text, "warn") for text in reversed(warnings)]
     if history.n_warnings > len(history.warnings):
         note = f"The last {len(history.warnings)} of {history.n_warnings:,} warnings."
         shown.append(Sentence(note, "soft"))
@@ -180,27 +188,27 @@ def _warnings(history: RunHistory, trouble: str) -> list[Sentence]:
 def _texts(run: RunRecord, evaluation: Mapping[str, Any]) -> list[Sentence | Folded]:
     score = number(mapping(evaluation.get("generated")).get("recipe_score"))
     poor = "" if score is None else hint(score)
-    found: list[Sentence | Folded] = [Sentence(poor, "warn")] if poor else []
+    parts: list[Sentence | Folded] = [Sentence(poor, "warn")] if poor else []
     prompts = list(run.texts.items())
-    found += [texts_of(prompt, own) for prompt, own in prompts[-_MOST_PROMPTS:]]
-    if len(prompts) > _MOST_PROMPTS:
-        note = f"The last {_MOST_PROMPTS} of {len(prompts):,} prompts in samples.jsonl."
-        found.append(Sentence(note, "soft"))
-    return found
+    parts += [texts_of(prompt, samples) for prompt, samples in prompts[-_MAX_PROMPTS:]]
+    if len(prompts) > _MAX_PROMPTS:
+        note = f"The last {_MAX_PROMPTS} of {len(prompts):,} prompts in samples.jsonl."
+        parts.append(Sentence(note, "soft"))
+    return parts
 
 
-def texts_of(prompt: str, own: Sequence[Mapping[str, Any]]) -> Folded:
-    """A prompt's texts, the newest first; of many, some spread evenly over the run."""
-    gap = max(1, -(-len(own) // _MOST_TEXTS))
+def texts_of(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
+    """Show the texts for a prompt, the newest first, or some of many, evenly over the run."""
+    gap = max(1, -(-len(samples) // _MAX_TEXTS))
     texts: list[Passage] = []
-    for sample in own[::-1][::gap]:
+    for sample in samples[::-1][::gap]:
         metrics = mapping(sample.get("metrics"))
         scores = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
         texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", scores))
-    if own[-1].get("reference"):
-        texts.append(Passage(str(own[-1]["reference"]), "reference"))
-    steps = [sample.get("step") for sample in own]
-    tag = f"steps {steps[0]} to {steps[-1]}" if len(own) > 1 else f"step {steps[-1]}"
+    if samples[-1].get("reference"):
+        texts.append(Passage(str(samples[-1]["reference"]), "reference"))
+    steps = [sample.get("step") for sample in samples]
+    tag = f"steps {steps[0]} to {steps[-1]}" if len(samples) > 1 else f"step {steps[-1]}"
     return Folded(" ".join(prompt.split()), texts, [tag])
 
 
@@ -210,13 +218,13 @@ def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
     rows = [(one.name, clock_text(one.seconds), f"{one.share:.1%}") for one in verdict.shares]
     return [
         Sentence(verdict.sentence),
-        *(Sentence(advice(found)) for found in verdict.findings[:1]),
+        *(Sentence(advice(finding)) for finding in verdict.findings[:1]),
         Grid(("part", "time", "share"), rows, summary="Parts of the time"),
     ]
 
 
 def _evaluations(history: RunHistory) -> Grid:
-    rows = list(history.evaluations)[-_MOST_ROWS:]
+    rows = list(history.evaluations)[-_MAX_ROWS:]
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
     cells = [
         (f"{row.step:,}", *(written(row.metrics.get(name, "-")) for name in names)) for row in rows
@@ -227,14 +235,14 @@ def _evaluations(history: RunHistory) -> Grid:
 
 
 def _data(run: RunRecord) -> list[Sentence]:
-    """Losses in the store's report, if the store is where the configuration has it."""
+    """Show the losses in the report of the store, if the configured store exists."""
     if run.place.folder is None:
         return []
     for line in run.text(CONFIG).splitlines():
         name, _, value = line.strip().partition(": ")
         if name == "store" and line.startswith("  store"):
             store = Path(value.split("  #")[0].strip("\"'"))
-            with suppress(OSError, ValueError):  # a name that no file can have
+            with suppress(OSError, ValueError):  # a missing file or an invalid name
                 changed = (store / "report.json").stat().st_mtime_ns
                 return list(map(Sentence, _losses_of(store, changed)))
     return []
@@ -242,7 +250,7 @@ def _data(run: RunRecord) -> list[Sentence]:
 
 @lru_cache(maxsize=32)
 def _losses_of(store: Path, _changed: int) -> tuple[str, ...]:
-    """Counts of a store and what was cut, read again only once its report has changed."""
+    """Format the counts and losses of a store. They are cached until its report changes."""
     report = Report.read_from(store)
     if report is None:
         return ()
@@ -250,11 +258,12 @@ def _losses_of(store: Path, _changed: int) -> tuple[str, ...]:
     return (" ".join([counts, *report.losses()]),)
 
 
-def _flat(value: object, name: str = "", depth: int = _DEEPEST) -> list[tuple[str, object]]:
+def _flatten(value: object, name: str = "", depth: int = _MAX_DEPTH) -> list[tuple[str, object]]:
+    """List the numbers and texts of nested dicts with their joined names."""
     if isinstance(value, dict) and depth:
         return [
             pair
-            for key, held in value.items()
-            for pair in _flat(held, f"{name} {key}".strip(), depth - 1)
+            for key, inner in value.items()
+            for pair in _flatten(inner, f"{name} {key}".strip(), depth - 1)
         ]
     return [(name, value)] if isinstance(value, int | float | str) else []

@@ -56,7 +56,7 @@ _NOT_UPDATING: Final = (
     *("starting", "evaluation", "texts", "saving", "profiling", "uploads", "finishing"),
 )
 _MUCH_SLEEP: Final = 0.25
-"""Share of computing. A main thread that sleeps longer stands still."""
+"""Share of computing. A main thread that sleeps longer was stopped or waits."""
 _MAX_LOST: Final = 0.95
 """Largest share of computing that waits may take: several threads may wait in the same second."""
 

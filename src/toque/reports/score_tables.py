@@ -1,4 +1,4 @@
-"""Score tables of evaluation.json: each score with its interval and the texts behind it."""
+"""Score tables of evaluation.json: each score with its interval and number of texts."""
 
 from __future__ import annotations
 
@@ -12,27 +12,35 @@ from toque.reports.page import Grid, written
 from toque.reports.run_shares import mapping
 
 _NONE: Final = "-"
-_MOST_COLUMNS: Final = 6  # classes of a confusion table with columns; more have rows alone
+_MAX_COLUMNS: Final = 6
+"""Classes of a confusion table with columns. More classes have only rows."""
 
 
 def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
-    """A table for all texts, then one for each way they are divided; of any evaluation.json."""
-    held_out, intervals, over, written_texts, method = (
-        mapping(evaluation.get(name))
-        for name in ("heldout", "intervals", "applies_to", "generated", "method")
-    )
-    rows = [(_named(f"held-out {n}"), _first(v), _NONE, _NONE) for n, v in held_out.items()]
+    """Make the tables of all texts, of memorisation and tasks, and of each slicing.
+
+    The file may be untrusted.
+    """
+    intervals = mapping(evaluation.get("intervals"))
+    n_texts = mapping(evaluation.get("applies_to"))
+    rows = [
+        (_title(f"held-out {name}"), _first(value), _NONE, _NONE)
+        for name, value in mapping(evaluation.get("heldout")).items()
+    ]
     rows += [
-        (_named(n), _first(v), _interval(intervals.get(n)), written(over.get(n, _NONE)))
-        for n, v in written_texts.items()
+        (_title(n), _first(v), _interval(intervals.get(n)), written(n_texts.get(n, _NONE)))
+        for n, v in mapping(evaluation.get("generated")).items()
     ]
     step = evaluation.get("step")
-    title = "Final evaluation" + ("" if step is None else f", step {written(step)}")
+    title = "Final evaluation"
+    if step is not None:
+        title += f", step {written(step)}"
+    method = mapping(evaluation.get("method"))
     note = "; ".join(f"{name}: {value}" for name, value in method.items())
     tasks: dict[str, Mapping[str, Any]] = {
-        name: own
-        for name, own in mapping(evaluation.get("tasks")).items()
-        if isinstance(own, Mapping)
+        name: scores
+        for name, scores in mapping(evaluation.get("tasks")).items()
+        if isinstance(scores, Mapping)
     }
     grids = [
         Grid(("measure", "value", "interval", "over"), rows, note, title),
@@ -42,14 +50,14 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     ]
     for slicing, parts in mapping(evaluation.get("slices")).items():
         if isinstance(parts, Mapping) and parts:
-            # One row a metric, one column a part; its interval is in the file.
-            scores = {label: found for label, found in parts.items() if isinstance(found, Mapping)}
+            # A row per metric and a column per label. The intervals are only in the file.
+            columns = {label: part for label, part in parts.items() if isinstance(part, Mapping)}
             cells = [
-                (_named(name), *(_first(found.get(name)) for found in scores.values()))
-                for name in dict.fromkeys(name for found in scores.values() for name in found)
+                (_title(name), *(_first(part.get(name)) for part in columns.values()))
+                for name in dict.fromkeys(name for part in columns.values() for name in part)
             ]
-            grids.append(Grid(("measure", *scores), cells, title=f"By {_named(slicing)}"))
-    failed = [(name, written(why)) for name, why in mapping(evaluation.get("failed")).items()]
+            grids.append(Grid(("measure", *columns), cells, title=f"By {_title(slicing)}"))
+    failed = [(name, written(error)) for name, error in mapping(evaluation.get("failed")).items()]
     grids.append(Grid(("metric", "why"), failed, title="Metrics that failed"))
     return [grid for grid in grids if grid.rows]
 
@@ -65,21 +73,21 @@ _RUNS: Final = {
 }
 
 
-def _memorisation(found: Mapping[str, Any]) -> Grid:
-    sides = [mapping(found.get(side)) for side in ("texts", "references")]
+def _memorisation(record: Mapping[str, Any]) -> Grid:
+    sides = [mapping(record.get(side)) for side in ("texts", "references")]
     rows = [
-        (words, *(_first(side.get(name)) for side in sides))
-        for name, words in _RUNS.items()
+        (title, *(_first(side.get(name)) for side in sides))
+        for name, title in _RUNS.items()
         if any(name in side for side in sides)
     ]
-    examples, read, shortest, long = (
-        _first(found.get(name))
+    examples, n_read, shortest, long = (
+        _first(record.get(name))
         for name in ("examples", "examples_read", "shortest_run", "long_run")
     )
     note = (
-        "The longest run of tokens that a text shares word for word with a training example, apart "
-        f"from what its prompt says, too. {read} of {examples} training examples were read, for "
-        f"runs of {shortest} tokens or more; a long run has {long} or more."
+        "The longest run of tokens that a text shares word for word with a training example, "
+        f"without tokens from its prompt. {n_read} of {examples} training examples were read, for "
+        f"runs of {shortest} tokens or more. A long run has {long} tokens or more."
     )
     return Grid(("shared with training", "written", "held out"), rows, note, "Memorisation")
 
@@ -87,8 +95,11 @@ def _memorisation(found: Mapping[str, Any]) -> Grid:
 def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Grid:
     names = ("examples", "loss", "accuracy", "majority", "macro_f1", "ece")
     heads = ("task", "examples", "loss", "accuracy", "most frequent class", "macro-F1", "ECE")
-    rows = [(_named(task), *(_first(own.get(n)) for n in names)) for task, own in tasks.items()]
-    note = "The accuracy of always answering the most frequent class stands beside the model's."
+    rows = [
+        (_title(task), *(_first(scores.get(name)) for name in names))
+        for task, scores in tasks.items()
+    ]
+    note = "The baseline is the accuracy of the most frequent class."
     return Grid(heads, rows, note, "Tasks")
 
 
@@ -98,23 +109,23 @@ class _Answers(msgspec.Struct):
 
 
 def _confusions(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
-    """Answers of each class task: a table that fits, or a row a class."""
-    for task, own in tasks.items():
+    """Make a confusion table per class task, or a row per class if there are many classes."""
+    for task, scores in tasks.items():
         try:
-            found = msgspec.convert(own, _Answers)
-        except msgspec.ValidationError:  # a task without classes, or a stranger's file
+            answers = msgspec.convert(scores, _Answers)
+        except msgspec.ValidationError:  # a task without classes, or an untrusted file
             continue
-        names, confusion = found.classes, found.confusion
+        names, confusion = answers.classes, answers.confusion
         if len(confusion) != len(names) or any(len(row) != len(names) for row in confusion):
             continue
         heads: Sequence[str]
         rows: Sequence[Sequence[str]]
-        if len(names) <= _MOST_COLUMNS:
+        if len(names) <= _MAX_COLUMNS:
             heads = ("true class", *(f"answered {name}" for name in names))
             rows = [(name, *map(written, row)) for name, row in zip(names, confusion, strict=True)]
         else:
             heads, rows = class_rows(names, confusion)
-        yield Grid(heads, rows, title=f"Answers to {_named(task)}")
+        yield Grid(heads, rows, title=f"Answers to {_title(task)}")
 
 
 def _first(value: object) -> str:
@@ -129,6 +140,6 @@ def _interval(value: object) -> str:
     return f"{written(value[0])} to {written(value[1])}"
 
 
-def _named(name: str) -> str:
-    """Name with blanks, at which a narrow screen can break it."""
+def _title(name: str) -> str:
+    """Replace underscores by blanks, so that a narrow screen can break the name."""
     return name.replace("_", " ")

@@ -1,4 +1,4 @@
-"""Page of a store: its data report as tables, plots and texts."""
+"""Page of a store: the data report as tables, plots and texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from toque.reports.page import (
 )
 from toque.reports.svg_charts import bars, histogram
 
-MOST_FILES: Final = 30  # source files listed one by one; more are summed by source and schema
+MAX_FILES: Final = 30
+"""Source files in the table. More files are summed by source and schema."""
 _NAMES: Final = {
     "quality": ("Quality", "score from 0 to 1"),
     "difficulty": ("Difficulty", ""),
@@ -46,25 +47,28 @@ _NAMES: Final = {
     "n_steps": ("Steps", "steps of a recipe"),
     "cuisine": ("Cuisine", ""),
 }
-"""Column to the caption of its plot and the name of its axis."""
+"""Caption of the plot and name of the axis, by column."""
 _LABELS: Final[Mapping[str, Sequence[str]]] = {
     "difficulty": DIFFICULTIES,
     "nutrition": NUTRITION_CLASSES,
     "cuisine": CUISINES,
 }
-_RANKED: Final = frozenset({"cuisine"})  # labels without an order of their own: the commonest first
-_MOST_NAMED: Final = 8  # classes named in a terminal's line; the others are summed
+_RANKED: Final = frozenset({"cuisine"})
+"""Columns of labels without an order. The most frequent label comes first."""
+_MAX_CLASSES: Final = 8
+"""Classes in a line for the terminal. More classes are summed."""
 _ORIGINS: Final = {
     "difficulty": ("by rule", "as the source says"),
     "nutrition": ("estimated from ingredients", "from given figures", "as the source says"),
 }
 """Names of the numbers in the column `X_from` (`cooking.examples`)."""
-_UNKNOWN: Final = "255"  # the value of a label that a record does not carry (`cooking.examples`)
+_UNKNOWN: Final = "255"
+"""Value of a missing label (`cooking.examples`)."""
 
 
 def store_page(folder: Path, report: Report) -> Page:
-    """The page of a store."""
-    counted = f"{report.counted()} No record is left uncounted."
+    """Make the page of a store."""
+    counted = f"{report.counted()} Every record is counted."
     facts = [
         ("examples", f"{report.examples:,}"),
         ("to train on", f"{report.train:,}"),
@@ -75,8 +79,8 @@ def store_page(folder: Path, report: Report) -> Page:
         ("prepared in", f"{report.seconds:,.1f} s"),
     ]
     head = PageHead("Data report", folder.resolve().name, counted, facts)
-    kept = [_folded(excerpt) for excerpt in report.kept_examples]
-    lost = [_folded(excerpt) for excerpt in report.dropped_examples]
+    used = [_folded(excerpt) for excerpt in report.kept_examples]
+    dropped = [_folded(excerpt) for excerpt in report.dropped_examples]
     lengths = [
         _histogram("Prompt lengths", report.prompt_histogram, "tokens"),
         _histogram("Target lengths", report.target_histogram, "tokens"),
@@ -90,8 +94,8 @@ def store_page(folder: Path, report: Report) -> Page:
     repaired = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
     sections = (
         Section("warnings", "", [Sentence(text, "warn") for text in _warnings(report)]),
-        Section("kept", f"{len(kept)} kept, as the model reads them", kept),
-        Section("lost", f"{len(lost)} dropped, as they were", lost),
+        Section("kept", f"{len(used)} kept, as the model reads them", used),
+        Section("lost", f"{len(dropped)} dropped, as they were", dropped),
         Section("sources", "Sources", [_sources(report)]),
         Section("dropped", "Dropped", [_dropped(report)]),
         Section("notes", "Repaired or noted", [Grid(("what", "times"), repaired)]),
@@ -104,34 +108,34 @@ def store_page(folder: Path, report: Report) -> Page:
 
 
 def _warnings(report: Report) -> list[str]:
-    found = []
-    lost = report.cut.get("target_tokens", 0)
-    share = lost / (report.target_tokens + lost) if lost else 0.0
-    if share > 0.02:
-        found.append(
-            f"{share:.1%} of all target tokens were cut off by data.max_target_tokens. Raise it, "
-            "or leave long examples out with data.on_overlong=drop."
+    warnings = []
+    n_cut = report.cut.get("target_tokens", 0)
+    cut_share = n_cut / (report.target_tokens + n_cut) if n_cut else 0.0
+    if cut_share > 0.02:
+        warnings.append(
+            f"{cut_share:.1%} of all target tokens were cut off by data.max_target_tokens. Raise "
+            "it, or leave long examples out with data.on_overlong=drop."
         )
-    share = report.lost / max(1, report.kept + report.lost)
-    if share > 0.1:
-        found.append(
-            f"{share:.0%} of the records were dropped; the reasons and examples are below."
+    dropped_share = report.lost / max(1, report.kept + report.lost)
+    if dropped_share > 0.1:
+        warnings.append(
+            f"{dropped_share:.0%} of the records were dropped. The reasons and examples are below."
         )
     if (notice := report.unknown_notice()) is not None:
-        found.append(notice)
+        warnings.append(notice)
     if is_of_another_encoding(report.read, report.dropped, report.notes):
-        found.append(ENCODING_HINT)
+        warnings.append(ENCODING_HINT)
     if report.leaked_bodies:
-        found.append(
-            f"{report.leaked_bodies:,} held-out examples have a body that is also trained on."
+        warnings.append(
+            f"{report.leaked_bodies:,} held-out examples have the body of a training example."
         )
-    return found
+    return warnings
 
 
 def _sources(report: Report) -> Grid:
     heads = ("source", "schema", "read", "used by its reader", "share")
     ordered = sorted(report.sources, key=lambda s: (s.source, s.schema))
-    if len(ordered) <= MOST_FILES:
+    if len(ordered) <= MAX_FILES:
         rows = [_source_row(s.path, s.schema, [s]) for s in report.sources]
         note = ""
     else:
@@ -139,16 +143,19 @@ def _sources(report: Report) -> Grid:
         for (_, schema), group in groupby(ordered, key=lambda s: (s.source, s.schema)):
             files = list(group)
             rows.append(_source_row(f"{_folder(files)}: {len(files):,} files", schema, files))
-        note = f"{len(ordered):,} files, summed by source and schema; report.json lists them."
-    # The examples of each source once duplicates and limits are taken off.
-    used = []
-    for own in report.source_rows:
-        files = [s for s in report.sources if s.source == own.source]
+        note = f"{len(ordered):,} files, summed by source and schema. report.json lists them."
+
+    # Examples of each source after the removal of duplicates and the limits.
+    shares = []
+    for source in report.source_rows:
+        files = [s for s in report.sources if s.source == source.source]
         name = Path(files[0].path).name if len(files) == 1 else _folder(files)
-        n = own.train + own.validation
-        used.append(f"{n:,} ({n / max(1, report.examples):.1%}) are from {name}")
-    said = [f"Of the examples, {', '.join(used)}."] if len(used) > 1 else []
-    return Grid(heads, rows, " ".join([note, *said, *unused_in_words(report.sources)]).strip())
+        n = source.train + source.validation
+        shares.append(f"{n:,} ({n / max(1, report.examples):.1%}) are from {name}")
+    notes = [note]
+    if len(shares) > 1:
+        notes.append(f"Of the examples, {', '.join(shares)}.")
+    return Grid(heads, rows, " ".join([*notes, *unused_in_words(report.sources)]).strip())
 
 
 def _source_row(name: str, schema: str, files: Sequence[SourceReport]) -> tuple[str, ...]:
@@ -185,11 +192,11 @@ def _lengths(report: Report) -> Grid:
 
 
 def _labels(report: Report) -> Grid:
-    """Scores and labels in a line each, which is all that a terminal shows of them."""
+    """Format scores and labels in one line each, for the terminal."""
     rows = []
     for column in report.columns:
         title, _ = _NAMES.get(column.name, (column.name, ""))
-        if _is_counted(column) or column.name in _LABELS:  # a mean of codes would say nothing
+        if _is_counted(column) or column.name in _LABELS:  # a mean of codes has no meaning
             values = _shares(column)
         else:
             values = f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
@@ -198,23 +205,23 @@ def _labels(report: Report) -> Grid:
 
 
 def _is_counted(column: ColumnReport) -> bool:
-    """True if a column's values are shown one by one: names, or few of them."""
+    """Check whether the values of a column are shown one by one."""
     return bool(column.values) and (column.histogram is None or column.name in _LABELS)
 
 
 def _values(column: ColumnReport) -> list[tuple[str, int]]:
-    """Values with their rows: in their order, or the commonest first and the unknown last."""
-    found = list(column.values.items())
+    """List the values and their counts in order, or the most frequent first and unknown last."""
+    values = list(column.values.items())
     if column.name in _RANKED:
-        found.sort(key=lambda item: (item[0] == _UNKNOWN, -item[1], item[0]))
-    return found
+        values.sort(key=lambda item: (item[0] == _UNKNOWN, -item[1], item[0]))
+    return values
 
 
 def _shares(column: ColumnReport) -> str:
     labels, values = _LABELS.get(column.name, ()), _values(column)
     unknown = [item for item in values if item[0] == _UNKNOWN and labels]
     named = [item for item in values if item not in unknown]
-    shown = named if len(named) <= _MOST_NAMED + 1 else named[:_MOST_NAMED]
+    shown = named if len(named) <= _MAX_CLASSES + 1 else named[:_MAX_CLASSES]
     pairs = [(_label(value, labels), count) for value, count in shown]
     if rest := named[len(shown) :]:
         pairs.append((f"{len(rest)} others", sum(count for _, count in rest)))
@@ -229,7 +236,7 @@ def _histogram(title: str, shape: Histogram, unit: str, note: str = "") -> Figur
 
 def _column(column: ColumnReport) -> Figure:
     title, unit = _NAMES.get(column.name, (column.name, column.name))
-    note = f"{column.missing:,} examples have none." if column.missing else ""
+    note = f"{column.missing:,} examples lack it." if column.missing else ""
     if column.histogram is not None and not _is_counted(column):
         mean = f"Mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}."
         return _histogram(title, column.histogram, unit or title, f"{mean} {note}".strip())

@@ -1,7 +1,7 @@
-"""Plots as inline SVG: histograms, bars and lines, with axes, units and a text for each.
+"""Plots as inline SVG: histograms, bars and lines, with axes, units and descriptions.
 
-Colours and letters are the page's (`templates/page.css`). Everything that is written goes through
-`escape`: names and labels come from data.
+Colours and fonts are in `templates/page.css`. All names and labels are escaped, because they come
+from data.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 14.0, 12.0, 46.0  # hold what the axes say
-_BAR_HEIGHT, _BAR_GAP = 22.0, 8.0
-_LETTER = 8.0  # width of a letter at the size of the labels, about
+# Margins of a plot, with space for the labels of the axes.
+_LEFT = 66.0
+_RIGHT = 14.0
+_TOP = 12.0
+_BOTTOM = 46.0
+_BAR_HEIGHT = 22.0
+_BAR_GAP = 8.0
+_LETTER = 8.0
+"""Approximate width of a letter in a label."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Size of a plot in drawing units; it is scaled to the width it is given."""
+    """Size of a plot in drawing units. The page scales it."""
 
     width: float = 460.0
     height: float = 250.0
@@ -26,19 +32,20 @@ class Frame:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot; a y of None or NaN breaks it."""
+    """A line of a plot, with a gap at each y of None or NaN."""
 
     name: str
     xs: Sequence[float]
     ys: Sequence[float | None]
-    style: str = "one"  # a class of the page's: one, two, three, or faint
+    style: str = "one"
+    """CSS class: one, two, three, or faint."""
     dots: bool = False
 
 
 def histogram(
     title: str, edges: Sequence[float], counts: Sequence[int], *, unit: str, of: str
 ) -> str:
-    """Bars over [edges[i], edges[i + 1]), as high as `counts[i]`; `of` names what is counted."""
+    """Draw bars of `counts[i]` over [edges[i], edges[i + 1]). `of` is the counted noun."""
     if not counts:
         return _nothing(title)
     frame = Frame()
@@ -68,7 +75,7 @@ def bars(
     of: str,
     parts_named: Sequence[str] = (),
 ) -> str:
-    """Lying bars, one a row of a label and its counts of `of`; nameless parts are the rest."""
+    """Draw a horizontal bar per label, divided by its counts. Parts without a name are the rest."""
     if not rows:
         return _nothing(title)
     width = Frame().width
@@ -112,7 +119,7 @@ def lines(
     frame: Frame = Frame(),
     from_zero: bool = False,
 ) -> str:
-    """Lines over one pair of axes, with a legend for several; one without finite points is none."""
+    """Draw lines with common axes, and a legend for several lines."""
     drawn = [s for s in series if _numbers(s)]
     if not drawn:
         return _nothing(title)
@@ -127,9 +134,9 @@ def lines(
     described: list[str] = []
     for one in drawn:
         parts += _path(one, x, y)
-        own = _numbers(one)
-        first, last, lowest = written(own[0]), written(own[-1]), written(min(own))
-        described.append(f"{one.name} from {first} to {last}, lowest {lowest}")
+        values = _numbers(one)
+        ends = f"from {written(values[0])} to {written(values[-1])}"
+        described.append(f"{one.name} {ends}, lowest {written(min(values))}")
     plot = _svg(title, f"{y_name} by {x_name}: {'; '.join(described)}.", frame, parts)
     return plot + (_legend([(s.name, s.style) for s in drawn]) if len(drawn) > 1 else "")
 
@@ -162,7 +169,7 @@ def _axis_x(x: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[s
     at = _labelled(ticks(x.least, x.most, max(3, int((x.end - x.start) / 62)), whole=whole))
     parts = [f'<line class="axis" x1="{x.start}" y1="{base}" x2="{x.end}" y2="{base}"/>']
     for value, label in at:
-        # The outermost numbers would hang over the edge of the plot.
+        # The last number would otherwise be cut at the edge of the plot.
         anchor = "end" if x(value) > x.end - 14 else "middle"
         parts.append(
             f'<line class="axis" x1="{x(value):.1f}" y1="{base}" x2="{x(value):.1f}" '
@@ -205,7 +212,7 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def _svg(title: str, described: str, frame: Frame, parts: Sequence[str]) -> str:
-    """A whole drawing; `title` is its accessible name."""
+    """Make an SVG element. `title` is its accessible name."""
     return (
         f'<svg viewBox="0 0 {frame.width:g} {frame.height:g}" role="img" '
         f'aria-label="{escape(title)}. {escape(described)}">{"".join(parts)}</svg>'
@@ -218,7 +225,7 @@ def _nothing(title: str) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps [least, most] onto [start, end] in drawing units, linearly.
+    """Linear map from [least, most] to [start, end] in drawing units.
 
     >>> Scale(0, 10, 0, 100)(2.5)
     25.0
@@ -230,7 +237,7 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """Place of `value`; the middle when the range is empty."""
+        """Return the position of a value, or the middle if the range is empty."""
         if self.most == self.least:
             return (self.start + self.end) / 2
         share = (value - self.least) / (self.most - self.least)
@@ -238,7 +245,7 @@ class Scale:
 
 
 def ticks(least: float, most: float, n: int = 5, *, whole: bool = False) -> list[float]:
-    """About `n` round numbers within [least, most]: multiples of 1, 2 or 5 times a power of ten.
+    """Choose about `n` multiples of 1, 2 or 5 times a power of ten within [least, most].
 
     >>> ticks(0, 1000), ticks(0.13, 0.52), ticks(3, 3)
     ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [0.2, 0.3, 0.4, 0.5], [3])
@@ -252,13 +259,13 @@ def ticks(least: float, most: float, n: int = 5, *, whole: bool = False) -> list
     step = next(s * power for s in (1.0, 2.0, 5.0, 10.0) if s * power >= rough * (1 - 1e-9))
     if whole:
         step = max(1.0, step)
-    # Counted in whole steps, so that errors do not add up along the axis.
+    # Multiply the step instead of adding it, so that errors do not accumulate.
     first, last = math.ceil(least / step - 1e-9), math.floor(most / step + 1e-9)
     return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
 
 
 def written(value: float, *, step: float | None = None) -> str:
-    """A number as short as an axis needs it; `step` is the distance to its neighbours.
+    """Format a number briefly for an axis. `step` is the distance between labels.
 
     >>> [written(v) for v in (0, 0.25, 1500, 24000, 3_400_000, 0.0003)]
     ['0', '0.25', '1,500', '24k', '3.4M', '3e-4']
@@ -267,14 +274,14 @@ def written(value: float, *, step: float | None = None) -> str:
     """
     size = abs(value)
     units = (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")
-    for least_of_it, unit, letter in units:
-        if size >= least_of_it:
+    for threshold, unit, letter in units:
+        if size >= threshold:
             return f"{value / unit:.4g}{letter}"
     if 0 < size < 1e-3:
         digits, power = f"{value:.2e}".split("e")
         return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
     if step is not None and 1e-6 < step < 1:
-        # Digits after the point that tell multiples of `step` apart.
+        # Use as many decimals as multiples of the step need.
         decimals = next((d for d in range(1, 6) if abs(round(step, d) - step) < 1e-9), 6)
         return f"{value:.{decimals}f}"
     return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from toque.errors import ToqueError
 from toque.reporter import clock_text
-from toque.reports.figures import MOST_OVER, STYLES
+from toque.reports.figures import MAX_OVERLAID, STYLES
 from toque.reports.page import STYLE, Page, PageHead, RunRow, RunTable, Section, Sentence
 from toque.reports.run_page import SECTIONS, run_page
 from toque.reports.verdict import Verdict, verdict_of
@@ -155,9 +155,9 @@ class Watcher:
         if shown is None or shown not in runs:
             shown = names[0]
         if plotted is None:
-            plotted = names[:MOST_OVER]
+            plotted = names[:MAX_OVERLAID]
         # Sorted by name, so that a run keeps its colour when another run ends.
-        plotted = [name for name in sorted(runs) if name in plotted][:MOST_OVER]
+        plotted = [name for name in sorted(runs) if name in plotted][:MAX_OVERLAID]
 
         run = runs[shown]
         error = self._error
@@ -213,8 +213,8 @@ def _table(
         for name in names
     ]
     table = RunTable(_HEADS, rows, shown)
-    note = Sentence(f"The plot shows at most {MOST_OVER} runs.", "soft")
-    return [table, note] if len(names) > MOST_OVER else [table]
+    note = Sentence(f"The plot shows at most {MAX_OVERLAID} runs.", "soft")
+    return [table, note] if len(names) > MAX_OVERLAID else [table]
 
 
 def _cells(run: RunRecord, state: RunStatus) -> list[str]:

@@ -1,7 +1,8 @@
 """Parquet and Arrow files, read with pyarrow one batch of rows at a time.
 
-A few kilobytes of Parquet can hold a cell of gigabytes, and the file's own metadata need not tell.
-What decompressing takes is in the header of every page; those are read before pyarrow may.
+A few kilobytes of Parquet may expand to a cell of gigabytes, and the metadata of the file may hide
+it. Therefore the header of every page, which has the decompressed size, is checked before pyarrow
+reads the page.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ _ARROW_FILE = b"ARROW1"
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAX_SCHEMA = 64 << 20
-_BATCH_ROWS = 512  # rows read from Parquet at a time, fewer where its pages are large
-_BATCH_BYTES = 512 << 20  # most that the rows of a batch take, each as large as the largest page
+_BATCH_ROWS = 512
+"""Rows per batch of Parquet. Large pages reduce it."""
+_BATCH_BYTES = 512 << 20
+"""Limit of a batch, if every row is as large as the largest page."""
 _DAMAGE = (OSError, ValueError, LookupError, RecursionError)
-"""Errors that pyarrow raises on a damaged file, besides its own exceptions."""
-_MOST_PAGE = 128 << 20  # largest page that is read; writers make pages of about a mebibyte
+"""Errors that pyarrow raises on a damaged file, in addition to its own exceptions."""
+_MAX_PAGE_BYTES = 128 << 20
+"""Limit of a decompressed page. Usual pages have about a mebibyte."""
 
 
 class _Bad(NamedTuple):
@@ -48,7 +52,7 @@ _NOT_TEXT = _Bad(NOT_UTF_8)
 
 
 def columnar_format(start: bytes) -> str:
-    """The format of a file that begins with `start`: "parquet", "arrow" or "" for any other."""
+    """Recognise the format by the first bytes of a file: "parquet", "arrow" or ""."""
     if start.startswith(_PARQUET):
         return "parquet"
     size = int.from_bytes(start[4:8], "little")
@@ -57,8 +61,8 @@ def columnar_format(start: bytes) -> str:
 
 
 def columns_of(path: Path) -> dict[str, bool]:
-    """A file's column names, each with whether it holds bytes such as pictures."""
-    with _opened(path) as (_, schema, _batches):
+    """Return the column names of a file, with True for columns of bytes such as pictures."""
+    with _open_table(path) as (_, schema, _batches):
         return _columns_in(schema)
 
 
@@ -67,9 +71,9 @@ def _columns_in(schema: Any) -> dict[str, bool]:
 
 
 def decompressed_bytes(path: Path) -> int:
-    """Bytes that a Parquet file says its columns take, those of pictures and the like left out.
+    """Read the decompressed bytes of a Parquet file from its metadata, without columns of bytes.
 
-    0 for a damaged file, which is refused where it is read.
+    Return 0 for a damaged file, which is refused later, when it is read.
     """
     arrow = _pyarrow_for(str(path))
     try:
@@ -88,15 +92,15 @@ def decompressed_bytes(path: Path) -> int:
 
 
 def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
-    """Blocks of about a mebibyte of rows, with these columns only."""
+    """Read blocks of about a mebibyte of rows with these columns."""
     first_row = 1
-    with _opened(path) as (arrow, schema, batches):
+    with _open_table(path) as (arrow, schema, batches):
         unread = [name for name in schema.names if name not in columns]
         for batch in batches(list(columns)):
             _check(batch, arrow)
             for part in _parts_of(batch):
                 if part.num_rows == 1 and part.nbytes > MAX_RECORD_BYTES:
-                    yield unreadable(path, first_row, TOO_LONG)  # copied by nobody
+                    yield unreadable(path, first_row, TOO_LONG)
                 else:
                     sink = arrow.BufferOutputStream()
                     with arrow.ipc.new_stream(sink, part.schema) as writer:
@@ -107,8 +111,8 @@ def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterator[Any]]]]:
-    """Pyarrow, the file's schema, and its batches of rows with some of the columns."""
+def _open_table(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterator[Any]]]]:
+    """Return pyarrow, the schema of a file, and a function that reads batches of columns."""
     arrow = _pyarrow_for(str(path))
     with path.open("rb") as file:
         start = file.read(len(_ARROW_FILE))
@@ -120,8 +124,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
             with arrow.parquet.ParquetFile(path, pre_buffer=False) as table:
                 yield arrow, table.schema_arrow, partial(_parquet_batches, path, table)
             return
-        if start != _ARROW_FILE and end != _ARROW_STREAM_END:  # pyarrow would not notice
-            raise OSError("it does not end as an Arrow stream does")
+        if start != _ARROW_FILE and end != _ARROW_STREAM_END:  # pyarrow does not check this
+            raise OSError("the end mark of an Arrow stream is missing")
         with arrow.OSFile(str(path)) as source:
             if start == _ARROW_FILE:
                 reader = arrow.ipc.open_file(source)
@@ -130,17 +134,18 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
                 batches = reader = arrow.ipc.open_stream(source)
             names = list(enumerate(reader.schema.names))
 
-            def selected(columns: list[str]) -> Iterator[Any]:
-                places = [at for column in columns for at, name in names if name == column]
-                return (batch.select(places) for batch in batches)
+            def select_columns(columns: list[str]) -> Iterator[Any]:
+                indices = [at for column in columns for at, name in names if name == column]
+                return (batch.select(indices) for batch in batches)
 
-            yield arrow, reader.schema, selected
+            yield arrow, reader.schema, select_columns
     except (arrow.ArrowException, *_DAMAGE) as error:
-        why = (str(error) or type(error).__name__).splitlines()[0]
-        kind, to_do = "Arrow", "Save or fetch it again."
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        kind, remedy = "Arrow", "Save or download it again."
         if is_parquet:
-            kind, to_do = "Parquet", "Fetch it again; its last bytes must be PAR1."
-        raise DataError(f"{path} is a damaged or truncated {kind} file ({why}). {to_do}") from error
+            kind, remedy = "Parquet", "Download it again. Its last bytes must be PAR1."
+        message = f"{path} is a damaged or truncated {kind} file ({reason}). {remedy}"
+        raise DataError(message) from error
 
 
 def _parquet_batches(path: Path, table: Any, columns: list[str]) -> Iterator[Any]:
@@ -151,47 +156,50 @@ def _parquet_batches(path: Path, table: Any, columns: list[str]) -> Iterator[Any
             for chunk in map(group.column, range(group.num_columns)):
                 if _is_of(chunk, columns):
                     largest = max(largest, _largest_page(file, chunk))
-            if largest > _MOST_PAGE:
+            if largest > _MAX_PAGE_BYTES:
                 raise DataError(
-                    f"{path} is Parquet with a page of {largest:,} bytes, once decompressed, in "
-                    f"its row group {number}, and pages of up to {_MOST_PAGE:,} are read. Write it "
-                    "with smaller pages (pyarrow: data_page_size), without that row, or as JSON."
+                    f"{path} has a page of {largest:,} bytes after decompression in its row group "
+                    f"{number}. The limit is {_MAX_PAGE_BYTES:,}. Write the file with smaller "
+                    "pages (pyarrow: data_page_size), without that row, or as JSON."
                 )
             n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
             yield from table.iter_batches(n_rows, [number], columns)
 
 
 def _is_of(chunk: Any, columns: Sequence[str]) -> bool:
-    """True if a column chunk of Parquet belongs to one of these columns, which may be nested."""
+    """Check whether a column chunk of Parquet belongs to one of these columns or is inside one."""
     return any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in columns)
 
 
 def _largest_page(file: BinaryIO, chunk: Any) -> int:
-    """Bytes of the largest page of a column chunk, once decompressed."""
-    place = min(at for at in (chunk.dictionary_page_offset, chunk.data_page_offset) if at)
-    end, largest = place + chunk.total_compressed_size, 0
-    while place < end:
-        file.seek(place)
-        header = _whole_numbers(file)  # 2: bytes once decompressed, 3: bytes in the file
+    """Return the decompressed bytes of the largest page of a column chunk."""
+    offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
+    position = min(offset for offset in offsets if offset)
+    end = position + chunk.total_compressed_size
+    largest = 0
+    while position < end:
+        file.seek(position)
+        header = _read_integers(file)  # 2 is the decompressed size, 3 the size in the file
         largest = max(largest, header[2])
-        place = file.tell() + max(0, header[3])
+        position = file.tell() + max(0, header[3])
     return largest
 
 
-def _whole_numbers(file: BinaryIO) -> dict[int, int]:
-    """The whole numbers of a struct in Thrift's compact protocol, by field; all else is skipped."""
-    found: dict[int, int] = {}
+def _read_integers(file: BinaryIO) -> dict[int, int]:
+    """Read the integers of a struct in Thrift's compact protocol, by field number."""
+    integers: dict[int, int] = {}
     number = 0
     while head := file.read(1)[0]:
         step, kind = divmod(head, 16)
         number = number + step if step else _varint(file) >> 1
         if kind in (4, 5, 6):
-            found[number] = (value := _varint(file)) >> 1 ^ -(value & 1)
+            value = _varint(file)
+            integers[number] = value >> 1 ^ -(value & 1)
         elif kind == 12:
-            _whole_numbers(file)
-        elif kind > 2:  # a byte, a double, text; true and false are 1 and 2 and take none
+            _read_integers(file)
+        elif kind > 2:  # a byte, a double or a text. Booleans are kinds 1 and 2, without a value.
             file.seek({3: 1, 7: 8, 8: 0}[kind] or _varint(file), os.SEEK_CUR)
-    return found
+    return integers
 
 
 def _varint(file: BinaryIO) -> int:
@@ -204,10 +212,10 @@ def _varint(file: BinaryIO) -> int:
 
 
 def columnar_records(contents: Contents) -> Numbered:
-    """The rows of a block by column name; their numbers are the rows' in the file."""
+    """Decode the rows of a block. Their numbers are the rows of the file."""
     arrow = _pyarrow_for("a block of Parquet rows")
     table = arrow.ipc.open_stream(arrow.py_buffer(contents.body)).read_all()
-    names = enumerate(table.column_names)  # of equal names the last counts, as in JSON and CSV
+    names = enumerate(table.column_names)  # the last of equal names counts, as in JSON and CSV
     values = {name: _cells(table.column(at), arrow) for at, name in names}
     for row in range(table.num_rows):
         number = contents.first + row
@@ -228,17 +236,17 @@ def _cells(column: Any, arrow: Any) -> list[Any]:
         if not arrow.types.is_string(column.type):
             return [_NOT_TEXT] * len(column)
         values = column.cast(arrow.binary()).to_pylist()
-    except (ArithmeticError, ValueError):  # a date after the year 9999, say: find the row it is in
-        read = (attempted(_read_cell, cell) for cell in column)
-        values = [_Bad(one) if isinstance(one, str) else one[0] for one in read]
-    return [_decoded(v) if isinstance(v, bytes) else v for v in values]
+    except (ArithmeticError, ValueError):  # e.g. a date after the year 9999: find its row
+        cells = (attempted(_read_cell, cell) for cell in column)
+        values = [_Bad(cell) if isinstance(cell, str) else cell[0] for cell in cells]
+    return [_decode(value) if isinstance(value, bytes) else value for value in values]
 
 
 def _read_cell(cell: Any) -> tuple[Any]:
-    return (cell.as_py(),)  # in a tuple: a text is no reason
+    return (cell.as_py(),)  # a tuple, because a text would be a reason
 
 
-def _decoded(cell: bytes) -> Any:
+def _decode(cell: bytes) -> Any:
     try:
         return cell.decode()
     except UnicodeDecodeError:
@@ -246,9 +254,9 @@ def _decoded(cell: bytes) -> Any:
 
 
 def _check(batch: Any, arrow: Any) -> None:
-    """Refuse offsets and sizes of Arrow outside their buffers, on which pyarrow would crash.
+    """Refuse offsets and sizes outside of their buffers, which would crash pyarrow.
 
-    Text is viewed as bytes: that it is not UTF-8 is no danger, and costs single rows.
+    Text is validated as bytes: invalid UTF-8 is safe, and costs only its row.
     """
     for column in batch.columns:
         kind = column.type
@@ -261,17 +269,19 @@ def _check(batch: Any, arrow: Any) -> None:
 
 
 def _parts_of(batch: Any) -> Iterator[Any]:
-    """A batch in parts of about CHUNK_BYTES, at least a row each; one too long is alone."""
+    """Divide a batch into parts of about CHUNK_BYTES. A row that is too long is a separate part."""
     n_parts = max(1, -(-batch.nbytes // CHUNK_BYTES))
     n_rows = max(1, -(-batch.num_rows // n_parts))
     for start in range(0, batch.num_rows, n_rows):
         part = batch.slice(start, n_rows)
-        alone = part.nbytes > MAX_RECORD_BYTES
-        yield from (part.slice(i, 1) for i in range(part.num_rows)) if alone else (part,)
+        if part.nbytes > MAX_RECORD_BYTES:
+            yield from (part.slice(i, 1) for i in range(part.num_rows))
+        else:
+            yield part
 
 
 def _pyarrow_for(what: str) -> Any:
-    """The pyarrow module, with the submodules used here imported."""
+    """Import pyarrow with its submodules."""
     with needing("data", what, otherwise=", or export it as CSV or JSON lines", raised=DataError):
         import pyarrow as pa
         import pyarrow.ipc

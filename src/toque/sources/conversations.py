@@ -1,8 +1,8 @@
-"""Reader of conversations: lists of messages, in the forms that trainers of the field read.
+"""Reader of conversations: lists of messages in the common forms of training data.
 
 {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
 {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
-{"prompt": [...], "completion": [...]}                 messages of both; the completion is learnt
+{"prompt": [...], "completion": [...]}                 messages; only the completion is learnt
 {"system": "...", "prompt": "...", "target": "..."}    texts: a question and its answer
 """
 
@@ -35,15 +35,17 @@ from toque.sources.records import (
     is_not_finite,
 )
 
-CONVERSATIONS: Final = "toque.sources.conversations:"  # beginning of a recorded name
+CONVERSATIONS: Final = "toque.sources.conversations:"
+"""Prefix of recorded names."""
 ASSISTANT: Final = "assistant"
 _ROLES: Final = {
     "system": "system", "developer": "system",
     "user": "user", "human": "user",
     ASSISTANT: ASSISTANT, "gpt": ASSISTANT, "model": ASSISTANT, "bot": ASSISTANT,
 }  # fmt: skip
-"""Roles that are known, and the three that templates know."""
-_TEXTS: Final = {"system": "system", "user": "prompt", ASSISTANT: "target"}  # role to column
+"""Names of roles, with the role in chat templates."""
+_TEXTS: Final = {"system": "system", "user": "prompt", ASSISTANT: "target"}
+"""Column of each role."""
 AFTER_LAST: Final = "turns after the last answer, left out"
 NOT_LEARNT: Final = "answers that are read and not learnt, as their field {} says"
 IN_PROMPT: Final = "answers in a prompt, which are read and not learnt"
@@ -56,20 +58,21 @@ _MARKS: Final = (
     "weight", "train", "training", "trainable", "loss", "loss_mask", "loss_weight",
     "loss_scale",
 )  # fmt: skip
-"""Fields of a message, or of a part, that say whether it is learnt."""
+"""Fields of a message or a part that decide whether it is learnt."""
 _DETAILS: Final = ("train_detail", "training_detail")
-"""Fields that say which characters of a message are learnt."""
+"""Fields with the characters of a message that are learnt."""
 _CALLS: Final = ("tool_calls", "function_call")
 _TEXT_PARTS: Final = (None, "text", "input_text", "output_text")
 _ROLE_AND_TEXT: Final = (("role", "content"), ("from", "value"), ("role", "value"))
-_MOST_SHOWN: Final = 30  # characters of a role that nobody knows
+_MAX_ROLE_CHARS: Final = 30
+"""Characters of an unknown role in a report."""
 
 
 @dataclass(frozen=True)
 class ConversationReader:
-    """Reads conversations by the `columns` of a source; a `RecordReader`.
+    """`RecordReader` of conversations in the columns of a source.
 
-    Conversations that begin with the same question stay on one side of the split.
+    Conversations with the same first question stay on one side of the split.
     """
 
     columns: Mapping[str, str | tuple[str, ...]]
@@ -78,24 +81,24 @@ class ConversationReader:
 
     @property
     def recorded_name(self) -> str:
-        """Name in manifests; see `RecordReader`."""
+        """Name in manifests, see `RecordReader`."""
         return in_encoding(f"{CONVERSATIONS}{json.dumps(self.columns)}", self.encoding)
 
     @cached_property
     def _fields(self) -> dict[str, tuple[str, ...]]:
-        """The fields of each column, those of its template among them."""
-        return {role: fields_in(given) for role, given in self.columns.items()}
+        """Fields of each column, including the fields of templates."""
+        return {role: fields_in(column) for role, column in self.columns.items()}
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path` by its layout."""
+        """Read blocks of records."""
         return self._layout(path).blocks(sorted({n for f in self._fields.values() for n in f}))
 
     def schema(self, path: Path) -> str:
-        """The file's layout, for the report."""
+        """Return the layout of a file, for the report."""
         return f"{self._layout(path).name} conversations"
 
     def examples(self, block: Block) -> BlockExamples:
-        """One example for each record that holds a conversation with an answer."""
+        """Make an example of each record with a conversation and an answer."""
         used = {name for fields in self._fields.values() for name in fields}
         return read_records(block, self._example_of, used)
 
@@ -109,13 +112,13 @@ class ConversationReader:
                 continue
             text, unread = text_of(record, self.columns[column], notes, is_answer=role == ASSISTANT)
             if unread:
-                return f"{unread} holds no text"
+                return f"{unread} is not a text"
             if text.strip():
                 turns.append(Turn(role, text))
             elif role != "system":
                 return f"no {column}"
-        *before, last = self._fields.get("messages", ("",))
-        for name in before:
+        *prompt_fields, last = self._fields.get("messages", ("",))
+        for name in prompt_fields:
             prompt = _turns_of(record.get(name), notes)
             if isinstance(prompt, str):
                 return prompt
@@ -134,14 +137,14 @@ class ConversationReader:
 
 
 def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
-    """The turns of a list of messages, or the reason for having none."""
-    if isinstance(value, str) and value.lstrip().startswith("["):  # as tables hold them
+    """Read a list of messages, or return the reason for dropping the record."""
+    if isinstance(value, str) and value.lstrip().startswith("["):  # a cell of a table
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            return "messages that are no list"
+            return "messages that are not a list"
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        return "messages that are no list" if is_filled(value) else "no messages"
+        return "messages that are not a list" if is_filled(value) else "no messages"
     turns: list[Turn] = []
     for message in value:
         turn = _turn_of(message, notes)
@@ -152,73 +155,73 @@ def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
 
 
 def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
-    """The turn of a message, or the reason why it has none."""
+    """Read a message, or return the reason for dropping the record."""
     names = next((n for n in _ROLE_AND_TEXT if n[0] in message and n[1] in message), None)
     if names is None:
         return "a message without role and content"
     role = _ROLES.get(str(message[names[0]]).strip().lower())
     if role is None:
-        return f"a role that nobody knows: {str(message[names[0]])[:_MOST_SHOWN]!r}"
+        return f"an unknown role: {str(message[names[0]])[:_MAX_ROLE_CHARS]!r}"
     if any(is_filled(message.get(name)) for name in _CALLS):
         return "a message that calls tools"
 
     content = message[names[1]]
     if isinstance(content, list):
-        content, reason = _joined_parts(content, notes)
+        content, reason = _join_text_parts(content, notes)
         if reason:
             return reason
     if not isinstance(content, str) or not content.strip():
         return "a message without text"
 
-    learnt = _marked_learnt(message, role, notes)
+    learnt = _is_learnt(message, role, notes)
     if isinstance(learnt, str):
         return learnt
 
     fields = {
-        name: _plain(field, notes)
+        name: _clean_value(field, notes)
         for name, field in message.items()
         if name not in (*names, *_MARKS) and field not in (None, [], {})
     }
-    for name in ("role", "content"):  # beside `from` and `value`, which the template gets as these
+    for name in ("role", "content"):  # the template receives `from` and `value` under these names
         if is_filled(fields.pop(name, None)):
             count_named(notes, UNWRITTEN, name)
     return Turn(role, plain_text(content, notes), learnt, fields)
 
 
-def _marked_learnt(message: Mapping[str, Any], role: str, notes: Counter[str]) -> bool | str:
-    """False for a message marked not to be learnt; the reason for dropping one of other marks."""
-    marks = [name for name in _MARKS if is_filled(message.get(name))]
-    learnt = [_is_learnt(message[name]) for name in marks]
-    if None in learnt:
-        return f"a message whose {marks[learnt.index(None)]} is neither 0 nor 1"
+def _is_learnt(message: Mapping[str, Any], role: str, notes: Counter[str]) -> bool | str:
+    """Check whether a message is learnt, or return the reason for dropping the record."""
+    names = [name for name in _MARKS if is_filled(message.get(name))]
+    marks = [_read_mark(message[name]) for name in names]
+    if None in marks:
+        return f"a message with {names[marks.index(None)]} neither 0 nor 1"
     if any(is_filled(message.get(name)) for name in _DETAILS):
-        return "a message of which only parts are to be learnt"
+        return "a message to be learnt only in parts"
 
-    is_read = False in learnt
-    if role == ASSISTANT and is_read:
-        count_named(notes, NOT_LEARNT, marks[learnt.index(False)])
-    if role != ASSISTANT and marks and not is_read:
-        count_named(notes, ONLY_READ, marks[0])
-    return not is_read
+    is_excluded = False in marks
+    if role == ASSISTANT and is_excluded:
+        count_named(notes, NOT_LEARNT, names[marks.index(False)])
+    if role != ASSISTANT and names and not is_excluded:
+        count_named(notes, ONLY_READ, names[0])
+    return not is_excluded
 
 
-def _joined_parts(parts: list[Any], notes: Counter[str]) -> tuple[str, str]:
-    """The text of a message's parts, and the reason for dropping it if they hold more than text."""
+def _join_text_parts(parts: list[Any], notes: Counter[str]) -> tuple[str, str]:
+    """Join the parts of a message. Also return the reason for dropping the record, or ""."""
     for part in parts:
         is_text = isinstance(part, dict) and part.get("type") in _TEXT_PARTS
         if not is_text or not isinstance(part.get("text"), str):
-            return "", "a message that holds more than text"
+            return "", "a message with more than text"
         filled = [name for name in part if name not in ("type", "text") and is_filled(part[name])]
         for name in filled:
-            if name in _MARKS and _is_learnt(part[name]) is not True:
-                return "", "a message of which only parts are to be learnt"
+            if name in _MARKS and _read_mark(part[name]) is not True:
+                return "", "a message to be learnt only in parts"
             if name not in _MARKS:
                 count_named(notes, UNUSED_OF_PARTS, name)
     return join_parts(part["text"] for part in parts), ""
 
 
 def join_parts(texts: Iterable[str]) -> str:
-    """Join the texts of a message's parts, with a blank between two that would touch."""
+    """Join the texts of the parts of a message, with a blank between texts without one."""
     pieces: list[str] = []
     for text in filter(None, texts):
         if pieces and not (pieces[-1][-1].isspace() or text[0].isspace()):
@@ -227,32 +230,32 @@ def join_parts(texts: Iterable[str]) -> str:
     return "".join(pieces)
 
 
-def _is_learnt(mark: object) -> bool | None:
-    """True or False for a mark of a message; None for a weight between them, or anything else."""
+def _read_mark(mark: object) -> bool | None:
+    """Convert the mark of a message to a boolean, or to None for any other value."""
     if isinstance(mark, str):
         mark = {"1": True, "true": True, "0": False, "false": False}.get(mark.strip().lower())
     return bool(mark) if isinstance(mark, int | float) and mark in (0, 1) else None
 
 
-def _plain(value: Any, notes: Counter[str]) -> Any:
-    """A field's value as JSON holds it, with its texts cleaned."""
+def _clean_value(value: Any, notes: Counter[str]) -> Any:
+    """Convert a value to JSON, and clean its texts."""
     if isinstance(value, dict):
-        return {str(name): _plain(inner, notes) for name, inner in value.items()}
+        return {str(name): _clean_value(inner, notes) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner, notes) for inner in value]
+        return [_clean_value(inner, notes) for inner in value]
     if value is None or isinstance(value, bool | int | float):
         return None if is_not_finite(value) else value
     return plain_text(str(value), notes)
 
 
 def _example(turns: list[Turn], notes: Counter[str]) -> Example | str:
-    """The example of a conversation up to its last learnt answer, or the reason for having none."""
+    """Make an example up to the last learnt answer, or return the reason for dropping it."""
     answers = [n for n, turn in enumerate(turns) if turn.role == ASSISTANT]
     learnt = [n for n in answers if turns[n].learnt]
     if not answers:
         return "no answer"
     if not learnt:
-        return "no answer to be learnt"
+        return "no learnt answer"
     if learnt[0] == 0 or turns[learnt[0] - 1].role == "system":
         return "an answer before the first question"
     if any(b - a == 1 for a, b in pairwise(answers)):
@@ -261,7 +264,7 @@ def _example(turns: list[Turn], notes: Counter[str]) -> Example | str:
         notes[AFTER_LAST] += more
         turns = turns[: learnt[-1] + 1]
     prompt = "\n\n".join(turn.text for turn in turns[:-1])
-    # Conversations with the same opening stay on one side of the split, whatever its letter case.
+    # Conversations with the same opening, ignoring case, stay on one side of the split.
     opening = "\0".join(turn.text for turn in turns[: learnt[0]]).casefold()
     entire = json.dumps(msgspec.to_builtins(turns), sort_keys=True)
     return Example(
@@ -275,18 +278,18 @@ def _example(turns: list[Turn], notes: Counter[str]) -> Example | str:
 
 
 def as_conversation(columns: Columns) -> bool:
-    """True if a source's columns are those of conversations.
+    """Check whether the columns of a source describe conversations.
 
     Raises:
-        ConfigError: messages stand beside a prompt or a target, or a part is missing.
+        ConfigError: A column is missing, or messages are combined with a prompt or a target.
     """
     if not columns.keys() & {"messages", "system"}:
         return False
     texts = columns.keys() - {"system"}
     if texts not in ({"messages"}, {"prompt", "target"}):
         raise ConfigError(
-            f"columns of a source names {', '.join(sorted(columns))}. A conversation is a list of "
-            "messages, columns: {messages: NAME}, or prompt and target, with a system text if "
-            "there is one: columns: {system: NAME, prompt: NAME, target: NAME}."
+            f"The columns of a source are {', '.join(sorted(columns))}. For conversations, use "
+            "either a list of messages, columns: {messages: NAME}, or a prompt and a target with "
+            "an optional system text, columns: {system: NAME, prompt: NAME, target: NAME}."
         )
     return True

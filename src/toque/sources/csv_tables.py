@@ -1,4 +1,4 @@
-"""CSV and TSV files, split into rows as `csv` parses them: a quoted line break splits no record.
+"""CSV and TSV files, divided into rows like `csv` does: a quoted line break does not end a row.
 
 An unclosed quote costs one line, not the rest of the file.
 """
@@ -36,10 +36,12 @@ from toque.sources.records import (
 
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
-MAX_GIVEN_UP = 20  # rows with an unclosed quote; of more, the quotes do not quote
+MAX_GIVEN_UP = 20
+"""Rows with an unclosed quote. More of them mean that quotes are ordinary characters."""
 _DELIMITERS = (",", "\t", ";", "|")
-_NAMED_DELIMITERS = (*_DELIMITERS, "^", "~", ":", "#")  # the last four only if a first line says so
-# Excel's first line for the delimiter, maybe quoted or padded with delimiters: "sep=;"
+_NAMED_DELIMITERS = (*_DELIMITERS, "^", "~", ":", "#")
+"""All delimiters. The last four need a first line such as "sep=#"."""
+# First line of Excel with the delimiter: "sep=;", perhaps quoted or padded with delimiters.
 _NAMES_DELIMITER = re.compile(rb'"?sep=(\\t|\t|[,;|^~:#])"?[,;|\t ]*(?:\r\n|\n|\r)+', re.IGNORECASE)
 _MAX_RESPLIT = 1 << 16
 _MIN_FITTING = 0.7
@@ -49,14 +51,17 @@ _LINE_BREAK = re.compile(rb"\r\n|\n|\r")
 
 @dataclass(frozen=True)
 class Dialect:
-    """Dialect of a table: how it is delimited and quoted, and the names in its first row."""
+    """Dialect of a table: delimiter, quoting and column names."""
 
     delimiter: str
     quoted: bool
     columns: tuple[str, ...]
-    share: float  # share of the first rows that have as many fields as the header
-    n_rows: int  # first rows that were seen whole
-    n_before: int = 0  # lines before the header: one that names the delimiter, and blank ones
+    share: float
+    """Share of the first rows with as many fields as the header."""
+    n_rows: int
+    """Number of complete rows in the sample."""
+    n_before: int = 0
+    """Lines before the header: blank lines, or a line with the delimiter."""
 
     @property
     def fits(self) -> bool:
@@ -65,7 +70,7 @@ class Dialect:
 
     @property
     def name(self) -> str:
-        """Its common name."""
+        """Name of the dialect: csv or tsv."""
         return "tsv" if self.delimiter == "\t" else "csv"
 
 
@@ -77,80 +82,93 @@ def dialect_of(
     n_known: Callable[[tuple[str, ...]], int],
     alone: Collection[str] = (),
 ) -> Dialect | None:
-    """The dialect whose header has the most known columns; None when the first row is no header.
+    """Choose the dialect with the most known columns. Return None if the first row is not a header.
 
-    A single name is a header if it is one of `alone`: the first line of a text looks the same. A
-    first line such as "sep=;" names the delimiter.
+    A header may have a single column only if its name is in `alone`, because the first line of a
+    text looks the same. A first line such as "sep=;" has the delimiter.
+
+    Raises:
+        DataError: The first line is too long.
     """
-    named = _NAMES_DELIMITER.match(start)
-    start = start[named.end() :] if named else start
+    sep_line = _NAMES_DELIMITER.match(start)
+    if sep_line:
+        start = start[sep_line.end() :]
 
     def dialects(delimiters: Iterable[str]) -> list[Dialect]:
-        read = (_delimited(start, delimiter, whole=whole) for delimiter in delimiters)
-        return [d for d in read if d and (len(d.columns) > 1 or d.columns[0] in alone)]
+        candidates = (_delimited(start, delimiter, whole=whole) for delimiter in delimiters)
+        return [d for d in candidates if d and (len(d.columns) > 1 or d.columns[0] in alone)]
 
-    found = dialects([named[1].decode().replace("\\t", "\t")]) if named else []
-    found = found or dialects(_DELIMITERS)
-    if not found and b"\n" not in start and not whole:
+    possible = dialects([sep_line[1].decode().replace("\\t", "\t")]) if sep_line else []
+    possible = possible or dialects(_DELIMITERS)
+    if not possible and b"\n" not in start and not whole:
         raise DataError(
-            f"{path} begins with a line of over {len(start):,} bytes that is no JSON. A recipe "
-            "source is JSON, JSON lines, CSV, Parquet or web pages; check the export that wrote "
+            f"{path} begins with a line of over {len(start):,} bytes that is not JSON. Recipes are "
+            "read from JSON, JSON lines, CSV, Parquet and web pages. Check the export that wrote "
             "this file."
         )
-    # The texts of a single column may hold commas without being quoted: tabs fit more of its rows.
-    best = max(found, key=lambda d: (n_known(d.columns), len(d.columns), d.share), default=None)
-    return replace(best, n_before=count_lines(named[0])) if best and named else best
+    # A table of one column may have unquoted commas in its texts. Tabs then fit more of its rows.
+    best = max(possible, key=lambda d: (n_known(d.columns), len(d.columns), d.share), default=None)
+    if best is None or sep_line is None:
+        return best
+    return replace(best, n_before=count_lines(sep_line[0]))
 
 
 def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
-    """The dialect with this delimiter; None if the first row cannot be read."""
+    """Return the dialect with a delimiter, or None if the first row cannot be read."""
     end = row_end(start, 0, delimiter, quoted=True, last=whole)
     if end is None or end < 0:
         return None
     names = _fields(start[:end].decode(errors="replace"), delimiter, quoted=True)
     if not names:
         return None
-    last = {name.strip(): at for at, name in enumerate(names)}
-    columns = tuple(  # of equal names the last counts, as in JSON; the others are still to be named
-        name.strip() + (f" (column {at + 1})" if last[name.strip()] != at else "")
-        for at, name in enumerate(names)
+    # The last of equal names counts, as in JSON. Earlier ones get a number.
+    names = [name.strip() for name in names]
+    last_index = {name: i for i, name in enumerate(names)}
+    columns = tuple(
+        name if last_index[name] == i else f"{name} (column {i + 1})"
+        for i, name in enumerate(names)
     )
+
     rows = {q: _first_rows(start[end:], delimiter, quoted=q, last=whole) for q in _BOTH}
     n = len(columns)
-    # Tab-separated files are often written without quoting: take whichever fits more rows.
+    # Tab-separated files are often written without quoting: use the form that fits more rows.
     shares = {q: max(rows[q].share(n), rows[q].share(n + 1)) for q in _BOTH}
     quoted = delimiter == "," or shares[True] >= shares[False]
-    found = rows[quoted]
-    if n > 1 and found.share(n + 1) > found.share(n):
-        # Every row ends in a delimiter, or R writes row names without a name for them.
-        all_end = found.n_open[n + 1] == found.n_fields[n + 1]
-        columns = (*columns, "") if all_end else ("", *columns)
-    share = found.share(len(columns))
-    return Dialect(delimiter, quoted, columns, share, found.n_fields.total())
+    first_rows = rows[quoted]
+    if n > 1 and first_rows.share(n + 1) > first_rows.share(n):
+        # Either every row ends in a delimiter, or R wrote row names without a column name.
+        ends_open = first_rows.n_open[n + 1] == first_rows.n_fields[n + 1]
+        columns = (*columns, "") if ends_open else ("", *columns)
+    share = first_rows.share(len(columns))
+    return Dialect(delimiter, quoted, columns, share, first_rows.n_fields.total())
 
 
 @dataclass(frozen=True)
 class _FirstRows:
-    """How many fields the first rows below a header have."""
+    """Counts of fields in the first rows below a header."""
 
-    n_fields: Counter[int]  # rows by their number of fields; 0 where they cannot be read
-    n_open: Counter[int]  # those of them with nothing behind their last delimiter
+    n_fields: Counter[int]
+    """Rows by number of fields, or 0 fields if they cannot be read."""
+    n_open: Counter[int]
+    """Rows that end with a delimiter, by number of fields."""
 
     def share(self, n_columns: int) -> float:
-        """Share of the rows that have so many fields; 0 when there is no row."""
+        """Compute the share of the rows with a number of fields."""
         return self.n_fields[n_columns] / (self.n_fields.total() or 1)
 
 
 def _first_rows(rows: bytes, delimiter: str, *, quoted: bool, last: bool) -> _FirstRows:
-    """The rows in the start of a file that are known to be whole; `last` as of `row_end`."""
-    found, at, most = _FirstRows(Counter(), Counter()), 0, HEAD_BYTES
-    while (end := row_end(rows, at, delimiter, quoted=quoted, last=last)) and most >= at < end:
-        most = most if at else end + HEAD_BYTES  # behind a long first row as many as elsewhere
+    """Count the fields of the complete rows at the start of a file. See `row_end` for `last`."""
+    counts = _FirstRows(Counter(), Counter())
+    at, limit = 0, HEAD_BYTES
+    while (end := row_end(rows, at, delimiter, quoted=quoted, last=last)) and limit >= at < end:
+        if at == 0:
+            limit = end + HEAD_BYTES  # a long first row does not reduce the sample
         fields = _fields(rows[at:end].decode(errors="replace"), delimiter, quoted=quoted) or []
-        found.n_fields[len(fields)] += 1
-        found.n_open[len(fields)] += fields[-1:] == [""]
+        counts.n_fields[len(fields)] += 1
+        counts.n_open[len(fields)] += fields[-1:] == [""]
         at = end
-    return found
+    return counts
 
 
 def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
@@ -166,9 +184,10 @@ _ROWS: Final = {(d, q): _row_pattern(d, quoted=q) for d in _NAMED_DELIMITERS for
 
 
 def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -> int | None:
-    """End of the row at `at`, with its line break; None if the text ends first, -1 in a quote.
+    """Find the end of the row at `at`, after its line break.
 
-    `last`: the text reaches the end of the file.
+    Return None if the row may continue after the text, and -1 if a quote is not closed. `last` is
+    True if the text reaches the end of the file.
     """
     match = _ROWS[delimiter, quoted].match(text, at)
     if match is None:
@@ -177,7 +196,7 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
     if end == len(text):
         return end if last and end > at else None
     if text[end : end + 1] not in (b"\r", b"\n"):
-        return -1  # only an opening quote stops a row elsewhere
+        return -1  # only an opening quote stops a row before a line break
     if text[end : end + 2] == b"\r\n":
         return end + 2
     if end + 1 == len(text) and text[end : end + 1] == b"\r" and not last:
@@ -186,9 +205,12 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
 
 
 def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iterator[Block]:
-    """Blocks of about a mebibyte of rows after the header; an unreadable row is one of its own."""
+    """Read blocks of about a mebibyte of rows. An unreadable row is a separate block."""
     delimiter, quoted = dialect.delimiter, dialect.quoted
-    buffer, line, n_given_up, in_long_line = b"", 1, 0, False
+    buffer = b""
+    line = 1
+    n_given_up = 0
+    in_long_line = False
     n_to_skip = 1 + dialect.n_before
 
     def block_of(rows: bytes) -> Iterator[Block]:
@@ -213,7 +235,9 @@ def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iter
             if end is not None and end > 0 and n_bytes <= MAX_RECORD_BYTES:
                 at = end
                 if n_to_skip:
-                    line, start, n_to_skip = line + count_lines(buffer[start:at]), at, n_to_skip - 1
+                    line += count_lines(buffer[start:at])
+                    start = at
+                    n_to_skip -= 1
                 elif at - start > CHUNK_BYTES:
                     yield from block_of(buffer[start:at])
                     start = at
@@ -227,9 +251,9 @@ def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iter
             n_given_up += 1
             if n_given_up > MAX_GIVEN_UP:
                 raise DataError(
-                    f"{path}: more than {MAX_GIVEN_UP} rows open a quote that never closes or run "
-                    f"on for over {MAX_RECORD_BYTES >> 20} MiB (the last at line {line}). The file "
-                    "is damaged, or its quotes are not quoting. Export it again with standard CSV "
+                    f"{path}: more than {MAX_GIVEN_UP} rows have an unclosed quote or over "
+                    f"{MAX_RECORD_BYTES >> 20} MiB (the last at line {line}). The file is damaged, "
+                    "or uses quotes as ordinary characters. Export it again with standard CSV "
                     "quoting, or as JSON lines."
                 )
             line += 1
@@ -239,7 +263,7 @@ def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iter
 
 
 def table_records(contents: Contents) -> Numbered:
-    """The rows of a block by column name, or the reason why a row cannot be read."""
+    """Decode the rows of a block by column name, or give the reason why a row cannot be read."""
     text, meta = contents.body, contents.meta
     columns: Sequence[str] = meta["columns"]
     delimiter, quoted = meta["delimiter"], meta["quoted"]
@@ -256,7 +280,7 @@ def table_records(contents: Contents) -> Numbered:
                 if isinstance(values, list) and len(values) != len(columns):
                     values = WRONG_COUNT
                     if count_lines(row) > 1 and len(row) <= _MAX_RESPLIT:
-                        # A stray quote has swallowed rows: drop the first line only.
+                        # A stray quote may have joined several rows: drop only the first line.
                         end = _next_line(text, at)
                 if isinstance(values, list):
                     yield line, dict(zip(columns, values, strict=True))
@@ -275,7 +299,7 @@ def _row_values(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | str:
 
 
 def _fields(row: str, delimiter: str, *, quoted: bool) -> list[str] | None:
-    """The fields of one row; None if `csv` does not see exactly one row in it."""
+    """Split a row into fields. Return None if `csv` does not read exactly one row."""
     bare = row.rstrip("\r\n")
     if not quoted or '"' not in bare:
         return bare.split(delimiter)

@@ -1,6 +1,7 @@
-"""Bytes of source files: plain or compressed by magic number, in bounded memory, in whole lines.
+"""Reading of plain and compressed source files in bounded memory.
 
-Other kinds (UTF-16, archives, workbooks) are refused with the command that converts them.
+The compression is recognised by magic bytes. Other kinds of files, such as UTF-16, archives and
+workbooks, are refused with the command that converts them.
 """
 
 from __future__ import annotations
@@ -21,20 +22,25 @@ from toque.errors import DataError, needing
 
 UTF_8 = "utf-8"
 CHUNK_BYTES = 1 << 20
-HEAD_BYTES = 1 << 18  # decompressed bytes used for format detection
-SIZED_BYTES = 8 << 20  # decompressed bytes from which a file's size is estimated
-
-MAX_RECORD_BYTES = 8 << 20  # of a longer record, which is counted as dropped, none is held
-MAX_EXPANSION = 200  # highest compression ratio; recipes have ten, a bomb has a thousand
+HEAD_BYTES = 1 << 18
+"""Decompressed bytes for the detection of the format."""
+SIZED_BYTES = 8 << 20
+"""Decompressed bytes for the estimate of a file's size."""
+MAX_RECORD_BYTES = 8 << 20
+"""Limit of a record. A longer one is dropped and never in memory as a whole."""
+MAX_EXPANSION = 200
+"""Largest compression ratio. Recipes have about 10, decompression bombs over 1000."""
 _MAGIC_BYTES = 10
-_SIGN_BYTES = 1 << 16  # decompressed bytes by which an archive is recognised
-MIN_BOMB_BYTES = 256 << 20  # decompressed bytes up to which the ratio is not checked
+_SIGN_BYTES = 1 << 16
+"""Decompressed bytes for the recognition of archives."""
+MIN_BOMB_BYTES = 256 << 20
+"""Decompressed bytes up to which the compression ratio is not checked."""
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _XZ = b"\xfd7zXZ\x00"
 _BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
-# Parquet, Arrow and archives, which have no encoding.
+# Parquet, Arrow and archives do not have an encoding.
 _NO_TEXT = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"PK\x03\x04")
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF_16 = "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8"
@@ -59,7 +65,7 @@ _IN_ZIP: Final[dict[tuple[bytes, ...], str]] = {
     (b"AndroidManifest.xml",): "an Android app (.apk). Take it out of data.sources",
     (b"META-INF/",): "a Java archive (.jar) or an app. Take it out of data.sources",
 }
-"""Kinds of ZIP archives by the beginning of one of their names, or of the file `mimetype`."""
+"""Kinds of ZIP archives by the first characters of a file name, or of the file `mimetype`."""
 _NOT_READ = {
     b"7z\xbc\xaf": "a 7-Zip archive. Unpack it first: 7z x",
     b"Rar!\x1a\x07": "a RAR archive. Unpack it first: unrar x",
@@ -76,31 +82,33 @@ _NOT_READ = {
     b"Obj\x01": "an Avro file. Export its records as JSON lines or Parquet first",
 }
 _ZIP_HEADER: Final = b"PK\x03\x04"
-_NOT_OF_IT = "toque.not_of_the_encoding"  # name of an error handler of `codecs`
-LONG_LINE = b"\0line too long"  # in place of a line over MAX_RECORD_BYTES, which is counted
+_KEEP_BYTES = "toque.keep_bytes"
+"""Name of an error handler for `codecs`."""
+LONG_LINE = b"\0line too long"
+"""Replacement of a line over MAX_RECORD_BYTES, so that it is counted."""
 _BREAK = re.compile(rb"[\r\n]")
 
 
 def packed_as(path: Path) -> str:
-    """The archive, document or database that a file is, and what to do; "" for what may be read."""
-    with suppress(DataError), opened(path) as (stream, *_):  # its reader reports what is damaged
+    """Describe an archive, document or database and its conversion. "" for a readable file."""
+    with suppress(DataError), opened(path) as (stream, *_):  # the reader reports damaged files
         return _unread_kind(stream.read(_SIGN_BYTES))
     return ""
 
 
 def _has_member(start: bytes, names: tuple[bytes, ...]) -> bool:
-    """Return True if the name of a file in a ZIP archive begins with one of these."""
-    place = start.find(_ZIP_HEADER)
-    while place != -1:
-        # A file is a header of 30 bytes, its name, and its content.
-        if start.startswith(names, place + 30):
+    """Check whether the name of a file in a ZIP archive begins with one of these."""
+    position = start.find(_ZIP_HEADER)
+    while position != -1:
+        # A file consists of a header of 30 bytes, its name, and its content.
+        if start.startswith(names, position + 30):
             return True
-        place = start.find(_ZIP_HEADER, place + 1)
+        position = start.find(_ZIP_HEADER, position + 1)
     return False
 
 
 def _unread_kind(start: bytes) -> str:
-    """The kind of a file that is not read, by its decompressed beginning, and what to do."""
+    """Describe an unsupported kind of file by its first decompressed bytes, and its conversion."""
     if start.startswith(_ZIP_HEADER):
         start = start[:_SIGN_BYTES]
         kinds = (kind for names, kind in _IN_ZIP.items() if _has_member(start, names))
@@ -111,7 +119,7 @@ def _unread_kind(start: bytes) -> str:
 
 
 def _is_tar(start: bytes) -> bool:
-    """True if bytes begin with a header of tar, by its checksum: old ones have no other sign."""
+    """Check for a tar header by its checksum, because old headers lack magic bytes."""
     header = start[:512]
     if len(header) < 512 or not header[148:156].strip(b" \0"):
         return False
@@ -122,10 +130,13 @@ def _is_tar(start: bytes) -> bool:
 
 
 def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Iterator[bytes]:
-    """The decompressed bytes of a file, in UTF-8 and without a byte-order mark.
+    """Read the decompressed bytes of a file as UTF-8, without a byte-order mark.
 
-    Bytes that `encoding` does not know stay as they are, so that they are counted as not UTF-8;
-    those of UTF-16 that would be ASCII become 0xFF.
+    Bytes that are invalid in `encoding` do not change, so that they are counted as invalid UTF-8.
+    Invalid bytes of UTF-16 below 128 become 0xFF.
+
+    Raises:
+        DataError: The file cannot be read, or its kind is not supported.
     """
     with opened(path) as (stream, packed_bytes, _):
         plain = _bounded(path, stream, packed_bytes, size)
@@ -135,14 +146,14 @@ def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Ite
             if kind:
                 raise DataError(
                     f"{path} is {kind}. Recipes and texts are read from JSON, JSON lines, CSV, "
-                    "Parquet, web pages and plain text, which may be compressed with gzip, zstd, "
-                    "xz or bzip2."
+                    "Parquet, web pages and plain text. They may be compressed with gzip, zstd, xz "
+                    "or bzip2."
                 )
             chunk = start.removeprefix(_UTF8_MARK)
         else:
             start = start.removeprefix(_UTF8_MARK)
-            codecs.register_error(_NOT_OF_IT, _escaped)
-            texts = codecs.iterdecode(chain([start], plain), encoding, _NOT_OF_IT)
+            codecs.register_error(_KEEP_BYTES, _escape_bytes)
+            texts = codecs.iterdecode(chain([start], plain), encoding, _KEEP_BYTES)
             plain = (text.encode("utf-8", "surrogateescape") for text in texts)
             chunk = next(plain, b"").removeprefix(_UTF8_MARK)
         if chunk:
@@ -150,31 +161,35 @@ def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Ite
         yield from plain
 
 
-def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """Bytes as `surrogateescape` has them, which knows none below 128 and raises on them."""
+def _escape_bytes(error: UnicodeError) -> tuple[str, int]:
+    """Escape invalid bytes like `surrogateescape`, which raises on bytes below 128."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
-    wrong = error.object[error.start : error.end]
-    return "".join(chr(0xDC00 + (byte if byte > 127 else 0xFF)) for byte in wrong), error.end
+    invalid = error.object[error.start : error.end]
+    return "".join(chr(0xDC00 + (byte if byte > 127 else 0xFF)) for byte in invalid), error.end
 
 
 def _bounded(path: Path, stream: IO[bytes], packed_bytes: int, size: int) -> Iterator[bytes]:
-    """The chunks of a stream, as long as they are not far more than what they were packed in."""
+    """Read the chunks of a stream, and refuse a decompression bomb."""
     plain_bytes = 0
     while chunk := stream.read(size):
         plain_bytes += len(chunk)
         if packed_bytes and plain_bytes > max(MIN_BOMB_BYTES, MAX_EXPANSION * packed_bytes):
             raise DataError(
-                f"{path} holds {packed_bytes:,} bytes that expand to more than {plain_bytes:,}, "
-                f"over {MAX_EXPANSION} times as many. No recipes shrink that well: it is damaged "
-                "or a decompression bomb. Take it out of data.sources, or decompress it yourself "
-                "if you trust it."
+                f"{path} has {packed_bytes:,} bytes that expand to more than {plain_bytes:,}, over "
+                f"{MAX_EXPANSION} times as many. The file is damaged or a decompression bomb, "
+                "because texts do not compress that well. Remove it from data.sources, or "
+                "decompress it yourself if you trust it."
             )
         yield chunk
 
 
 def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[bytes, bool]:
-    """The first decompressed bytes of a file and whether they are the whole of it."""
+    """Read the first decompressed bytes of a file. Also return True if they are the entire file.
+
+    Raises:
+        DataError: The file is empty or cannot be read.
+    """
     start = b""
     for chunk in chunks(path, size, encoding=encoding):
         start += chunk
@@ -182,14 +197,14 @@ def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[
             break
     if not start.strip():
         raise DataError(
-            f"{path} is empty. Check that the download or export that wrote it has finished, or "
-            "move it away, or name the other files alone."
+            f"{path} is empty. Check that the download or export that wrote it has finished. "
+            "Otherwise remove it, or list the other files in data.sources."
         )
     return start[:size], len(start) <= size
 
 
 def more_of(path: Path, start: bytes, *, whole: bool, encoding: str) -> tuple[bytes, bool] | None:
-    """As `head`, as much as a record may have, where `start` holds no whole one; None: no more."""
+    """Read a longer head, up to the limit of a record. Return None if `start` is enough."""
     if whole or len(start) >= MAX_RECORD_BYTES:
         return None
     return head(path, MAX_RECORD_BYTES, encoding=encoding)
@@ -197,9 +212,15 @@ def more_of(path: Path, start: bytes, *, whole: bool, encoding: str) -> tuple[by
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
-    """The stream of plain bytes, the compressed file's size (0 if it is plain), and the file."""
+    """Open a file. Return the decompressed stream, the compressed size and the raw file.
+
+    The size is 0 if the file is not compressed.
+
+    Raises:
+        DataError: The file does not exist, is damaged or cannot be read.
+    """
     if path.is_dir():
-        raise DataError(f"{path} is a folder where a file is expected. Name the files in it.")
+        raise DataError(f"{path} must be a file, not a folder. List the files in it instead.")
     try:
         with path.open("rb") as raw:
             magic = raw.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
@@ -219,15 +240,15 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
                 yield raw, 0, raw
     except FileNotFoundError as error:
         raise DataError(
-            f"{path} does not exist. Check data.sources: paths are relative to the folder the "
-            f"command runs in ({Path.cwd()})."
+            f"{path} does not exist. Check data.sources: paths are relative to the working "
+            f"directory of the command ({Path.cwd()})."
         ) from error
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         program = "xz" if magic.startswith(_XZ) else "gzip"
         raise _damaged(path, program, error) from error
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}. Check that it is whole, its "
+            f"{path} cannot be read: {error.strerror or error}. Check that it is complete, its "
             "permissions and the disk."
         ) from error
 
@@ -253,10 +274,10 @@ def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def plain_size(path: Path) -> int:
-    """Bytes of a file once decompressed: counted if few, else as well packed as its beginning.
+    """Estimate the decompressed bytes of a file from the compression ratio of its first bytes.
 
-    What a gzip or zstd file says of its size is of its last or first part alone, or nothing. A
-    damaged file, which its reader refuses, has its own size.
+    Sizes in gzip and zstd files may be missing or cover only a part. For a damaged file, which the
+    reader refuses later, return the size of the file.
     """
     with suppress(DataError), opened(path) as (stream, packed_bytes, packed):
         if packed_bytes:
@@ -270,25 +291,28 @@ def plain_size(path: Path) -> int:
 def _damaged(path: Path, program: str, error: Exception) -> DataError:
     return DataError(
         f"{path} is a damaged or truncated {program} file ({error}). Download or compress it "
-        f"again; `{program} -t` on the file tells whether it is whole."
+        f"again. `{program} -t` checks the file."
     )
 
 
 def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of about a chunk that end with a line, too long ones replaced by `LONG_LINE`."""
-    pending, skipping = b"", False
+    """Divide chunks after lines. A line that is too long is replaced by `LONG_LINE`."""
+    pending = b""
+    skipping = False
     for chunk in chunks:
         buffer = pending + chunk
         if skipping:
             line_break = _BREAK.search(buffer)
             if line_break is None:
                 continue
-            buffer, skipping = LONG_LINE + buffer[line_break.start() :], False
-        # The last whole line ends here; a carriage return at the end may be half of CR LF.
+            buffer = LONG_LINE + buffer[line_break.start() :]
+            skipping = False
+        # Find the end of the last complete line. CR at the end may be half of CR LF.
         cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(0, len(buffer) - 1))) + 1
         pending = buffer[cut:]
         if len(pending) > MAX_RECORD_BYTES:
-            pending, skipping = b"", True
+            pending = b""
+            skipping = True
         if cut:
             yield buffer[:cut]
     if skipping or pending:
@@ -296,7 +320,7 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def count_lines(text: bytes) -> int:
-    """Line breaks in whole lines: LF, CR LF and CR are each one."""
+    """Count the line breaks: LF, CR LF and CR."""
     if b"\r" not in text:
         return text.count(b"\n")
     return text.count(b"\n") + text.count(b"\r") - text.count(b"\r\n")

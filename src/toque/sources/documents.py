@@ -1,10 +1,10 @@
-r"""Readers of texts that are no recipes: plain files, documents, and prompts with their targets.
+r"""Readers of texts that are not recipes: plain files, documents, and prompts with targets.
 
-A column of a source is a field of its records, or a template over them: "{question}\n\n{hint}".
+A column of a source is a field of its records, or a template of fields: "{question}\n\n{hint}".
 
-A document's rows are consecutive pieces. The split into training and validation hashes the document
-and the piece number // 16, so that a single book has both sides while neighbours mostly stay
-together. Files over `PART_BYTES` are read in parts of whole paragraphs, each with its own pieces.
+The rows of a document are consecutive pieces. The side of the split depends on a hash of the
+document and of the piece number // 16, so that even a single book has both sides, while neighbours
+mostly stay together. Files over `PART_BYTES` are divided into parts after a paragraph.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from toque.sources.records import (
 
 PART_BYTES = 4 << 20
 NO_TEXT, NO_PROMPT, NO_TARGET = "no text", "no prompt", "no target"
-LOST_BYTES = "bytes that are not UTF-8"  # the note that counts them; each costs a character
+LOST_BYTES = "bytes that are not UTF-8"
 CONTROLS = "control characters removed"
 SEPARATORS = "vertical tabs, form feeds and other separators made line breaks"
 HALF_CHARACTERS = "halves of characters (lone surrogates) made U+FFFD"
 _MARK = "\ufeff"
-# The line at either end of a book of Project Gutenberg, and the licence between two books. The one
-# before a book may be several lines long; it is bounded, so that no text takes long.
+# The lines around a book of Project Gutenberg, and the licence between two books. The line before a
+# book may be broken into several. Its length is limited, so that the search stays fast.
 _GUTENBERG = r"\*\*\*\s{0,9}+%s OF TH(?:E|IS)(?: COPYRIGHTED)? PROJECT GUTENBERG"
 _BEGINS = _GUTENBERG % "START" + r"(?>.{0,999}?\*\*\*)[^\n]{0,99}+\n"
 _BOOK = re.compile(_BEGINS, re.DOTALL | re.IGNORECASE)
@@ -54,11 +54,11 @@ _LICENCE = re.compile(
     "^" + _GUTENBERG % "END" + rf".*?(?:{_BEGINS}|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
-# Vertical tab, form feed, separators of files, groups, records and units, U+0085, U+2028, U+2029.
+# Vertical tab, form feed, the separators of ASCII, U+0085, U+2028 and U+2029.
 _SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
 _BLANK_LINES = re.compile(r"\n{4,}")
 _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
-# More than the thirty marks of UAX #15's stream-safe text; no mark is a letter or a blank.
+# More combining marks than the thirty that UAX #15 allows in stream-safe text.
 _MARKS: Final = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
 # Beginnings of the recorded names of `DocumentReader` and `PairReader`.
 DOCUMENTS: Final = "toque.cooking.formats:text="
@@ -67,50 +67,51 @@ PAIRS: Final = "toque.cooking.formats:pairs="
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads text files, plain or compressed; each is one document."""
+    """Reader of text files, plain or compressed. Each file is a document."""
 
     version: int = 2
     encoding: str = UTF_8
 
     @property
     def recorded_name(self) -> str:
-        """Name in manifests; see `RecordReader`."""
+        """Name in manifests, see `RecordReader`."""
         return in_encoding("toque.data.text:text_reader", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """The file whole, or in parts of about PART_BYTES that end with a paragraph or line."""
-        data, first_line, most = b"", 1, PART_BYTES
+        """Read a file as one block, or as parts of about PART_BYTES after a paragraph or line."""
+        data = b""
+        first_line = 1
+        limit = PART_BYTES
         for chunk in chunks(path, encoding=self.encoding):
             data += chunk
-            while len(data) > most:
-                cut = _last_break(data[:most])
+            while len(data) > limit:
+                cut = _last_break(data[:limit])
                 payload, data = data[:cut], data[cut:]
                 yield Block(0, str(path), first_line, payload, last=False)
                 first_line += payload.count(b"\n")
-                # What is left of this part, one byte seen beyond it, and as much again.
-                most = most - cut + 1 + PART_BYTES
+                limit = limit - cut + 1 + PART_BYTES
         yield Block(0, str(path), first_line, data)
 
     def schema(self, path: Path) -> str:
-        """Schema, the same for every file."""
+        """Return the schema, equal for all files."""
         return "text"
 
     def examples(self, block: Block) -> BlockExamples:
-        """The block's document, cleaned; an empty one is dropped."""
+        """Clean the document of a block. An empty one is dropped."""
         notes: Counter[str] = Counter()
-        found = attempted(_example, block, notes)
-        if isinstance(found, str):
-            return BlockExamples([], 1, 0, {found: [block.first_line]}, dict(notes))
-        return BlockExamples([found], 1, 1, {}, dict(notes))
+        example = attempted(_make_example, block, notes)
+        if isinstance(example, str):
+            return BlockExamples([], 1, 0, {example: [block.first_line]}, dict(notes))
+        return BlockExamples([example], 1, 1, {}, dict(notes))
 
 
-def _example(block: Block, notes: Counter[str]) -> Example | str:
+def _make_example(block: Block, notes: Counter[str]) -> Example | str:
     text = clean_document(block.payload, notes)
     return document_example(text, ends=block.last) if text.strip() else NO_TEXT
 
 
 def clean_document(data: bytes, notes: Counter[str]) -> str:
-    """A document without CR, control characters and Project Gutenberg's licence; `notes` counts."""
+    """Remove CR, control characters and Project Gutenberg's licence. Count them in `notes`."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -124,7 +125,7 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
             notes[note] += n
     n_lines = text.count("\n")
     text = _LICENCE.sub("", text)
-    if book := _BOOK.search(text):  # the first one, or the first whole one of a part of the file
+    if book := _BOOK.search(text):  # the first line before a book, also in the middle of a file
         text = text[book.end() :]
     if text.count("\n") < n_lines:
         notes["lines of Project Gutenberg's licence"] += n_lines - text.count("\n")
@@ -132,7 +133,7 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
 
 
 def _last_break(data: bytes) -> int:
-    """Place to cut a part: after its last blank line, else line, else space, else character."""
+    """Find the last position after a blank line, a line, a space or a character, in this order."""
     half = len(data) // 2
     for mark in (b"\n\n", b"\n", b" "):
         if (at := data.rfind(mark, half)) >= 0:
@@ -144,16 +145,16 @@ def _last_break(data: bytes) -> int:
 
 
 def composed(text: str) -> str:
-    """The text in NFC, composed in linear time.
+    """Normalise a text to NFC in linear time.
 
-    `unicodedata.normalize` sorts a run of combining marks by insertion: 256,000 took 19.5 s. So a
-    long run is put in its canonical order first (UAX #15; a stable sort by class).
+    `unicodedata.normalize` needs quadratic time for a run of combining marks: 19.5 s for 256,000.
+    Therefore long runs are first sorted by combining class (UAX #15).
     """
-    return unicodedata.normalize("NFC", _MARKS.sub(_in_order, text))
+    return unicodedata.normalize("NFC", _MARKS.sub(_sort_marks, text))
 
 
-def _in_order(run: re.Match[str]) -> str:
-    """A run with its marks in canonical order; some characters are made of several marks."""
+def _sort_marks(run: re.Match[str]) -> str:
+    """Put the marks of a run in canonical order, after the decomposition of its characters."""
     parts = (part for character in run.group() for part in unicodedata.normalize("NFD", character))
     groups = groupby(parts, key=lambda part: unicodedata.combining(part) > 0)
     return "".join(
@@ -164,7 +165,7 @@ def _in_order(run: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class DocumentReader:
-    """Reads the field `column` of every record; a `RecordReader`."""
+    """`RecordReader` of documents in a field of every record."""
 
     column: str
     version: int = 2
@@ -172,19 +173,19 @@ class DocumentReader:
 
     @property
     def recorded_name(self) -> str:
-        """Name in manifests; see `RecordReader`."""
+        """Name in manifests, see `RecordReader`."""
         return in_encoding(f"{DOCUMENTS}{self.column}", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path` by its layout."""
+        """Read blocks of records."""
         return self._layout(path).blocks((self.column,))
 
     def schema(self, path: Path) -> str:
-        """The file's layout, for the report."""
+        """Return the layout of a file, for the report."""
         return f"{self._layout(path).name} documents"
 
     def examples(self, block: Block) -> BlockExamples:
-        """One document for each record with text, cleaned like a text file."""
+        """Make a document of each record with text, cleaned like a text file."""
         return read_records(block, self._example_of, {self.column})
 
     def _layout(self, path: Path) -> FileLayout:
@@ -194,17 +195,17 @@ class DocumentReader:
         value = record.get(self.column)
         if not isinstance(value, str) or not value.strip():
             return NO_TEXT
-        text = clean_document(_without_halves(value, notes).encode(), notes)
+        text = clean_document(_replace_surrogates(value, notes).encode(), notes)
         return document_example(text) if text.strip() else NO_TEXT
 
 
 @dataclass(frozen=True)
 class PairReader:
-    """Reads the fields `prompt` and `target` of every record; a `RecordReader`.
+    """`RecordReader` of prompts and targets.
 
-    Either may be a template over fields, and a prompt a list of them: see `text_of`. These are the
-    user's own texts: control characters are removed, and separators become line breaks. Pairs with
-    the same prompt stay on one side of the split, because the model would have seen the answer.
+    Both may be templates, and a prompt may be a list of fields, see `text_of`. Control characters
+    are removed, and separators become line breaks. Pairs with the same prompt stay on one side of
+    the split, because the model would otherwise see the answer during training.
     """
 
     prompt: str | tuple[str, ...]
@@ -214,72 +215,68 @@ class PairReader:
 
     @property
     def recorded_name(self) -> str:
-        """Name in manifests; see `RecordReader`."""
+        """Name in manifests, see `RecordReader`."""
         columns = {"prompt": self.prompt, "target": self.target}
         return in_encoding(f"{PAIRS}{json.dumps(columns)}", self.encoding)
 
     @cached_property
-    def _asked(self) -> tuple[str, ...]:
-        return fields_in(self.prompt)
-
-    @cached_property
-    def _answered(self) -> tuple[str, ...]:
-        return fields_in(self.target)
+    def _fields(self) -> tuple[str, ...]:
+        return (*fields_in(self.prompt), *fields_in(self.target))
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path` by its layout."""
-        return self._layout(path).blocks((*self._asked, *self._answered))
+        """Read blocks of records."""
+        return self._layout(path).blocks(self._fields)
 
     def schema(self, path: Path) -> str:
-        """The file's layout, for the report."""
+        """Return the layout of a file, for the report."""
         return f"{self._layout(path).name} pairs"
 
     def examples(self, block: Block) -> BlockExamples:
-        """One example for each record that has both texts."""
-        return read_records(block, self.example_of, {*self._asked, *self._answered})
+        """Make an example of each record with prompt and target."""
+        return read_records(block, self.example_of, {*self._fields})
 
     def _layout(self, path: Path) -> FileLayout:
         columns = named_columns({"prompt": self.prompt, "target": self.target})
         return layout_with(path, columns, encoding=self.encoding)
 
     def example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
-        """The example of a record, or the reason why it has none."""
+        """Make the example of a record, or return the reason for dropping the record."""
         prompt, unread = text_of(record, self.prompt, notes)
         if unread:
-            return f"{unread} holds no text"  # which the question may need
+            return f"{unread} is not a text"
         if not prompt or prompt.isspace():
             return NO_PROMPT
         target, unread = text_of(record, self.target, notes, is_answer=True)
         if not target or target.isspace():
             return NO_TARGET
         if unread:
-            return f"{unread} holds no text"
-        # Letter case decides the side of the split for no prompt, and makes two texts different.
+            return f"{unread} is not a text"
+        # The side of the split does not depend on case, but duplicates must be equal in case.
         key = xxhash.xxh3_64_intdigest(prompt.casefold().encode())
         record_key = xxhash.xxh3_64_intdigest(f"{prompt}\0{target}".encode())
         return Example(prompt, target, key, 0, record_key)
 
 
 def named_columns(columns: Columns) -> dict[str, str]:
-    """The fields of a source's columns, by what an error calls them."""
-    return {
-        role if len(fields) == 1 else f"{role}, part {n}": name
-        for role, given in columns.items()
-        for fields in (fields_in(given),)
-        for n, name in enumerate(fields, start=1)
-    }
+    """Return the fields of a source's columns, by their name in errors."""
+    named: dict[str, str] = {}
+    for role, column in columns.items():
+        fields = fields_in(column)
+        for n, name in enumerate(fields, start=1):
+            named[role if len(fields) == 1 else f"{role}, part {n}"] = name
+    return named
 
 
 def fields_in(column: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The fields of a column: one, a list of them, or those in the braces of a template."""
+    """List the fields of a column: a field, a list of fields, or a template."""
     if isinstance(column, tuple):
         return column
-    found = [name for _, name in template_parts(column) if name]
-    return tuple(dict.fromkeys(found)) or (column,)
+    names = [name for _, name in template_parts(column) if name]
+    return tuple(dict.fromkeys(names)) or (column,)
 
 
 def blank_text(column: str | tuple[str, ...]) -> str:
-    r"""The text that a column makes of a record, with each field's name in braces in its place.
+    r"""Return the text of a column with the names of its fields in braces.
 
     >>> blank_text("Summarise: {text}"), blank_text("text"), blank_text(("question", "hint"))
     ('Summarise: {text}', '{text}', '{question}\n\n{hint}')
@@ -290,26 +287,26 @@ def blank_text(column: str | tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=256)
 def template_parts(template: str) -> tuple[tuple[str, str], ...]:
-    """Texts of a template, each with the field that follows it, "" at its end.
+    """Split a template into texts, each with the field after it, or "" at the end.
 
     >>> template_parts("Q: {question}?"), template_parts("question")
     ((('Q: ', 'question'), ('?', '')), (('question', ''),))
 
     Raises:
-        ConfigError: a brace stands alone, or a field has a format.
+        ConfigError: A brace is not closed, or a field has no name or a format.
     """
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(
-            f"The template {template!r} in columns of a source cannot be read: {error}. A field "
-            'stands in braces, "{question}"; a brace that is text is written twice.'
+            f"The template {template!r} in the columns of a source is invalid: {error}. Write a "
+            'field in braces, "{question}", and a brace of the text twice.'
         ) from error
     for _, name, spec, conversion in parts:
         if spec or conversion or name == "":
             raise ConfigError(
-                f"The template {template!r} in columns of a source has a field without a name, or "
-                'with a format. Write the name of a field alone in braces: "{question}".'
+                f"The template {template!r} in the columns of a source has a field without a name "
+                'or with a format. Write only the name of the field in braces: "{question}".'
             )
     return tuple((text, name or "") for text, name, *_ in parts)
 
@@ -321,28 +318,32 @@ def text_of(
     *,
     is_answer: bool = False,
 ) -> tuple[str, str]:
-    """The text that a column makes of a record, and a field of it that is filled with no text.
+    """Make the text of a column from a record. Also return a field that is not a text, or "".
 
-    Several fields are those that are filled, with a blank line between them. A paragraph of a
-    template is left out where all its fields are blank. A list in the only field of an answer holds
-    alternatives, and its first is taken; elsewhere it holds lines.
+    Filled fields of a list are separated by a blank line. A paragraph of a template is left out if
+    all its fields are blank. A list in the only field of an answer has alternatives, and the
+    first is used. Any other list has lines.
     """
     fields = fields_in(column)
-    read = {
-        name: _field(record.get(name), name, notes, alternatives=is_answer and len(fields) == 1)
-        for name in fields
-    }
-    unread = next((name for _, name in read.values() if name), "")
-    if isinstance(column, str) and fields == (column,):
-        return read[column][0], unread
+    has_alternatives = is_answer and len(fields) == 1
+    texts: dict[str, str] = {}
+    unread = ""
+    for name in fields:
+        value = record.get(name)
+        value = _first_answer(value, notes) if has_alternatives else _join_lines(value)
+        texts[name] = plain_text(value, notes)
+        if not texts[name] and is_filled(value):
+            unread = unread or name
+
     if isinstance(column, str):
-        return _filled(column, {name: text for name, (text, _) in read.items()}), unread
-    texts = (read[name][0] for name in column)
-    return "\n\n".join(text for text in texts if text and not text.isspace()), unread
+        text = texts[column] if fields == (column,) else _fill_template(column, texts)
+        return text, unread
+    filled = [texts[name] for name in column if texts[name].strip()]
+    return "\n\n".join(filled), unread
 
 
-def _filled(template: str, texts: Mapping[str, str]) -> str:
-    """The template with the texts of its fields, without paragraphs whose fields are all blank."""
+def _fill_template(template: str, texts: Mapping[str, str]) -> str:
+    """Insert the texts of the fields, and leave out paragraphs with blank fields only."""
     paragraphs = []
     for paragraph in template.split("\n\n"):
         parts = template_parts(paragraph)
@@ -352,35 +353,37 @@ def _filled(template: str, texts: Mapping[str, str]) -> str:
     return "\n\n".join(paragraphs)
 
 
-def _field(
-    value: object, name: str, notes: Counter[str], *, alternatives: bool = False
-) -> tuple[str, str]:
-    """A field's text, and its name where it is filled with none."""
-    if alternatives:
-        value = value.get("text") if isinstance(value, dict) else value
-        if isinstance(value, list):  # SQuAD lists answers: the first is taken
-            notes["answers beside a question's first left out"] += len(value) > 1
-            value = value[0] if value else None
-    elif isinstance(value, list) and all(isinstance(line, str) for line in value):
-        value = "\n".join(value)  # choices
-    text = plain_text(value, notes)
-    return text, name if not text and is_filled(value) else ""
+def _first_answer(value: object, notes: Counter[str]) -> object:
+    """Choose the first of several answers. SQuAD lists them under "text"."""
+    if isinstance(value, dict):
+        value = value.get("text")
+    if not isinstance(value, list):
+        return value
+    notes["answers beside a question's first left out"] += len(value) > 1
+    return value[0] if value else None
+
+
+def _join_lines(value: object) -> object:
+    """Join a list of texts, such as the choices of a question."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    return value
 
 
 def plain_text(value: object, notes: Counter[str]) -> str:
-    """A field's text as UTF-8 without control characters; of other types, numbers and truths.
+    """Convert a text, a number or a boolean to text without control characters. Otherwise "".
 
     >>> [plain_text(value, Counter()) for value in (True, 1.5, None, float("nan"))]
     ['true', '1.5', '', '']
     """
     if isinstance(value, bool):
-        return "true" if value else "false"  # as JSON writes them
+        return "true" if value else "false"  # like JSON
     if not isinstance(value, str | int | float) or is_not_finite(value):
         return ""
     text = str(value)
     if text.isprintable():
         return text
-    text, n_separators = _SEPARATORS.subn("\n", _without_halves(text, notes))
+    text, n_separators = _SEPARATORS.subn("\n", _replace_surrogates(text, notes))
     text, n_controls = _CONTROLS.subn("", text)
     if n_separators:
         notes[SEPARATORS] += 1
@@ -389,9 +392,9 @@ def plain_text(value: object, notes: Counter[str]) -> str:
     return text
 
 
-def _without_halves(text: str, notes: Counter[str]) -> str:
-    """A text that UTF-8 can hold; `notes` counts the texts that it could not."""
-    entire = replace_lone_surrogates(text)
-    if "\ufffd" in entire and entire.count("\ufffd") > text.count("\ufffd"):
+def _replace_surrogates(text: str, notes: Counter[str]) -> str:
+    """Replace lone surrogates, which UTF-8 cannot encode. Count the changed texts in `notes`."""
+    valid = replace_lone_surrogates(text)
+    if "\ufffd" in valid and valid.count("\ufffd") > text.count("\ufffd"):
         notes[HALF_CHARACTERS] += 1
-    return entire
+    return valid

@@ -1,10 +1,9 @@
-"""JSON files: layout detection, blocks, and the records in a block.
+"""JSON files: detection of the form, blocks, and the records in a block.
 
-Layouts: one object per line; one array; an object of records by id; an array under a key such as
-"recipes"; one object, or several, each over many lines. Behind an array or object others may
-follow; anything else there is counted as a record that cannot be read. Of one huge value only
-brackets and strings are scanned, so a gigabyte takes seconds, and memory holds one record and one
-chunk.
+A file has one object per line, an array, an object with records by id, an array under a key such as
+"recipes", or objects over several lines. More arrays or objects may follow. Anything else after
+them counts as an unreadable record. In a large value, only brackets and strings are scanned, so a
+gigabyte takes seconds, and the memory has one record and one chunk.
 """
 
 from __future__ import annotations
@@ -42,13 +41,15 @@ from toque.sources.records import (
     unreadable,
 )
 
-MAX_CUT_BYTES = 1 << 20  # of a last record that is cut; of more, the brackets went wrong before
+MAX_CUT_BYTES = 1 << 20
+"""Limit of an incomplete last record. A larger one means that a bracket is missing earlier."""
 MAX_NESTED = 1000
 _DECODER = msgspec.json.Decoder()
-_OF_A_RECORD = {"title", "name", "ingredients", "@type", "@graph", "@context", "text"}
+_RECORD_KEYS = {"title", "name", "ingredients", "@type", "@graph", "@context", "text"}
 _SAMPLE = 20
 
-Depth = Literal[0, 1, 2]  # brackets around a record: side by side, in one value, under a key
+Depth = Literal[0, 1, 2]
+"""Brackets around a record: 0 for single objects, 1 in an array, 2 in an array under a key."""
 JsonForm = Literal["lines", "array", "dict", "wrapped", "objects"]
 _DEPTHS: dict[JsonForm, Depth] = {"array": 1, "dict": 1, "wrapped": 2, "objects": 0}
 _ENTRY = re.compile(
@@ -59,59 +60,66 @@ _SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
 
 
 def form_of(start: bytes, *, whole: bool) -> JsonForm:
-    """The form of a file that begins with `start` ("{" or "[" after white space)."""
+    """Recognise the form of a file by its first bytes ("{" or "[" after white space)."""
     if start.lstrip().startswith(b"["):
         return "array"
     lines = [line for line in start.splitlines() if line.strip()]
     has_several = len(lines) > 1
     if not whole and has_several:
-        lines.pop()  # it may be cut
+        lines.pop()  # it may be incomplete
     sample = lines[:50]
     complete = sum(line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample)
-    # One object a line, in most of them: a few damaged lines do not matter.
+    # A few damaged lines do not matter.
     if has_several and 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{"):
         return "lines"
-    # One record, or an object of records: the first keys and the kinds of their values tell.
-    at, keys, kinds = start.index(b"{") + 1, set[str](), list[tuple[bytes, bytes]]()
+
+    # The first keys and their values distinguish a record from an object of records.
+    at = start.index(b"{") + 1
+    keys = set[str]()
+    kinds: list[tuple[bytes, bytes]] = []
     while len(kinds) < 50 and (match := _ENTRY.match(start, at)):
         key, opening, inner = match.groups()
         keys.add(key.decode("utf-8", "replace"))
-        # A list of messages is one record's conversation, and no list of records.
+        # A list of messages is the conversation of one record, not a list of records.
         are_messages = _MESSAGES.match(start, match.start(2)) is not None
         kinds.append((b"", b"") if are_messages else (opening, inner))
         value = (_WHOLE_RECORD if opening in (b"{", b"[") else _SCALAR).match(start, match.start(2))
         at = value.end() if value else len(start)
     n_objects = sum(opening == b"{" for opening, _ in kinds)
-    if not keys & _OF_A_RECORD:
+    if not keys & _RECORD_KEYS:
         if (b"[", b"{") in kinds:
             return "wrapped"
-        # Beside records by id there may be a version or a count; beside a record's texts, metadata.
+        # An object of records may also have a version or a count; a record may have metadata.
         if n_objects > len(kinds) / 2:
             return "dict"
-    # A first line that is longer than what is seen holds a record, and the next one the next.
+    # If the first line is longer than the sample, each line probably has a record.
     return "objects" if whole or has_several else "lines"
 
 
 def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[str, Any]]:
-    """The first records of a file that can be decoded, for recognising its schema."""
-    found: list[dict[str, Any]] = []
+    """Decode the first readable records of a file, for the recognition of its schema."""
+    sample: list[dict[str, Any]] = []
     if form == "lines":
         lines = start.splitlines() if whole else start.splitlines()[:-1] or [start]
         texts: Iterator[bytes | None] = (line for line in lines if line.strip())
     else:
         texts = (piece.text for piece in JsonSplitter(_DEPTHS[form]).pieces([start]) if piece.whole)
-    with suppress(DamagedJsonError):  # reading the file will report it
+    with suppress(DamagedJsonError):  # reported later, when the file is read
         for text in islice(texts, 5 * _SAMPLE):
-            value = attempted(_decoded, text) if text is not None else ""
+            value = attempted(_decode_record, text) if text is not None else ""
             if isinstance(value, dict) and value:
-                found.append(value)
-            if len(found) == _SAMPLE:
+                sample.append(value)
+            if len(sample) == _SAMPLE:
                 break
-    return found
+    return sample
 
 
 def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterator[Block]:
-    """Blocks of about a mebibyte of records."""
+    """Read blocks of about a mebibyte of records.
+
+    Raises:
+        DataError: The file is damaged or has no records.
+    """
     if form == "lines":
         first_line = 1
         for run in runs_of_lines(chunks(path, encoding=encoding)):
@@ -126,29 +134,30 @@ def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterato
     try:
         for piece in splitter.pieces(chunks(path, encoding=encoding)):
             n_records += 1
-            # A file on one line has one line number, so its records are numbered instead.
+            # In a file of one line, the records are numbered instead of the lines.
             number = piece.line if splitter.line > 1 or form == "objects" else n_records
-            bad = _why_unreadable(path, piece)
-            if texts and (bad or size > CHUNK_BYTES):
+            reason = _why_unreadable(path, piece)
+            if texts and (reason or size > CHUNK_BYTES):
                 yield _records_block(path, texts, numbers)
-                texts, numbers, size = [], [], 0
-            if bad:
-                yield unreadable(path, number, bad)
+                texts, numbers = [], []
+                size = 0
+            if reason:
+                yield unreadable(path, number, reason)
             elif piece.text is not None:
-                # A line break outside strings is white space; inside them JSON does not allow it.
+                # JSON allows line breaks only as white space outside of strings.
                 texts.append(piece.text.replace(b"\n", b" ").replace(b"\r", b" "))
                 numbers.append(number)
                 size += len(piece.text)
     except DamagedJsonError as error:
         raise DataError(
-            f"{path} is no JSON from line {splitter.line} on: it holds {error}. Export it again."
+            f"{path} is not valid JSON at line {splitter.line}: it has {error}. Export it again."
         ) from error
     if texts:
         yield _records_block(path, texts, numbers)
     if not n_records:
         raise DataError(
-            f"{path} is JSON ({form}) without a single record in it. A recipe source holds objects "
-            "with a title, ingredients and steps; check the export."
+            f"{path} is JSON ({form}) without records. A recipe needs an object with a title, "
+            "ingredients and steps. Check the export."
         )
 
 
@@ -159,9 +168,9 @@ def _records_block(path: Path, texts: list[bytes], numbers: list[int]) -> Block:
 def _why_unreadable(path: Path, piece: JsonPiece) -> str:
     if not piece.whole and (piece.text is None or len(piece.text) > MAX_CUT_BYTES):
         raise DataError(
-            f"{path}: the record that begins at line {piece.line} never ends: a quote or bracket "
-            "is missing, or the file was cut. Repair it (python -m json.tool names the place), or "
-            "fetch it again."
+            f"{path}: the record at line {piece.line} has no end. A quote or bracket is missing, "
+            "or the file is truncated. Repair it (python -m json.tool prints the position), or "
+            "download it again."
         )
     if piece.text is None:
         return TOO_LONG
@@ -169,14 +178,14 @@ def _why_unreadable(path: Path, piece: JsonPiece) -> str:
 
 
 def json_records(contents: Contents) -> Numbered:
-    """The records of a block of either kind."""
+    """Decode the records of a block."""
     for number, line in _numbered_lines(contents):
         if line.strip():
-            yield number, TOO_LONG if line == LONG_LINE else attempted(_decoded, line)
+            yield number, TOO_LONG if line == LONG_LINE else attempted(_decode_record, line)
 
 
 def line_of(contents: Contents, number: int) -> bytes:
-    """The bytes of the record with this number, for the report of dropped records."""
+    """Return the bytes of a record, for the report of dropped records."""
     return next((line for n, line in _numbered_lines(contents) if n == number), b"")
 
 
@@ -186,8 +195,8 @@ def _numbered_lines(contents: Contents) -> Iterator[tuple[int, bytes]]:
     return zip(numbers, lines, strict=True)
 
 
-def _decoded(line: bytes) -> Raw:
-    """A record as an object, or the reason why it cannot be read."""
+def _decode_record(line: bytes) -> Raw:
+    """Decode a record, or return the reason why it cannot be read."""
     if len(line) > MAX_RECORD_BYTES:
         return TOO_LONG
     try:
@@ -200,12 +209,17 @@ def _decoded(line: bytes) -> Raw:
 
 
 def decode_line(line: bytes) -> Any:
-    """The value of one line; ValueError for no JSON, UnicodeDecodeError for no UTF-8."""
+    """Decode the value of a line.
+
+    Raises:
+        UnicodeDecodeError: The line is not UTF-8.
+        ValueError: The line is not JSON.
+    """
     text = line.decode("utf-8")
     try:
         return _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        # NaN, lone surrogates and huge integers are not JSON, but Python and pandas write them.
+        # Python and pandas write NaN, lone surrogates and huge integers, which msgspec refuses.
         try:
             return json.loads(text)
         except RecursionError as error:
@@ -224,7 +238,7 @@ _IN_RECORD = re.compile(_STRING + rb"|" + _BRACKETS + _CUT, re.DOTALL)
 
 
 def _shallow(depth: int) -> bytes:
-    """A pattern for one value of at most `depth` nested brackets, read in one regex match."""
+    """Make a pattern for a value of at most `depth` nested brackets."""
     inner = _STRING + rb'|[^"{}\[\]]++'
     pattern = rb"[{\[](?:" + inner + rb")*+[}\]]"
     for _ in range(depth - 1):
@@ -238,39 +252,50 @@ _OPENING = {b"}": b"{", b"]": b"["}
 
 
 class DamagedJsonError(ValueError):
-    """Text that cannot be JSON: endless nesting, or a word longer than any number."""
+    """Text that is not JSON: nested too deeply, or with a word longer than any number."""
 
 
 @dataclass(frozen=True)
 class JsonPiece:
-    """One record's bytes and the line it begins at; `text` is None when it is too long."""
+    """Bytes of a record."""
 
     line: int
+    """Number of the first line."""
     text: bytes | None
-    whole: bool = True  # False for the last record of a file that ends in its middle
+    """None if the record is too long."""
+    whole: bool = True
+    """False if the file ends before the record does."""
 
 
 @dataclass
 class JsonSplitter:
-    """Splits chunks of a JSON file into the records at one nesting depth."""
+    """Splitter of a JSON file into its records at a nesting depth."""
 
     depth: Depth
     max_bytes: int = MAX_RECORD_BYTES
     line: int = 1
     _open: list[bytes] = field(default_factory=list)
-    _first: bytes = b""  # bracket that opens the file's first value
-    _around: int = 0  # brackets around a record in the value that is open
+    _first: bytes = b""
+    """Opening bracket of the first value of the file."""
+    _around: int = 0
+    """Number of brackets around a record in the present value."""
     _buffer: bytes = b""
     _scan: int = 0
     _counted: int = 0
     _start: int | None = None
     _start_line: int = 0
     _too_long: bool = False
-    _string: int | None = None  # how far a string without its end is known; None outside of one
-    _beheaded: bool = False  # True if that string is too long to hold, and its beginning is gone
+    _string: int | None = None
+    """Position up to which an unfinished string was scanned."""
+    _beheaded: bool = False
+    """True if the first bytes of this string were dropped, because it is too long."""
 
     def pieces(self, chunks: Iterable[bytes]) -> Iterator[JsonPiece]:
-        """The records of a file, in order; DamagedJsonError after those before the damage."""
+        """Split chunks into records, in order.
+
+        Raises:
+            DamagedJsonError: The text is not JSON. All earlier records are already returned.
+        """
         for chunk in chunks:
             yield from self._feed(chunk)
         if self._start is not None or self._too_long:
@@ -282,7 +307,7 @@ class JsonSplitter:
 
     @property
     def closed(self) -> bool:
-        """True outside of every value: another may follow."""
+        """True outside of all values, where another value may follow."""
         return not self._open
 
     def _feed(self, chunk: bytes) -> Iterator[JsonPiece]:
@@ -293,9 +318,10 @@ class JsonSplitter:
             ended = self._buffer[end : end + 1] == b'"'
             self._string = None if ended else end
             if self._beheaded:
-                self._scan, self._beheaded = end + ended, not ended
+                self._scan = end + ended
+                self._beheaded = not ended
             if not ended:
-                self._let_go()
+                self._drop_scanned()
                 return
         while True:
             if self._start is not None or self._too_long:
@@ -309,10 +335,13 @@ class JsonSplitter:
                     break
                 if word:
                     yield JsonPiece(self._start_line, word)
-        self._let_go()
+        self._drop_scanned()
 
     def _find_record(self) -> bytes | None:
-        """Go to the next record. None: the buffer ends first. A word: what is no object."""
+        """Move to the next record.
+
+        Return None if the buffer ends first, and the token if it is not part of a record.
+        """
         for match in _TOKEN.finditer(self._buffer, self._scan):
             kind, at = match.lastgroup, match.start()
             if kind == "cut" or (kind == "word" and match.end() == len(self._buffer)):
@@ -337,7 +366,7 @@ class JsonSplitter:
                 counts = not fits
             else:
                 counts = self.closed or (inside and (kind == "word" or innermost == [b"["]))
-            if counts:  # no record, and nothing behind it is lost for it
+            if counts:  # an unreadable record, after which the search continues
                 self._begin(at)
                 self._start = None
                 return match[0]
@@ -345,14 +374,14 @@ class JsonSplitter:
         return None
 
     def _depth_in(self, bracket: bytes) -> int:
-        """Brackets around a record in the next of the file's values."""
+        """Return the number of brackets around a record in the next value."""
         self._first = self._first or bracket
         if bracket == self._first:
             return self.depth
-        return 0 if bracket == b"{" else 1  # one record behind an array of them, or such an array
+        return 0 if bracket == b"{" else 1  # a record after an array, or another array
 
     def _finish_record(self) -> JsonPiece | None:
-        """The record that has begun, if it ends in the buffer."""
+        """Return the present record if it ends in the buffer."""
         if self._scan == self._start and (whole := _WHOLE_RECORD.match(self._buffer, self._scan)):
             self._scan, self._start = whole.end(), None
             return JsonPiece(self._start_line, whole[0])
@@ -388,8 +417,8 @@ class JsonSplitter:
             raise DamagedJsonError(f"more than {MAX_NESTED} brackets inside each other")
         self._open.append(bracket)
 
-    def _let_go(self) -> None:
-        """Drop what is no longer needed, and a record's text once it is too long."""
+    def _drop_scanned(self) -> None:
+        """Remove scanned bytes from the buffer, and the text of a record that is too long."""
         if self._start is not None and len(self._buffer) - self._start > self.max_bytes:
             self._start, self._too_long = None, True
         keep = self._scan if self._start is None else self._start
@@ -397,7 +426,7 @@ class JsonSplitter:
         if self._start is None and len(rest) > self.max_bytes:
             if rest[:1] != b'"':
                 raise DamagedJsonError(f"a word of over {self.max_bytes:,} characters")
-            self._beheaded = True  # one string longer than any record
+            self._beheaded = True  # the string is longer than any record
             if not self._too_long:
                 self._begin(self._scan)
                 self._start, self._too_long = None, len(self._open) == self._around

@@ -1,4 +1,4 @@
-"""Tasks of a user's own: what is asked of a record and what the answer is, by templates over it."""
+"""Tasks of the user: templates that make prompts and targets from the fields of a record."""
 
 from __future__ import annotations
 
@@ -38,31 +38,33 @@ from toque.sources.records import (
 
 @dataclass(frozen=True)
 class TaskReader:
-    """Reads one example of each task from every record; a `RecordReader`.
+    """`RecordReader` of one example per task from every record.
 
-    All examples of a record are on the side of the split that the prompt of its first one decides,
-    so records with that prompt in common stay together.
+    The prompt of the first example decides on the side of the split for all examples of a record,
+    so records with this prompt in common stay together.
     """
 
     tasks: Mapping[str, TaskTemplate]
-    first_code: int  # number of the first of them in the column `task`
-    fit: tuple[str, ...] | None = None  # those whose columns its files have; None: not known yet
+    first_code: int
+    """Number of the first task in the column `task`."""
+    fit: tuple[str, ...] | None = None
+    """Tasks with all columns in the files, or None if unknown."""
     version: int = 3
     encoding: str = UTF_8
 
     @property
     def recorded_name(self) -> str:
-        """Name in manifests; see `RecordReader`. Metrics change no example."""
-        own = {
+        """Name in manifests, see `RecordReader`. Metrics are not part of it."""
+        tasks = {
             name: [code, task.prompt, task.target, task.classes]
             for code, (name, task) in enumerate(self.tasks.items(), start=self.first_code)
             if name in self._pairs
         }
-        return in_encoding(f"{PAIRS}{json.dumps({'tasks': own})}", self.encoding)
+        return in_encoding(f"{PAIRS}{json.dumps({'tasks': tasks})}", self.encoding)
 
     @property
     def task_names(self) -> dict[int, str]:
-        """Names of all tasks by their number in the column `task`."""
+        """Task names by number in the column `task`."""
         return dict(enumerate(self.tasks, start=self.first_code))
 
     @cached_property
@@ -74,12 +76,16 @@ class TaskReader:
         }
 
     def columns_of(self, name: str) -> dict[str, str]:
-        """The columns of a task's templates, by what an error calls them."""
+        """Return the columns of a task's templates, by their name in errors."""
         task = self.tasks[name]
         return named_columns({f"prompt of {name}": task.prompt, f"target of {name}": task.target})
 
     def for_file(self, path: Path) -> Self:
-        """The reader of the tasks whose columns a file has; DataError where it has none's."""
+        """Select the tasks with all columns in a file.
+
+        Raises:
+            DataError: The file lacks a column of every task.
+        """
         columns = {name: self.columns_of(name) for name in self.tasks}
         names = {column for of_task in columns.values() for column in of_task.values()}
         layout = layout_for(path, names, encoding=self.encoding)
@@ -90,15 +96,15 @@ class TaskReader:
         return replace(self, fit=tuple(fit))
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path` by its layout."""
+        """Read blocks of rows."""
         return self._layout(path).blocks(tuple(self._used))
 
     def schema(self, path: Path) -> str:
-        """The file's layout and its tasks, for the report."""
+        """Return the layout of a file and its tasks, for the report."""
         return f"{self._layout(path).name} rows for {', '.join(self._pairs)}"
 
     def examples(self, block: Block) -> BlockExamples:
-        """The examples of each record that has the texts of any task."""
+        """Make the examples of each record with the texts of at least one task."""
         return read_records(block, self._examples_of, self._used)
 
     @cached_property
@@ -110,51 +116,66 @@ class TaskReader:
         return layout_with(path, columns, encoding=self.encoding)
 
     def _examples_of(self, record: Mapping[str, Any], notes: Counter[str]) -> list[Example] | str:
-        made: list[Example] = []
-        without: dict[str, str] = {}
+        examples: list[Example] = []
+        missing: dict[str, str] = {}
         for code, name in self.task_names.items():
-            task = self.tasks[name]
             if name not in self._pairs:
                 continue
-            found = self._pairs[name].example_of(record, notes)
-            if isinstance(found, Example) and task.classes:
-                answer = found.target.strip()
-                if answer in map(str.strip, task.classes):
-                    notes[class_note(name, answer)] += 1
-                    found = msgspec.structs.replace(found, target=answer)
-                else:
-                    found = f"an answer that is no class of {name}"
-            if isinstance(found, str):
-                without[name] = found
-                continue
-            notes[examples_note(name)] += 1
-            made.append(msgspec.structs.replace(found, task=code))
-        if not made:
-            return next(iter(without.values()))
-        notes.update(missing_note(name, why) for name, why in without.items())
-        # With the tasks, for neighbours of one text each that are of two tasks are two records.
-        parts = (part for e in made for part in (str(e.task), e.prompt, e.target))
-        whole = xxhash.xxh3_64_intdigest(b"\0".join(part.encode() for part in parts))
-        key = made[0].key
-        return [msgspec.structs.replace(e, key=key, record_key=whole) for e in made]
+            example = self._example_of(name, record, notes)
+            if isinstance(example, str):
+                missing[name] = example
+            else:
+                notes[examples_note(name)] += 1
+                examples.append(msgspec.structs.replace(example, task=code))
+        if not examples:
+            return next(iter(missing.values()))
+
+        notes.update(missing_note(name, reason) for name, reason in missing.items())
+        # The key includes the tasks, because records of different tasks are not duplicates.
+        parts = [part for e in examples for part in (str(e.task), e.prompt, e.target)]
+        record_key = xxhash.xxh3_64_intdigest(b"\0".join(part.encode() for part in parts))
+        key = examples[0].key
+        return [msgspec.structs.replace(e, key=key, record_key=record_key) for e in examples]
+
+    def _example_of(
+        self, name: str, record: Mapping[str, Any], notes: Counter[str]
+    ) -> Example | str:
+        """Make the example of a task, or return the reason for leaving it out."""
+        example = self._pairs[name].example_of(record, notes)
+        classes = self.tasks[name].classes
+        if isinstance(example, str) or not classes:
+            return example
+        answer = example.target.strip()
+        if answer not in map(str.strip, classes):
+            return f"an answer that is not a class of {name}"
+        notes[class_note(name, answer)] += 1
+        return msgspec.structs.replace(example, target=answer)
 
 
 def class_note(task: str, answer: str) -> str:
-    """Key of the note that counts the examples of a class."""
+    """Return the key of the note that counts the examples of a class."""
     return f"{examples_note(task)}, answer {answer}"
 
 
 def refuse_absent(sources: Iterable[Source], tasks: Iterable[str]) -> None:
-    """Raise a DataError where the columns that a task is made of are together in no file."""
-    every = [reader for source in sources for reader in (source.reader, *source.readers.values())]
-    own = [reader for reader in every if isinstance(reader, TaskReader)]
+    """Check that at least one file has all columns of each task.
+
+    Raises:
+        DataError: No file has all columns of a task.
+    """
+    readers = [
+        reader
+        for source in sources
+        for reader in (source.reader, *source.readers.values())
+        if isinstance(reader, TaskReader)
+    ]
     for task in tasks:
-        if any(reader.fit is None or task in reader.fit for reader in own):
+        if any(reader.fit is None or task in reader.fit for reader in readers):
             continue
-        names = {column for reader in own for column in reader.columns_of(task).values()}
-        shown = ", ".join(sorted(names)) if names else "of its own"
+        columns = {column for reader in readers for column in reader.columns_of(task).values()}
+        shown = f" {', '.join(sorted(columns))}" if columns else ""
         raise DataError(
-            f"data.tasks.{task} is made of the columns {shown}, which no file of data.sources has "
-            "together. Correct its templates, or add records that have them; a source with "
-            "`columns` of its own, or of plain text, gives no example of a task of yours."
+            f"data.tasks.{task} needs the columns{shown}, but no file of data.sources has all of "
+            "them. Correct its templates, or add records with these columns. Sources of plain text "
+            "and sources with `columns` have no examples of tasks of the user."
         )

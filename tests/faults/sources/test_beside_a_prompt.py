@@ -58,7 +58,7 @@ def test_only_the_first_of_several_answers_is_read_and_the_others_are_counted(
 def test_a_record_whose_context_is_no_text_is_dropped_and_counted(tmp_path: Path) -> None:
     found = given(tmp_path, ALPACA, ALPACA | {"input": {"de": "Brot"}})
     assert len(found.examples) == 1
-    assert found.dropped == {"input holds no text": [2]}
+    assert found.dropped == {"input is not a text": [2]}
 
 
 def test_a_field_that_comes_late_is_named_and_of_many_the_first_hundred(tmp_path: Path) -> None:

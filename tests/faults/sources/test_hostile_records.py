@@ -80,7 +80,7 @@ def test_fault_54_a_reader_that_raises_between_records_is_refused_in_words(
     own = f"model.tokenizer={tokenizers_at['decoder']}"
     code, _, said = prepare_files(tmp_path / "a.jsonl", own)
     assert code == DataError.exit_code
-    assert "raised ZeroDivisionError on the block from line 1" in said
+    assert "raised ZeroDivisionError in the block from line 1" in said
     assert "Traceback" not in said
 
 

@@ -198,7 +198,7 @@ def test_a_metric_of_ones_own_can_be_what_a_run_goes_by() -> None:
     lengths = {e["step"]: e["texts"]["letters"] for e in events("own", "evaluation")}
     (end,) = events("own", "end")
     assert end["best"]["letters"] == max(lengths.values())
-    with pytest.raises(ConfigError, match="neither Toque nor a function"):
+    with pytest.raises(ConfigError, match="Neither Toque nor a function"):
         toque.train(
             configuration(run_dir="no", evaluation=own, train={**train, "best_by": "lettr"})
         )
