@@ -33,7 +33,7 @@ from toque.workflows.asking import (
 from toque.workflows.results import Answer, Model, Written, existing_folder
 
 if TYPE_CHECKING:
-    from toque.models.generation.constraints import HeldText
+    from toque.models.generation.constraints import Constraint
     from toque.workflows.inference.open_model import OpenedModel
 
 OnText = Callable[[int, Written], object]
@@ -272,7 +272,7 @@ def _write_batches(
                 record.completed(options, in_json=in_json),
                 eos_id=codec.end_ids,
                 pad_id=codec.pad_id,
-                held=held_texts(codec, typed, record, schema) if must_use or in_json else (),
+                constraints=held_texts(codec, typed, record, schema) if must_use or in_json else (),
                 places=[prompt.where for prompt in prompts],
                 on_progress=count,
                 on_token=watch,
@@ -379,16 +379,16 @@ def held_texts(
     prompts: Sequence[str],
     record: Provenance,
     schema: Mapping[str, Any] | None = None,
-) -> list[HeldText]:
+) -> list[Constraint]:
     """Constrain texts to a schema, or to the recipe form with the ingredients of their prompts.
 
     Raises:
         ConfigError: The model cannot write such texts.
     """
-    from toque.models.generation.constraints import HeldVocabulary  # loads torch
+    from toque.models.generation.constraints import ConstraintCompiler  # loads torch
 
     if schema is not None:
-        constrained = HeldVocabulary(codec).to_schema(schema)
+        constrained = ConstraintCompiler(codec).to_schema(schema)
         return [constrained.again() for _ in prompts]
     if not writes_recipes(record):
         tasks = f" for {', '.join(record.tasks)}" if record.knows_recipes else ""
@@ -400,7 +400,7 @@ def held_texts(
         [_normalise_ingredient(name, codec) for name in asked_ingredients(prompt)]
         for prompt in prompts
     ]
-    vocabulary = HeldVocabulary(codec)
+    vocabulary = ConstraintCompiler(codec)
     return [vocabulary.to_form(recipe_form(names)) for names in ingredients]
 
 
