@@ -125,7 +125,7 @@ def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None 
     rate = machine.flops_per_second * machine.utilisation
     compute = model.flops_per_token * model.tokens / rate
     gather_seconds, reduce_seconds = gather.seconds(machine), reduce.seconds(machine)
-    shown = moved.shown(gather_seconds + reduce_seconds, compute)
+    shown = moved.exposed_seconds(gather_seconds + reduce_seconds, compute)
     writers = machines if shards > 1 else 1
     return Update(
         gpus=gpus,
@@ -169,7 +169,7 @@ def models() -> list[Model]:
     from toque.config import load_config
     from toque.models.flops import flops_per_token, parameter_counts
     from toque.runs.outlined_update import outlining
-    from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
+    from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
 
     llama = (
         "model.family=llama",
@@ -187,8 +187,8 @@ def models() -> list[Model]:
     ):
         config = load_config("neox-1.2b", overrides=overrides).config
         with outlining():
-            model = outlined_model(
-                config, vocabulary_of(config, None), where="cuda", precision="bf16"
+            model = outline_model(
+                config, find_vocabulary(config, None), where="cuda", precision="bf16"
             )
             counts = parameter_counts(model)
             flops = flops_per_token(model, context=1024)

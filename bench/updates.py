@@ -11,7 +11,7 @@ from torch import Tensor
 
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.models.forward.loss import loss_sum
-from toque.runs.outlined_update import Products, measure_peak
+from toque.runs.peak import Products, measure_peak
 from toque.training.runtime import Runtime
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -127,7 +127,7 @@ class Rates:
 def products_of_run(config: Any) -> Mapping[tuple[int, int], float]:
     """Return the products per token of a prepared run, given its configuration file."""
     from toque.config import load_config
-    from toque.training.placement import arithmetic_of
+    from toque.training.arithmetic import arithmetic_of
     from toque.workflows.build import build_language_model, build_stream
     from toque.workflows.prepared_store import open_store
 

@@ -114,7 +114,7 @@ def test_texts_of_any_writer_have_the_scores_of_an_evaluation(capfd):
             toque.score(*wrong)
     for wrong in ((None,), (["a", None],), (["a", 2],), (["a"], [float("nan")]), (3,)):
         with pytest.raises(
-            ConfigError, match=r"(texts|references)(, number \d,)? is .*no text|is a "
+            ConfigError, match=r"(texts|references)(, number \d,)? must be a text|is a "
         ):
             toque.score(*wrong)
 
@@ -189,7 +189,7 @@ def test_scores_and_history_are_those_of_the_folder_now(run, tmp_path, monkeypat
     assert run.losses == before  # wherever the program goes
     shutil.rmtree(moved.folder)
     for name in ("metrics", "history", "losses"):
-        with pytest.raises(CheckpointError, match=r"There is no folder .*moved"):
+        with pytest.raises(CheckpointError, match=r"does not exist.*moved"):
             getattr(moved, name)
 
 
@@ -355,7 +355,7 @@ def test_rows_and_models_in_the_wrong_place_are_answered_in_a_paragraph() -> Non
     rows = [{"prompt": "a" * 500, "target": "b"}] * 20
     for given in (rows, iter(rows), 7):
         with pytest.raises(
-            ConfigError, match=r"not a \w+\. Rows .* train\(config, data=rows\)"
+            ConfigError, match=r"not a \w+\. Pass rows .* train\(config, data=rows\)"
         ) as e:
             toque.train(given)
         assert len(str(e.value)) < 300

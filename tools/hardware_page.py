@@ -16,7 +16,7 @@ from transformers import GPTNeoXConfig, LlamaConfig
 
 from toque.runs.outlined_update import outlining
 from toque.workflows.configure import configure
-from toque.workflows.plan.planned import ahead
+from toque.workflows.plan.run_estimate import build_estimator
 
 CARDS: Final = {
     name: round(gib * 2**30)
@@ -146,7 +146,7 @@ def _planned(start: str, way: str, *, recompute: bool) -> _Bytes:
             "gradient_checkpointing": recompute,
         },
     }  # fmt: skip
-    estimator, model_of, _ = ahead(configure(settings), "h100")
+    estimator, model_of, _ = build_estimator(configure(settings), "h100")
     with outlining():
         model = model_of(estimator.config)
         memory = estimator.memory(model)

@@ -10,7 +10,7 @@ from typing import Final
 
 from toque.config import load_config
 from toque.hardware.cards import card_named
-from toque.workflows.plan.planning import plan
+from toque.workflows.plan.plan import plan
 
 PRESET: Final = "neox-1.2b"
 ROW_TOKENS: Final = 2048

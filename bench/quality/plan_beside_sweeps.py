@@ -71,7 +71,7 @@ def compare(name: str, record: dict[str, Any], run: dict[str, Any]) -> dict[str,
     from toque.config.resolve import resolve_values
     from toque.hardware.cards import card_of_device
     from toque.runs.outlined_update import outlining
-    from toque.workflows.plan.planned import ahead
+    from toque.workflows.plan.run_estimate import build_estimator
 
     card = card_of_device(run["device"])
     if card is None:
@@ -79,7 +79,7 @@ def compare(name: str, record: dict[str, Any], run: dict[str, Any]) -> dict[str,
     arguments, shape = record["details"]["arguments"], record["details"]["shape"]
     values = configuration(arguments, shape, run["rows"])
     values["train"]["precision"] = run["precision"]
-    estimator, model_of, _ = ahead(resolve_values(values).config, card.name)
+    estimator, model_of, _ = build_estimator(resolve_values(values).config, card.name)
     with outlining():
         memory = estimator.memory(model_of(estimator.config))
     return {

@@ -98,7 +98,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
     if a.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from toque.runs.history import METRICS, read_metrics
-    from toque.workflows.diagnosis.drill import differing, facts_of
+    from toque.workflows.diagnosis.drill import facts_of, find_differences
 
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="killed-") as name:
@@ -118,7 +118,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
                 process.kill()
                 process.wait()
         facts = facts_of(undisturbed)
-        wrong = differing(facts, facts_of(killed))
+        wrong = find_differences(facts, facts_of(killed))
         started = next(e for e in read_metrics(undisturbed / METRICS) if e["event"] == "start")
     return harness.Result(
         ours={"killed_after_step": reached, "continued_from_step": saved, "updates": a.steps},

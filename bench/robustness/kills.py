@@ -74,7 +74,7 @@ observe: {{log_every: "1 step"}}
 
 
 def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
-    importlib.import_module("toque.workflows.preloaded")
+    importlib.import_module("toque.workflows.training_child")
     is_toque = a.trainer == "toque"
     session, facts = (_toque, facts_of) if is_toque else (_transformers, _facts_of_transformers)
     began = time.perf_counter()
@@ -95,13 +95,13 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
     undisturbed = work / "undisturbed"
     first = session(undisturbed, work, a, upload=False)
     if first.wait() != 0:
-        raise SystemExit(first.said()[-3000:])
+        raise SystemExit(first.read_log()[-3000:])
     undisturbed_seconds = time.perf_counter() - began
     outcome = kill_and_continue(
         start, fresh, facts(undisturbed), kills=a.kills, span=undisturbed_seconds,
         chance=random.Random(a.seed), facts=facts, after_kill=wipe,
     )  # fmt: skip
-    exact = not outcome.wrong and len(outcome.moments) == a.kills
+    exact = not outcome.problems and len(outcome.moments) == a.kills
     return harness.Result(
         ours={
             "kills": len(outcome.moments),
@@ -113,7 +113,7 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
         quality={
             "passes": exact or not is_toque,
             "exact": exact,
-            "wrong": dict(Counter(outcome.wrong)),
+            "wrong": dict(Counter(outcome.problems)),
         },
         details={
             "save_every_steps": SAVE_EVERY,

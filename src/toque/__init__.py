@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from toque.workflows.first_config.init import init
     from toque.workflows.inference.generate import classify, generate
     from toque.workflows.inference.serve import serve, watch
-    from toque.workflows.plan.planning import plan
+    from toque.workflows.plan.plan import plan
     from toque.workflows.prepare import prepare
     from toque.workflows.report import compare, report, verify
     from toque.workflows.results import Answer, TrainedRun, Written
@@ -79,7 +79,7 @@ _HOME = {
     **dict.fromkeys(("classify", "generate"), "toque.workflows.inference.generate"),
     **dict.fromkeys(("compare", "verify"), "toque.workflows.report"),
     "init": "toque.workflows.first_config.init",
-    "plan": "toque.workflows.plan.planning",
+    "plan": "toque.workflows.plan.plan",
     "score": "toque.workflows.evaluate",
     "train": "toque.api",
     **dict.fromkeys(("serve", "watch"), "toque.workflows.inference.serve"),

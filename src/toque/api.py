@@ -78,7 +78,7 @@ def train(
                 columns=columns,
                 reporter=reporter,
             )
-        elif any(given is not None for given in (data, validation, columns)):
+        elif any(rows is not None for rows in (data, validation, columns)):
             raise ConfigError(
                 f"{argument('prepare=False')} does not store rows, but training reads rows from a "
                 "store. Leave it out."

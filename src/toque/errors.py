@@ -22,7 +22,8 @@ _LINE_BREAKS = re.compile(
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_MAX_CHARS = 4000  # of a message; a library may quote an entire file
+_MAX_CHARS = 4000
+"""Maximum length of a message. A library may quote an entire file."""
 
 
 def argument(name: str) -> str:
@@ -41,13 +42,13 @@ def in_shell(word: object) -> str:
     return shlex.quote(text) if text.isprintable() else "$'" + repr(f'"{text}')[2:]
 
 
-def nearest_hint(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Suggest the most similar of `known` for a message. Return "" if none is similar to `given`.
+def nearest_hint(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Suggest the most similar candidate for a message, or return "" without a similar one.
 
     >>> nearest_hint("rougel", ["rougeL", "bleu"]), nearest_hint("soup", ["bleu"])
     (' Nearest: rougeL.', '')
     """
-    close = difflib.get_close_matches(given, [*known], n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(name, [*candidates], n=1, cutoff=cutoff)
     return f" Nearest: {close[0]}." if close else ""
 
 

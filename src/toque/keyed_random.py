@@ -1,6 +1,6 @@
 """Keyed random numbers and permutations: data order and seeds without stored state.
 
-The order does not depend on the number of ranks and workers. All positions cost the same.
+The order does not depend on the number of ranks and workers. Every position has the same cost.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Reporter:
 
     @property
     def lost(self) -> str | None:
-        """Reason why a message could not be displayed. None if there was no such message."""
+        """Reason why a message could not be displayed. None if all were displayed."""
         return None
 
     @property

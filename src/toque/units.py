@@ -121,18 +121,16 @@ class Duration:
             return self
         return Duration(self.seconds / SECONDS["minutes"], "minutes", self.total)
 
-    def measure(self, progress: Progress, whole: Duration | None = None) -> float:
-        """Convert `progress` to this duration's unit. For "%", to per cent of `whole`.
+    def measure(self, progress: Progress, length: Duration | None = None) -> float:
+        """Convert `progress` to this duration's unit. For "%", to per cent of the run's `length`.
 
         Raises:
-            ConfigError: The unit is "%", and `whole` is missing or also in "%".
+            ConfigError: The unit is "%", and `length` is missing or also in "%".
         """
         if self.unit == "%":
-            if whole is None or whole.unit == "%":
-                raise ConfigError(
-                    f'"{self}" is a share of the run, and this run has no known whole.'
-                )
-            return 100.0 * whole.measure(progress) / whole.amount
+            if length is None or length.unit == "%":
+                raise ConfigError(f'"{self}" is a share of a run, but the length is unknown.')
+            return 100.0 * length.measure(progress) / length.amount
         value = {
             "steps": progress.step,
             "epochs": progress.epoch,
@@ -148,14 +146,14 @@ class Duration:
         """Check whether `progress` is at or past this duration."""
         return self.measure(progress) >= self.amount
 
-    def crossed(self, before: Progress, after: Progress, whole: Duration | None = None) -> bool:
+    def crossed(self, before: Progress, after: Progress, length: Duration | None = None) -> bool:
         """Check whether a multiple of this duration is in (before, after]."""
         if self.amount <= 0:
             return False
-        multiples_before = math.floor(self.measure(before, whole) / self.amount)
-        multiples_after = math.floor(self.measure(after, whole) / self.amount)
+        multiples_before = math.floor(self.measure(before, length) / self.amount)
+        multiples_after = math.floor(self.measure(after, length) / self.amount)
         return multiples_after > multiples_before
 
     def fraction(self, progress: Progress) -> float:
-        """Done share of this duration, in [0, 1]."""
+        """Return the completed share of this duration, in [0, 1]."""
         return min(1.0, self.measure(progress) / self.amount) if self.amount > 0 else 1.0

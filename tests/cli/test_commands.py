@@ -37,14 +37,14 @@ COMMANDS = {
     "verify run": ("checkpoint of step 3", ""),
     "check run.yaml --examples 2": ("One loss and one gradient", ""),
     "show run": ("run_dir: ", ""),
-    "show-batch run.yaml --most 1": ("more; --most shows more of them.", ""),
+    "show-batch run.yaml --most 1": ("more examples. To see more, raise --most.", ""),
     "presets": ("demo ", ""),
     "cookbook --out b.jsonl --n 3": ("3 synthetic recipes in b.jsonl", ""),
     "cookbook c.jsonl --n 3": ("3 synthetic recipes in c.jsonl", ""),
 }
 REFUSED = {
     "train run.yaml --from run": "--from begins a new run",
-    "evaluate merged": "Name a configuration after it: toque evaluate MODEL my.yaml",
+    "evaluate merged": "Add one: toque evaluate MODEL my.yaml",
     "generate run --n 0 --prompt x": "--n is 0; it must be at least 1",
     "generate run": 'Give --prompt "lentil soup" or --file prompts.txt',
     "generate run --file none.txt": "--file none.txt cannot be read",
@@ -64,7 +64,7 @@ REFUSED = {
     "generate run --by form --prompt x": "Write several with --best-of 8",
     "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
-    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be combined",
+    "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be",
     "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
     "generate run --schema prompts.json --prompt x": "is a JSON list, not an object. Name a",
     "generate run --schema run.yaml --prompt x": "The schema run.yaml is not JSON",
@@ -73,11 +73,11 @@ REFUSED = {
     "export run --to x --format onnx": "--format is 'onnx'",
     "report run --out run": "Name another file with --out",
     "check run.yaml --examples 1": "--examples must be at least 2",
-    "drill run --steps 3": "--steps is 3 and --kills 10",
-    "ablate run.yaml --seeds 1": "--seeds is 1",
+    "drill run --steps 3": "--steps must be at least 8 and --kills at least 0",
+    "ablate run.yaml --seeds 1": "--seeds must be at least 2",
     "ablate run.yaml --steps 0": "--steps is 0",
     "show-batch run.yaml --step 0": "--step is 0",
-    "prepare run.yaml data.max_target_tokens=99": "prepare with --replace to make it anew",
+    "prepare run.yaml data.max_target_tokens=99": "replace the store: run prepare with --replace",
     "train run.yaml data.max_target_tokens=99": "another data.store (or --replace)",
 }
 CODES = {
@@ -186,7 +186,7 @@ def test_a_text_is_json_of_a_schema_or_said_to_be_cut(capsys):
 def test_preparing_names_its_parts_in_a_pipe(capsys):
     assert main(["prepare", "run.yaml", "data.store=store2"]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "learning a tokenizer of 512 entries",
+        "training a tokenizer of 512 entries",
         "finding duplicates, splitting and writing the report",
     ]
 
@@ -198,7 +198,7 @@ def test_a_file_that_the_system_refuses_is_a_paragraph(capsys, monkeypatch):
     monkeypatch.setattr("toque.cli.app.app", refused)
     assert main(["presets"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("toque: /root/of/another: Permission denied. The system refuses")
+    assert said.startswith("toque: /root/of/another: Permission denied. Check that the path exists")
     assert said.count("\n") == 1
     with pytest.raises(PermissionError):
         main(["presets", "--traceback"])

@@ -13,20 +13,23 @@ import pytest
 from fixtures.processes import toque
 
 MISTAKES = {
-    "generate ./absent --prompt soup": (2, "There is no folder absent. Beside it: bare, model"),
-    "generate bare --prompt soup": (4, "bare holds neither a run"),
-    "chat ./absent": (2, "There is no folder absent. Beside it: bare, model"),
-    "chat model bare": (4, "bare holds neither a run"),
-    "serve model bare": (4, "bare holds neither a run"),
+    "generate ./absent --prompt soup": (
+        2,
+        "The folder absent does not exist. Next to it: bare, model",
+    ),
+    "generate bare --prompt soup": (4, "bare has no run"),
+    "chat ./absent": (2, "The folder absent does not exist. Next to it: bare, model"),
+    "chat model bare": (4, "bare has no run"),
+    "serve model bare": (4, "bare has no run"),
     "serve model --port PORT": (2, "Name another --port"),
     "serve model --rows 0": (2, "--rows is 0"),
     "watch . --port PORT": (2, "Name another --port"),
-    "export bare --to out": (2, "bare is neither a run, a checkpoint, a model folder"),
+    "export bare --to out": (2, "bare is not a run, checkpoint, model folder"),
     "train bse.yaml": (2, "Nearest: base.yaml."),
-    "train base.yaml --from bare": (4, "no checkpoint there"),
-    "train base.yaml --no-prepare": (3, "nothing holds no prepared store"),
-    "show-batch base.yaml": (3, "nothing holds no prepared store"),
-    "check base.yaml": (3, "nothing holds no prepared store"),
+    "train base.yaml --from bare": (4, "the folder has no checkpoint"),
+    "train base.yaml --no-prepare": (3, "nothing has no prepared store"),
+    "show-batch base.yaml": (3, "nothing has no prepared store"),
+    "check base.yaml": (3, "nothing has no prepared store"),
 }
 
 
@@ -77,6 +80,6 @@ def test_ctrl_c_before_the_first_update_says_what_continues(tmp_path: Path, verb
         _, said = command.communicate(timeout=60)
     assert command.returncode == 130
     assert said.startswith("toque: Stopped by Ctrl-C.")
-    continues = "Continue with the same command: toque train my.yaml seed=3" in said
+    continues = "run the same command again: toque train my.yaml seed=3" in said
     assert continues is (verb == "train")
     assert "Traceback" not in said

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from toque.cli import main
-from toque.cli.commands_run import _interrupted
-from toque.cli.launch import starts_ranks, without_secrets
+from toque.cli.commands_run import _raise_interrupted
+from toque.cli.launch import must_start_ranks, without_secrets
 from toque.errors import Interrupted
 from toque.workflows.results import TrainedRun
 
@@ -15,7 +15,7 @@ from toque.workflows.results import TrainedRun
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--restarts 1", "and --gpus, which says how many, is missing"),
+        ("--restarts 1", "--restarts needs --gpus"),
         ("--gpus 0", "--gpus 0 and --restarts 3 cannot be"),
     ],
 )
@@ -27,15 +27,15 @@ def test_what_cannot_be_meant_ends_with_2(words, told, capsys):
 def test_gpus_beside_a_launcher_of_somebody_else(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with monkeypatch.context() as patch:
-        patch.setattr("toque.cli.launch.leave", lambda _: None)
+        patch.setattr("toque.cli.launch.exit_immediately", lambda _: None)
         assert main(["train", "demo", "--gpus", "2"]) == 2
-    assert "this is one of 4 already (WORLD_SIZE)" in capsys.readouterr().err
+    assert "this process is already one of 4 (WORLD_SIZE)" in capsys.readouterr().err
 
 
 def test_a_rank_of_our_own_starts_none(monkeypatch):
     monkeypatch.setenv("TOQUE_LAUNCHER", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert not starts_ranks(4, None)
+    assert not must_start_ranks(4, None)
 
 
 def test_words_that_continue_a_run_can_be_pasted_and_hold_no_secret():
@@ -46,7 +46,7 @@ def test_words_that_continue_a_run_can_be_pasted_and_hold_no_secret():
     assert not any("token" in word for word in without_secrets([*kept, *secret]))
     run = TrainedRun(Path("runs/webhook-test"), 5, "interrupted")
     with pytest.raises(Interrupted) as said:
-        _interrupted(run, ["train", *kept, *secret], {"--gpus": 2, "--hardware": None})
-    assert "(without the webhook, whose address is a secret)" in str(said.value)
+        _raise_interrupted(run, ["train", *kept, *secret], {"--gpus": 2, "--hardware": None})
+    assert "(add the webhook again: its address is a secret)" in str(said.value)
     again = shlex.split(str(said.value).partition(": toque ")[2])
     assert again == ["train", *kept, "--gpus", "2"]

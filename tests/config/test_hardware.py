@@ -37,7 +37,7 @@ def test_an_override_comes_after_the_card(path: Path) -> None:
 
 
 def test_a_card_that_the_file_does_not_name_is_refused(path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"what changes on rtx-4090. Nearest: rtx-4090"):
+    with pytest.raises(ConfigError, match=r"has settings for rtx-4090. Nearest: rtx-4090"):
         load_config(path, hardware="rtx-4080")
     assert (names_card(path, "rtx-4090"), names_card(path, "h100")) == (True, False)
     with pytest.raises(ConfigError, match=r"demo\.yaml has no `hardware` section"):
@@ -63,5 +63,5 @@ def test_a_card_may_be_written_as_its_maker_writes_it(tmp_path: Path, written: s
         assert card.origins["train.micro_batch_rows"] == f"{path}:5"
         assert names_card(path, asked)
     path.write_text(FILE.replace("rtx-4090", written) + "  rtx-4090: {seed: 1}\n")
-    with pytest.raises(ConfigError, match=r"my.yaml:\d: `hardware` names a card twice: "):
+    with pytest.raises(ConfigError, match=r"my.yaml:\d: `hardware` names a GPU twice: "):
         load_config(path)

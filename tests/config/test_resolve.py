@@ -92,7 +92,7 @@ def test_unknown_name_on_the_command_line():
         ("data:\n  task_weights:\n    write: 0\n", 3,
          ["`data.task_weights.write` is 0", "a number above 0 to 100"]),
         ("data:\n  tasks:\n    a b: {prompt: q, target: a}\n", 3,
-         ["`data.tasks` has the name `a b`", "a word that is none of write, request"]),
+         ["`data.tasks` has the name `a b`", "a word other than write, request"]),
         ("data: {tasks: {(a): {prompt: q, target: a}}}\n", 1, ["`data.tasks` has the name `(a)`"]),
         ("data:\n  tasks:\n    mood: 3\n", 3, ["`data.tasks.mood` is 3", "{prompt: ..., target:"]),
         ("data: [1]\n", 1, ["`data` is a list of 1"]),
@@ -116,7 +116,7 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
     ("overrides", "words"),
     [
         (["model.family=auto"], ["scratch", "Name one of"]),
-        (["model.start_from=folder"], ["`model.shape`", "brings its own shape"]),
+        (["model.start_from=folder"], ["`model.shape`", "has its own shape"]),
         (["train.precision=fp16"], ["65504", "bf16"]),
         (["optim.min_lr=1"], ["`optim.min_lr` is 1 and `optim.peak_lr` is", "Lower `optim.min"]),
         (["optim.schedule=constant", "optim.min_lr=1e-6"], ["constant"]),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from toque.config import load_config, resolve_values
+from toque.config import load_config
 from toque.errors import ConfigError
 
 
@@ -10,9 +10,12 @@ from toque.errors import ConfigError
     ("override", "says"),
     [
         (["adapter={kind: lora}"], "`model.start_from` is scratch"),
-        (["optim.cycles={growth: 3}"], "only cosine_restarts reads it"),
-        (['optim.cooldown="10 %"'], "only wsd reads it"),
-        (["optim.averaging={last: 3}"], "It went; instead, let optim.schedule fall to zero"),
+        (["optim.cycles={growth: 3}"], "only cosine_restarts uses it"),
+        (['optim.cooldown="10 %"'], "only wsd uses it"),
+        (
+            ["optim.averaging={last: 3}"],
+            "It was removed. Instead, use an optim.schedule that falls",
+        ),
         (["optim.gradient_noise={eta: -1}"], "optim.gradient_noise.eta"),
     ],
 )
@@ -33,10 +36,3 @@ def test_target_modules_are_a_word_or_a_list(targets: str) -> None:
     adapter = load_config("demo", words).config.adapter
     assert adapter is not None
     assert adapter.target_modules == (("q", "v") if targets == "[q, v]" else targets)
-
-
-def test_a_setting_that_went_is_passed_over_where_it_was_null() -> None:
-    demo = load_config("demo").config
-    values = demo.model_dump(mode="json")
-    values["optim"]["averaging"] = None
-    assert resolve_values(values).config == demo

@@ -17,18 +17,18 @@ NO_FAMILY = "model: code of its own"
 WORDS = {
     "checkpoint: a header of 10 GB": "declares a header of 10,737,418,240 bytes",
     "checkpoint: a name twice": "has 'w' more than once",
-    "checkpoint: a file outside": "names the file '../../secret'",
+    "checkpoint: a file outside": "lists the file '../../secret'",
     "checkpoint: a link out of the folder": "is not a plain file",
     "checkpoint: a pickle in place of the weights": "has no model.safetensors; it holds model.bin",
     "checkpoint: a manifest of 20 MB": "no manifest is",
-    "store: a file outside": "names the file 'shards/../../secret'",
-    "store: an absolute name": "names the file '/etc/hostname'",
+    "store: a file outside": "lists the file 'shards/../../secret'",
+    "store: an absolute name": "lists the file '/etc/hostname'",
     "store: a name twice": "lists shards/00000/",
     "store: a negative count of rows": ">= 0",
     "store: a link out of the folder": "is a symbolic link to",
     "store: a folder that is a link": "is a symbolic link to",
-    "store: an array of terabytes": "claims the shape (1099511627776,)",
-    "store: an array of objects": "is no array of a store",
+    "store: an array of terabytes": "declares the shape (1099511627776,)",
+    "store: an array of objects": "is not an array of a store",
     "model: a header of 10 GB": "declares a header of 10,737,418,240 bytes",
     "model: a name twice": "has 'w' more than once",
     "model: only a w.pkl": "w.pkl, a pickle, which can run any code",
@@ -40,7 +40,7 @@ WORDS = {
     "model: a size that is a mapping": "vocab_size is {'a': 1}",
     "model: quantisation by an absent package": "reads weights of 16 or 32 bits only",
     "tokenizer: an expression that panics": "retry-limit-in-match over",
-    "tokenizer: an id of four billion": "the id 4,294,967,290 among them",
+    "tokenizer: an id of four billion": "an id of 4,294,967,290",
 }
 
 

@@ -17,8 +17,8 @@ LEVELS = (
     ("data", "runs"),
     ("training", "cooking"),
     ("evaluation",),
-    ("reports", "serving"),
-    ("watching",),
+    ("reports",),
+    ("serving",),
     ("workflows",),
     ("cli", "api"),
     ("__main__",),
@@ -45,7 +45,7 @@ LIGHT = (
     "toque.runs.history",
     "toque.runs.time_left",
     "toque.reports",
-    "toque.watching",
+    "toque.serving.watch_app",
 )
 """Modules and packages that must not load torch: commands answer at once, workers stay small."""
 HEAVY = ("torch", "transformers", "peft")

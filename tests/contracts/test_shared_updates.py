@@ -28,8 +28,8 @@ from toque.config import load_config
 from toque.config.schema import OptimConfig
 from toque.errors import ConfigError
 from toque.training.distributed.collectives import Ranks
-from toque.training.placement import strategy_of
 from toque.training.runtime import Runtime
+from toque.training.strategy import choose_strategy
 
 RANK_TIMEOUT = 600
 """Seconds; not torch's own."""
@@ -223,11 +223,11 @@ def test_what_needs_whole_tensors_is_refused(name):
     config = load_config("demo", [f"optim.name={name}", "train.strategy=fsdp"]).config
     runtime = Runtime(ranks=Ranks(rank=0, world_size=2))
     with pytest.raises(ConfigError, match=f"optim.name={name} needs whole tensors"):
-        strategy_of(config.train, config.adapter, config.optim, None, runtime)
+        choose_strategy(config.train, config.adapter, config.optim, None, runtime)
 
 
 def test_one_loss_scale_for_all_parts_is_refused():
     config = load_config("demo", ["train.strategy=fsdp"]).config
     runtime = Runtime(ranks=Ranks(rank=0, world_size=2), scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(ConfigError, match="fp16 needs one loss scale for all parts"):
-        strategy_of(config.train, None, OptimConfig(), None, runtime)
+        choose_strategy(config.train, None, OptimConfig(), None, runtime)

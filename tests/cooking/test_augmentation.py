@@ -44,7 +44,7 @@ def augmented(
 ) -> tuple[str, str]:
     """On text, the slow and plain way."""
     p, t = [w for w in words(prompt) if w], [w for w in words(target) if w]
-    of_prompt, of_target = edits_of(rules, p, t, key=key, whole=True)
+    of_prompt, of_target = edits_of(rules, p, t, key=key, is_complete=True)
     return joined(edited(p, of_prompt)), joined(edited(t, of_target))
 
 
@@ -56,7 +56,7 @@ def check(codec: Codec, pairs: Iterator[tuple[str, str]]) -> Counter[str]:
         ids = [np.array(codec.encode(text), np.uint16) for text in (prompt, target)]
         read = [words_of(codec, side) for side in ids]
         key = key_of(number, 1)
-        edits = edits_of(ALL, read[0], read[1], key=key, whole=True)
+        edits = edits_of(ALL, read[0], read[1], key=key, is_complete=True)
         expected = augmented(prompt, target, key)
         for side, own, text in zip(ids, edits, expected, strict=True):
             assert spliced(codec, side, own).tolist() == codec.encode(text), text
@@ -137,7 +137,7 @@ def test_formats_and_instructions_are_all_met_and_tips_end_a_whole_text() -> Non
     tipped = augmented(*both(SOUP), 3, AugmentationConfig(tips=1.0))[1]
     assert tipped.startswith(both(SOUP)[1] + "\nTip: ")
     cut = [w for w in words(both(SOUP)[1]) if w]
-    assert edits_of(AugmentationConfig(tips=1.0), [], cut, key=3, whole=False) == ([], [])
+    assert edits_of(AugmentationConfig(tips=1.0), [], cut, key=3, is_complete=False) == ([], [])
 
 
 def test_other_tasks_and_texts_are_left_alone() -> None:

@@ -128,7 +128,7 @@ def test_tasks_of_a_record_lie_side_by_side_and_never_straddle_the_split(tmp_pat
 
 
 def test_neighbours_of_one_body_and_of_two_tasks_are_two_records(tmp_path: Path) -> None:
-    """Their tasks rise as those of one record do: "lost count" was said of any file with them."""
+    """Their tasks rise as those of one record do: any file with them once had "wrong counts"."""
     source = written(tmp_path / "a.jsonl", cuisine=True)
     pie = {"title": "Zorblax Pie", "ingredients": ["1 zorblax"], "directions": [*STEPS]}
     figures = {"calories": "300 kcal", "fatContent": "10 g", "sugarContent": "5 g"}

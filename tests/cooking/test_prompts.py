@@ -10,7 +10,7 @@ from toque.cooking.prompts import (
     write_prompt,
 )
 from toque.models.loading.provenance import Provenance
-from toque.workflows.asking import in_trained_form
+from toque.workflows.prompts import rewrite_prompt
 
 
 def test_names_are_written_once_and_at_most_twenty_times():
@@ -68,12 +68,12 @@ def test_ingredients_stand_after_a_colon() -> None:
 )  # fmt: skip
 def test_the_form_a_model_is_trained_on(form: str, tasks: list[str], expected: str) -> None:
     record = Provenance(form=form, max_new_tokens=9, tasks=tasks)
-    assert in_trained_form("Make me a soup: peas", record) == expected
+    assert rewrite_prompt("Make me a soup: peas", record) == expected
     asked = "Generate recipe for: toast"
-    assert in_trained_form(asked, record) == asked
+    assert rewrite_prompt(asked, record) == asked
     request = "How do I make toast?"
     others = form == "recipes" and tasks in ([], ["write"])
-    assert in_trained_form(request, record) == (asked if others else request)
+    assert rewrite_prompt(request, record) == (asked if others else request)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def table_of(texts: list[tuple[str, str, str]]) -> tuple[TextTable, TextScores]:
     return TextTable(result.keys, result.each), scores
 
 
-def test_a_score_of_the_user_may_have_the_name_of_one_that_went():
-    own = TextTable(["a", "b", "c"], {"chrf": PerText.mean(np.array([0.5, np.nan, 0.25]))})
+def test_a_score_of_the_user_is_read_back():
+    own = TextTable(["a", "b", "c"], {"mine": PerText.mean(np.array([0.5, np.nan, 0.25]))})
     (read,) = from_json(to_json(examples=own, texts=own, step=7).encode()).texts.measures.values()
     assert read.values[:, 0].tolist() == [0.5, 0.0, 0.25]
 
@@ -66,12 +66,6 @@ def test_what_is_read_back_scores_as_before():
         assert asdict(estimate) == pytest.approx(asdict(before[name]), abs=1e-6), name
     loss = estimates(read.examples.measures)["loss"].value
     assert loss == pytest.approx((10 + 11 + 12 + 13) / 20)
-
-
-def test_a_score_that_went_is_passed_over():
-    tables = {"examples": {"keys": [], "measures": {}},
-              "texts": {"keys": ["a"], "measures": {"chrf": [[1.0] * 18]}}}  # fmt: skip
-    assert from_json(json.dumps({"form": 1, **tables}).encode()).texts.measures == {}
 
 
 @pytest.mark.parametrize(

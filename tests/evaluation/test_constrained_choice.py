@@ -31,7 +31,7 @@ def test_shares_are_those_of_the_whole_answers(kind, tokens_at_once, tokenizers_
     codec = load_codec(tokenizers_at["encoder-decoder" if kind == "t5" else "decoder"])
     model = model_of(kind, vocab=codec.vocab_size).train()
     prompts = [np.array(codec.encode(text)) for text in ("lentil soup", "rice", "cake with milk")]
-    monkeypatch.setattr(constrained_choice, "TOKENS_AT_ONCE", tokens_at_once)
+    monkeypatch.setattr(constrained_choice, "TOKENS_PER_BATCH", tokens_at_once)
     found = constrained_choice.choose(model, codec, prompts, ANSWERS)
     assert model.training
     model.eval()

@@ -10,9 +10,9 @@ from toque.evaluation.memorisation import (
     Memorisation,
     RunFinder,
     SharedRun,
-    joined,
+    concatenate,
 )
-from toque.evaluation.ngram_metrics import grams
+from toque.evaluation.ngram_metrics import hash_ngrams
 
 Ids = list[int]
 
@@ -50,18 +50,18 @@ def drawn(seed: int) -> tuple[list[Ids], list[Ids], list[Ids]]:
 def found(texts: list[Ids], prompts: list[Ids], examples: list[Ids], *, parts: int) -> RunFinder:
     finder = RunFinder(texts, prompts)
     for rows in np.array_split(np.arange(len(examples)), parts):
-        finder.compare(*joined([examples[row] for row in rows]), rows)
+        finder.compare(*concatenate([examples[row] for row in rows]), rows)
     return finder
 
 
 @pytest.mark.parametrize("at_once", [1 << 20, 3])  # 3: every example and every text apart
 @pytest.mark.parametrize("parts", [1, 3])
 def test_runs_are_those_of_a_search_of_every_place(at_once, parts, monkeypatch):
-    monkeypatch.setattr(memorisation, "_MOST_PAIRS", at_once)
+    monkeypatch.setattr(memorisation, "_MAX_PAIRS", at_once)
     n_found = 0
     for seed in range(25):
         texts, prompts, examples = drawn(seed)
-        runs = found(texts, prompts, examples, parts=parts).found
+        runs = found(texts, prompts, examples, parts=parts).longest_runs()
         expected = [slowly(*both, examples) for both in zip(texts, prompts, strict=True)]
         assert [(run.tokens, run.example) for run in runs] == expected, seed
         n_found += sum(run.tokens > RUN for run in runs)
@@ -70,15 +70,17 @@ def test_runs_are_those_of_a_search_of_every_place(at_once, parts, monkeypatch):
 
 def test_equal_hashes_of_other_tokens_lengthen_no_run(monkeypatch):
     def alike(tokens, n):
-        hashes, texts = grams(tokens, n)
+        hashes, texts = hash_ngrams(tokens, n)
         return hashes & np.uint64(7), texts
 
-    monkeypatch.setattr(memorisation, "grams", alike)
+    monkeypatch.setattr(memorisation, "hash_ngrams", alike)
     n_found = 0
     for seed in range(25):
         texts, _, examples = drawn(seed)
         none: list[Ids] = [[] for _ in texts]
-        for run, text in zip(found(texts, none, examples, parts=1).found, texts, strict=True):
+        for run, text in zip(
+            found(texts, none, examples, parts=1).longest_runs(), texts, strict=True
+        ):
             assert run.tokens <= slowly(text, [], examples)[0]
             n_found += run.tokens > 0
     assert n_found > 10
@@ -86,7 +88,7 @@ def test_equal_hashes_of_other_tokens_lengthen_no_run(monkeypatch):
 
 def test_no_run_crosses_from_one_example_to_the_next():
     text = [*range(20)]
-    (run,) = found([text], [[]], [text[:9], text[9:]], parts=1).found
+    (run,) = found([text], [[]], [text[:9], text[9:]], parts=1).longest_runs()
     assert (run.tokens, run.example) == (11, 1)
 
 
@@ -94,8 +96,8 @@ def test_the_figures_stand_beside_those_of_people():
     runs = [SharedRun(n, 100, row) for row, n in enumerate((9, 31, 12, LONG))]
     one = Memorisation(runs[:2], runs[1:], 80, 80)
     assert str(one) == (
-        "Of 2 texts the longest run shared with a training example has 31 tokens; that of the "
-        f"held-out texts of the same prompts {LONG}."
+        "Of 2 texts, the longest run shared with a training example has 31 tokens, compared with "
+        f"{LONG} for the held-out texts of the same prompts."
     )
     assert "80 of 160 examples were read" in str(Memorisation(runs[:1], [], 80, 160))
     assert one.record()["texts"] == {

@@ -30,7 +30,7 @@ def test_where_memory_runs_out_the_loss_is_that_of_fewer_rows(family):
     assert found(model) == heldout(loss_sum, None)(model)
     assert sizes == [8, 4, 2, 2, 2, 2, 2, 2]
     assert len(said) == 2
-    assert "here on 4 are" in said[0]
+    assert "continues with 4 rows" in said[0]
     sizes.clear()
     found(model)
     assert set(sizes) == {2}, "what was found out holds for the next evaluation"

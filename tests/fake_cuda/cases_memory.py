@@ -19,15 +19,15 @@ from toque.runs.outlined_update import outlining
 from toque.training.micro_batch import WorstBatch
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
-from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
-from toque.workflows.plan.planned import ahead
+from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
+from toque.workflows.plan.run_estimate import build_estimator
 
 _KNOWN: dict[object, dict[str, int]] = {}  # runs that are the same on several cards
 
 
 def compared(case: Case) -> Compared:
     """The plan of a case, and what its run takes with as many rows at once."""
-    estimator, model_of, _ = ahead(case.config, case.card)
+    estimator, model_of, _ = build_estimator(case.config, case.card)
     with outlining():
         memory = estimator.memory(model_of(case.config))
     assert memory.recompute == case.recompute
@@ -47,8 +47,8 @@ def _phases(case: Case, planned: Estimator, rows: int) -> dict[str, int]:
         adapter = adapter.model_copy(update={"quantize_base": None})
     plain = config.model_copy(update={"adapter": adapter})
     with outlining():
-        known = vocabulary_of(config, None)
-        model = outlined_model(plain, known, where="cuda", precision="float32")
+        known = find_vocabulary(config, None)
+        model = outline_model(plain, known, where="cuda", precision="float32")
     at_once = 2 * rows if rows < work.update_rows else rows
     row = work.row
     worst = WorstBatch(row.source, row.target, row.source, row.target, vocabulary_rows(model))

@@ -18,12 +18,12 @@ from fake_cuda.cases import Setup, card_and_trainer, state_on
 from gpu_run import Losses
 from tiny import VOCAB
 from toque.batch import Batch
-from toque.data.loader.batch_stream import DeviceFeed, Prefetch, Sent
+from toque.data.loader.batch_stream import DeviceBatch, DeviceFeed, Prefetch
 from toque.errors import NonFiniteError
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.training.checkpoint.resume import load_tensors, trainer_tensors
-from toque.training.checkpoint.saver import Slot
+from toque.training.checkpoint.saver import SnapshotBuffers
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep
@@ -85,7 +85,7 @@ def six_updates(kind: str, *, background: bool = False, **setup: Any) -> Run:
         end = again.fit()
         card.settle()
         assert set(card.pageable) <= {card.order.default.number}  # evaluation's, not the feed's
-        saved = sorted(p.name for p in again.checkpoints.here.iterdir() if p.is_dir())
+        saved = sorted(p.name for p in again.checkpoints.current_folder.iterdir() if p.is_dir())
         return Run(
             end.progress.step, end.reason, saved, end.best is not None, state_on(again),
             seen.warnings, dict(card.waits),
@@ -178,7 +178,7 @@ def fed_batch(feed_of: Callable[[torch.device], DeviceFeed] = DeviceFeed) -> lis
     with fake_card(on_wait="raise", content=True) as card:
         feed = feed_of(torch.device("cuda"))
         received = feed.receive(feed.send(batch))
-        for tensor in received.tensors():
+        for tensor in received.tensors().values():
             tensor + tensor
         assert not card.pageable, dict(card.pageable)
         card.settle()
@@ -193,7 +193,7 @@ def _told(log: list[str]) -> list[str]:
 class UnrecordedFeed(DeviceFeed):
     """A control: what it gives may be overwritten while it is read."""
 
-    def receive(self, sent: Sent) -> Batch:
+    def receive(self, sent: DeviceBatch) -> Batch:
         batch, whole = sent
         torch.cuda.current_stream(self._device).wait_event(whole)
         return batch
@@ -202,14 +202,14 @@ class UnrecordedFeed(DeviceFeed):
 class HastyFeed(DeviceFeed):
     """A control: what it gives may not have arrived."""
 
-    def receive(self, sent: Sent) -> Batch:
+    def receive(self, sent: DeviceBatch) -> Batch:
         return sent[0]
 
 
 class PageableFeed(DeviceFeed):
     """A control: it copies from memory that is not page-locked."""
 
-    def send(self, batch: Batch) -> Sent:
+    def send(self, batch: Batch) -> DeviceBatch:
         with torch.cuda.stream(self._stream):
             return batch.to(self._device), self._stream.record_event()
 
@@ -232,14 +232,14 @@ def snapshot() -> Snapshot:
         step = trainer.batches.at(Cursor())
         trainer.step(step, step.batch.to("cuda"))
         tensors = trainer_tensors(trainer.model, trainer.optimizer)
-        slot = Slot()
+        slot = SnapshotBuffers()
         card.waits.clear()
         card.order.log.clear()
-        copies = _flat(slot.copied(tensors))
+        copies = _flat(slot.copy(tensors))
         waits, log = dict(card.waits), _told(card.order.log)
         card.refuse_in_flight(*copies)
         places = [copy.data_ptr() for copy in copies]
-        again = [copy.data_ptr() for copy in _flat(slot.copied(tensors))]
+        again = [copy.data_ptr() for copy in _flat(slot.copy(tensors))]
         kinds = {copy.device.type for copy in copies}
         whole = [(t.shape, t.dtype) for t in _flat(tensors)] == [(c.shape, c.dtype) for c in copies]
         pinned = all(copy.is_pinned() for copy in copies)

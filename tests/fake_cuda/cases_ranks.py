@@ -36,16 +36,16 @@ from toque.models.lora.frozen import hold_frozen
 from toque.runs.outlined_update import outlining
 from toque.training.distributed import sharding
 from toque.training.distributed.collectives import RankFailures, Ranks
+from toque.training.distributed.data_parallel import DataParallel, Replicated
 from toque.training.distributed.exchange import Exchange, exchange_of
-from toque.training.distributed.sharing import Replicated, Sharing
 from toque.training.micro_batch import WorstBatch
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import PrecisionChoice, Runtime
 from toque.training.trainer import Schedule
 from toque.units import Cursor, Duration
-from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
-from toque.workflows.plan.planned import ahead
-from toque.workflows.plan.several import memory_of_rank
+from toque.workflows.plan.multi_gpu import estimate_rank_memory
+from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
+from toque.workflows.plan.run_estimate import build_estimator
 
 _C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
 _ALL_PARTS = {
@@ -144,11 +144,11 @@ def counted_update(
 
 def peak_of_rank(config: RunConfig, ranks: int) -> tuple[int, int]:
     """Bytes of tensors that a plan has for one of so many ranks, and those that one takes."""
-    estimator, model_of, _ = ahead(config, "h100", ranks)
+    estimator, model_of, _ = build_estimator(config, "h100", ranks)
     with outlining():
-        _, memory, _ = memory_of_rank(estimator.of_rank(), model_of)
-        known = vocabulary_of(config, None)
-        model = outlined_model(config, known, where="cuda", precision="float32")
+        _, memory, _ = estimate_rank_memory(estimator.of_rank(), model_of)
+        known = find_vocabulary(config, None)
+        model = outline_model(config, known, where="cuda", precision="float32")
     rows, row = memory.micro_batch_rows, estimator.work.row
     worst = WorstBatch(row.source, row.target, row.source, row.target, vocabulary_rows(model))
     batch = worst(2 * rows).counted()
@@ -196,7 +196,7 @@ def _seen_by(card: FakeCard) -> Iterator[None]:
         yield
 
 
-def _shared(model: Any, strategy: str, runtime: Runtime) -> Sharing:
+def _shared(model: Any, strategy: str, runtime: Runtime) -> DataParallel:
     if strategy == "ddp":
         return Replicated(model)
     return sharding.Sharded(model, runtime.ranks, device=runtime.device, dtype=runtime.dtype)

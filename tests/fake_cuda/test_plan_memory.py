@@ -7,7 +7,7 @@ import pytest
 from fake_cuda import cases_memory, plan_cases
 from fake_cuda.plan_cases import Compared
 from toque.runs.outlined_update import outlining
-from toque.workflows.plan.planned import ahead
+from toque.workflows.plan.run_estimate import build_estimator
 
 SLOW = [(preset, way) for preset in plan_cases.PRESETS for way in plan_cases.ways_of(preset)]
 
@@ -26,7 +26,7 @@ def test_a_plan_counts_what_a_run_on_a_card_takes(on_card, preset, way):
     ]
     held(found)
     # A plan is made where no card can be, real or not: the same there.
-    estimator, model_of, _ = ahead(found[0].case.config, "rtx-4090")
+    estimator, model_of, _ = build_estimator(found[0].case.config, "rtx-4090")
     with outlining():
         assert estimator.memory(model_of(estimator.config)).tensors == found[0].planned
 

@@ -84,7 +84,7 @@ def test_what_is_not_finite_is_traced_on_the_card(on_card):
 def test_out_of_memory_on_the_card_is_computed_again_with_fewer_rows(on_card, kind):
     found = on_card(cases.short_of_memory, kind)
     assert found.smaller_from == {0: 2}
-    assert "ran out of memory with 5 rows at once" in found.warnings[0]
+    assert "ran out of memory with 5 rows per micro-batch" in found.warnings[0]
     assert found.left == 3 * BLOCK  # the guard's loss, limits and verdict, until it looks
     assert found.peak <= found.limit
 

@@ -44,7 +44,7 @@ def test_fault_17_a_shard_that_changed_between_two_sessions(kitchen, go_on, tmp_
     flip(shard, at=-2)
     code, said = go_on(f"data.store={store}")
     assert code == 3
-    assert f"{shard.name} has the right size and the wrong content" in said
+    assert f"{shard.name} has the right size but the wrong content" in said
 
 
 def test_fault_17_another_store_under_the_same_name(kitchen, go_on, tmp_path):
@@ -117,7 +117,7 @@ def test_fault_16_a_shard_that_is_cut_while_it_is_read(kitchen, tmp_path, way, c
     done = python("-c", CUT, store, way)
     assert done.returncode == code, (done.returncode, done.stderr[-2000:])
     if code == 3:
-        assert "target_tokens.npy was cut short while it was being read" in done.stdout
+        assert "target_tokens.npy was truncated while it was being read" in done.stdout
 
 
 def test_a_signal_while_the_finished_model_is_scored_leaves_a_run_that_continues(

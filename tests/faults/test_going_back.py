@@ -17,13 +17,13 @@ from toque.storage.atomic import sha256_of
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.fetch import fetch_run, fetch_step
 from toque.training.checkpoint.saved import verify_checkpoint
-from toque.training.checkpoint.saver import Saves
+from toque.training.checkpoint.saver import CheckpointSaver
 from toque.training.distributed.collectives import Ranks
 from toque.units import Progress
 from toque.workflows.export import export
 from toque.workflows.inference.open_model import open_model
 from toque.workflows.results import TrainedRun
-from toque.workflows.run_folder import named_step, set_aside
+from toque.workflows.run_folder import parse_step, set_aside
 
 LAST = "checkpoints/step-00000012"
 UNDONE = ("end.json", "evaluation.json", "scores_by_text.json", "model/")  # of an end
@@ -144,10 +144,10 @@ def test_a_run_that_has_not_begun_has_nothing_to_go_back_to(kitchen, tmp_path, c
 def test_it_goes_with_neither_a_new_run_nor_a_bucket_left_alone(again, whole_run):
     code, said = again("--resume", "8", "--from", str(whole_run))
     assert code == 2
-    assert "--resume continues a run" in " ".join(said.split())
+    assert "--resume and --from cannot be combined" in " ".join(said.split())
     code, said = again("--resume", "8", "--no-upload", "checkpoint.upload=s3://pantry/runs/x")
     assert code == 2
-    assert "sets newer checkpoints aside in the bucket" in " ".join(said.split())
+    assert "newer checkpoints must be set aside in the bucket" in " ".join(said.split())
 
 
 def test_a_launchers_restart_does_not_go_back_twice(again, tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path):
     assert fetch_run(remote, tmp_path / "another", say=lambda _sentence: None) == 4
     assert set_aside(new, 4, bucket=remote) == []  # the same command again
     with pytest.raises(CheckpointError, match="Checkpoints: step-00000002, step-00000004"):
-        named_step("6", new, remote)
+        parse_step("6", new, remote)
 
 
 def test_what_waits_to_be_uploaded_is_set_aside_too(remote, tmp_path):
@@ -214,7 +214,7 @@ def test_what_waits_to_be_uploaded_is_set_aside_too(remote, tmp_path):
 
 def test_a_sharded_checkpoint_goes_to_a_bucket_and_comes_back(remote, tmp_path):
     run, alone = tmp_path / "run", {"w": torch.arange(40.0).reshape(8, 5)}
-    saves = Saves(parts.made(run), Callbacks([]), Ranks(), "sharded")
+    saves = CheckpointSaver(parts.made(run), Callbacks([]), Ranks(), "sharded")
     saves.save(Progress(2), {"model": alone}, {"progress": {"step": 2}}, final=True)
     parts.upload(run, remote)
     assert fetch_run(remote, tmp_path / "new", say=lambda _sentence: None) == 2

@@ -77,9 +77,9 @@ def test_fault_52_resources_that_are_lost_or_flipped_change_no_bit(kitchen, tmp_
     measured_otherwise(tmp_path / "cache")
     for harm, said in (
         (Path.exists, ""),
-        (Path.unlink, "resources.json cannot be read or is gone"),
-        (lambda file: flipped(file, '"micro_batch_rows": '), "cannot be read or is gone"),
-        (lambda file: file.write_text("{}"), "cannot be read or is gone"),
+        (Path.unlink, "resources.json is missing or damaged"),
+        (lambda file: flipped(file, '"micro_batch_rows": '), "is missing or damaged"),
+        (lambda file: file.write_text("{}"), "is missing or damaged"),
     ):
         folder = tmp_path / "run"
         shutil.rmtree(folder, ignore_errors=True)
@@ -113,11 +113,12 @@ def test_fault_52_nonsense_in_the_checkpoint_is_refused(kitchen, tmp_path, words
         {**held, **nonsense} if nonsense and isinstance(nonsense, dict) else nonsense
     )
     tensors = {n: newest.tensors(n) for n in ("model", "optimizer")}
+    manifest = newest.manifest
     store.identity = type(store.identity)(
-        newest.manifest.config_sha256, newest.manifest.data_fingerprint
+        manifest.config_sha256, manifest.data_fingerprint, manifest.versions, manifest.settings
     )
     store.save(newest.step, tensors, state)
-    with pytest.raises(CheckpointError, match="nonsense"):
+    with pytest.raises(CheckpointError, match="invalid record of its micro-batches"):
         run(kitchen, folder, words)
 
 

@@ -13,7 +13,7 @@ from toque.config import load_config
 from toque.storage.download import cache_folder
 from toque.user_paths import expanded, named_path
 from toque.workflows.configure import configure
-from toque.workflows.results import folder_of
+from toque.workflows.results import model_folder
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_fault_89_settings_flags_and_arguments_mean_the_same_folder(home):
     assert (config.run_dir, config.data.store) == (str(home / "run"), str(home / "store"))
     from_python = configure("demo", run_dir=Path("~/run"), data={"store": "~/store"})
     assert (from_python.run_dir, from_python.data.store) == (config.run_dir, config.data.store)
-    assert folder_of("~/run") == folder_of(Path("~/run")) == Path(config.run_dir)
+    assert model_folder("~/run") == model_folder(Path("~/run")) == Path(config.run_dir)
     assert load_config("demo", ["run_dir=./~/run"]).config.run_dir == str(Path.cwd() / "~/run")
     assert load_config("demo", ["run_dir=gs://a/~/b"]).config.run_dir == "gs://a/~/b"
 

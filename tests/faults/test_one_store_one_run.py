@@ -19,7 +19,8 @@ from toque.data.store.store_manifest import read_manifest
 from toque.errors import CheckpointError, DataError
 from toque.storage.atomic import sha256_of
 from toque.workflows.diagnosis.drill import Session
-from toque.workflows.train import train, train_in_child
+from toque.workflows.train import train
+from toque.workflows.training_child import train_in_child
 
 Train = Callable[..., tuple[int, str]]
 
@@ -186,14 +187,14 @@ def test_fault_49_a_replacement_while_the_final_model_is_written(own, monkeypatc
     changed = ["model.tokenizer=trained:600", f"data.store={own / 'other'}"]
     toque.prepare(load_config(str(own / "run.yaml"), changed).config)
     trained_with = words_of(own / "store" / "tokenizer")
-    real = final_model.keep_model
+    real = final_model.write_model
 
     def late(*arguments, **named):
         (own / "store").rename(own / "aside")
         (own / "other").rename(own / "store")
         return real(*arguments, **named)
 
-    monkeypatch.setattr(final_model, "keep_model", late)
+    monkeypatch.setattr(final_model, "write_model", late)
     run = train(load_config(str(own / "run.yaml"), [f"run_dir={own / 'run'}", SHORT]))
     assert words_of(run.model) == trained_with
 
@@ -251,7 +252,7 @@ def test_fault_50_two_runs_started_at_once_into_one_new_folder(own):
     other = Session(second, own / "second.log")
     code = other.wait()
     gone.touch()
-    assert one.wait() == 0, one.said() + (own / "first.txt").read_text()
+    assert one.wait() == 0, one.read_log() + (own / "first.txt").read_text()
     assert code == 4
     assert "in use by another training process" in (own / "second.txt").read_text()
     assert load_config(run / "config.yaml").config.optim.peak_lr == 1e-2
@@ -292,7 +293,7 @@ def test_fault_51_stopped_early_continued_and_killed_at_the_final_model(own):
         def die(*_arguments, **_named):
             os.kill(os.getpid(), signal.SIGKILL)
 
-        final_model.keep_model = die
+        final_model.write_model = die
         return train_in_child(config("run", short), own / "log.txt")
 
     assert Session(killed, own / "killed.log").wait() == -signal.SIGKILL

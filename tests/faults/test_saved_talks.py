@@ -30,7 +30,7 @@ def questions(turns: list[dict[str, str]]) -> list[str]:
 
 
 def test_fault_90_the_whole_conversation_is_saved_once_the_model_reads_less(base, tmp_path):
-    talk = chat.opened(base, system="You cook.", device="cpu")
+    talk = chat.open_talk(base, system="You cook.", device="cpu")
     asked = [f"Question {n}: {'which rice? ' * 30}" for n in range(7)]
     notes: list[str] = []
     for question in asked:
@@ -46,7 +46,7 @@ def test_fault_90_the_whole_conversation_is_saved_once_the_model_reads_less(base
 
 
 def test_fault_90_a_question_that_is_too_long_leaves_the_conversation_as_it_was(base, tmp_path):
-    talk = chat.opened(base, system=None, device="cpu")
+    talk = chat.open_talk(base, system=None, device="cpu")
     talk.ask("Which rice?", GREEDY, on_text=lambda _: None)
     with pytest.raises(ConfigError):
         talk.ask("Which rice? " * 500, GREEDY, on_text=lambda _: None)
@@ -56,7 +56,7 @@ def test_fault_90_a_question_that_is_too_long_leaves_the_conversation_as_it_was(
 
 
 def test_fault_90_after_a_new_beginning_everything_is_read_again(base):
-    talk = chat.opened(base, system="You cook.", device="cpu")
+    talk = chat.open_talk(base, system="You cook.", device="cpu")
     for n in range(4):
         talk.ask(f"Question {n}: {'which rice? ' * 30}", GREEDY, on_text=lambda _: None)
     assert talk.n_left_out > 0
@@ -67,7 +67,7 @@ def test_fault_90_after_a_new_beginning_everything_is_read_again(base):
 
 
 def test_fault_90_a_full_disk_leaves_no_file_and_the_next_try_works(base, tmp_path):
-    talk = chat.opened(base, system=None, device="cpu")
+    talk = chat.open_talk(base, system=None, device="cpu")
     talk.ask("Which rice?", GREEDY, on_text=lambda _: None)
     file = tmp_path / "talk.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -84,7 +84,7 @@ def test_fault_90_a_full_disk_leaves_no_file_and_the_next_try_works(base, tmp_pa
 
 @pytest.mark.parametrize("links", [True, False])
 def test_fault_90_another_file_is_never_replaced(base, tmp_path, monkeypatch, links):
-    talk = chat.opened(base, system=None, device="cpu")
+    talk = chat.open_talk(base, system=None, device="cpu")
     talk.ask("Which rice?", GREEDY, on_text=lambda _: None)
     if not links:  # as on a FAT disk
 
@@ -96,7 +96,7 @@ def test_fault_90_another_file_is_never_replaced(base, tmp_path, monkeypatch, li
     file.write_text("mine")
     (tmp_path / "link.jsonl").symlink_to("nowhere")
     for name in ("talk.jsonl", "link.jsonl"):
-        with pytest.raises(ConfigError, match="is there already"):
+        with pytest.raises(ConfigError, match="already exists"):
             talk.save(tmp_path / name)
     assert file.read_text() == "mine"
     assert questions(saved(talk, tmp_path / "new.jsonl")) == ["Which rice?"]

@@ -55,9 +55,7 @@ def test_fault_88_the_configuration_that_is_named_is_not_overwritten(
     for store in (kitchen / "store", tmp_path / "new-store"):
         assert main(["train", "config.yaml", f"data.store={store}"]) == ConfigError.exit_code
         text = said(capfd)
-        assert (
-            ". holds files that no run wrote and that a run would write over: config.yaml" in text
-        )
+        assert ". has files that no run wrote and that a run would overwrite: config.yaml" in text
         assert "Choose another folder" in text
     assert content(tmp_path) == before
 
@@ -155,7 +153,7 @@ def test_fault_88_a_buckets_address_with_a_users_object_is_refused(
     names = remote.names()
     words = [f"run_dir={tmp_path / 'run'}", f"checkpoint.upload={remote.address}"]
     assert main(["train", str(kitchen / "run.yaml"), *words]) == ConfigError.exit_code
-    assert f"{remote.address} holds files that no run wrote" in said(capfd)
+    assert f"{remote.address} has files that no run wrote" in said(capfd)
     assert (remote.names(), remote.read(name)) == (names, MINE)
 
 
@@ -172,7 +170,7 @@ def test_fault_88_an_ablation_writes_over_no_file_of_the_users(kitchen, tmp_path
         put(out, name)
         words = ["ablate", str(kitchen / "run.yaml"), "--out", str(out), "--seeds", "2"]
         assert main(words) == ConfigError.exit_code
-        assert f"{out / name} is there already and no ablation wrote it" in said(capfd)
+        assert f"{out / name} already exists, but no ablation wrote it" in said(capfd)
         assert content(out).keys() == {name}
 
 
@@ -183,7 +181,7 @@ def test_fault_88_a_building_json_of_the_users_makes_no_store(kitchen, tmp_path,
     words = ["prepare", str(kitchen / "run.yaml"), f"data.store={tmp_path}"]
     for more in ([], ["--replace"]):
         assert main([*words, *more]) == DataError.exit_code
-        assert "is not empty and holds no token store" in said(capfd)
+        assert "has files but no token store" in said(capfd)
     assert content(tmp_path) == before
 
 

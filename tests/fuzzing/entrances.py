@@ -282,7 +282,7 @@ def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
     from toque.errors import ConfigError, DataError
     from toque.sources.source_files import blocks_of, find_files
     from toque.workflows.configure import configure
-    from toque.workflows.prepared_store import sources_of
+    from toque.workflows.prepared_store import open_sources
 
     columns = {"pairs": {"prompt": "question", "target": "answer"}, "documents": {"text": "text"}}
     sealed = name.startswith("np")
@@ -302,7 +302,7 @@ def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
                 data={"sources": [source], "store": str(folder / "store")},
                 model={"family": "gpt2", "tokenizer": tokenizer},
             )
-            for found in find_files(sources_of(config)):
+            for found in find_files(open_sources(config)):
                 for block in blocks_of(found):
                     given = found.reader.examples(block)
                     read += given.read
@@ -332,7 +332,7 @@ def saved_dataset_case(work: Path) -> Area:
     from toque.errors import DataError
     from toque.sources.source_files import blocks_of, find_files
     from toque.workflows.configure import configure
-    from toque.workflows.prepared_store import sources_of
+    from toque.workflows.prepared_store import open_sources
 
     original = work / "dataset"
     if not original.exists():
@@ -343,7 +343,9 @@ def saved_dataset_case(work: Path) -> Area:
         copy, read = folder / "dataset", 0
         damaged_copy(original, copy, chance)
         try:
-            for found in find_files(sources_of(configure(data={"sources": [{"path": str(copy)}]}))):
+            for found in find_files(
+                open_sources(configure(data={"sources": [{"path": str(copy)}]}))
+            ):
                 read += sum(found.reader.examples(block).read for block in blocks_of(found))
         except DataError as error:
             check_paragraph(str(error))

@@ -125,7 +125,7 @@ def test_out_of_memory_is_computed_again_with_fewer_rows(device, run, tmp_path):
     trainer, seen = run("gpt2", rows=5, loss_fn=greedy, **how)
     trainer.fit()
     assert seen.losses == pytest.approx(expected.losses, rel=1e-5)
-    assert [warning for warning in seen.warnings if "5 rows at once" in warning]
+    assert [warning for warning in seen.warnings if "5 rows per micro-batch" in warning]
     assert trainer.oom_fallback.rows_at(3) == 2
 
 

@@ -153,7 +153,7 @@ def test_hidden_gpus_are_nobodys_fault(
     assert devices.device_named("auto").type == "cpu"
     with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES is '{value}', which hides every"):
         devices.device_named("cuda")
-    (found,) = machine_checks._gpus()
+    (found,) = machine_checks._check_gpus()
     assert (found.state, found.todo) == ("ok", "")
     assert f"none that is used: CUDA_VISIBLE_DEVICES is '{value}'" in found.found
 
@@ -174,7 +174,7 @@ def test_doctor_tells_of_each_card(
     machine: Any, there: dict[str, Any], state: str, found: str, todo: str
 ) -> None:
     machine(**there)
-    row, *more = machine_checks._gpus()
+    row, *more = machine_checks._check_gpus()
     assert bool(more) == ("4090" in row.found and state != "failed")  # attention is tried there
     assert row.state == state
     assert re.search(found, row.found)

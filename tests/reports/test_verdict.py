@@ -107,9 +107,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     given, lever = CASES[cause]
     verdict = judged(tmp_path, events(**given))
-    assert verdict.found[0].cause == cause
+    assert verdict.findings[0].cause == cause
     assert cause in verdict.sentence
-    assert lever.lower() in advice(verdict.found[0]).lower()
+    assert lever.lower() in advice(verdict.findings[0]).lower()
     assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
     assert sum(share.seconds for share in verdict.shares) == pytest.approx(verdict.facts.wall)
 
@@ -129,15 +129,15 @@ def test_sleeping_threads_are_advised_only_where_threads_spin(
     """The advice was given to a run that had OMP_WAIT_POLICY=PASSIVE already."""
     host = {"others_cores": 2.0, "waiting_for_core_seconds": 5.0}
     verdict = judged(tmp_path, events(hardware=hardware, host=host))
-    (other,) = [one for one in verdict.found if one.cause == "other programs"]
+    (other,) = [one for one in verdict.findings if one.cause == "other programs"]
     assert advice(other).startswith("End the other programs (")
     spins = judged(tmp_path, events(hardware={"waits": BOUNDED}, host=host))
-    assert "OMP_WAIT_POLICY=PASSIVE" in advice(spins.found[0])
+    assert "OMP_WAIT_POLICY=PASSIVE" in advice(spins.findings[0])
 
 
 def test_a_length_that_is_no_number_is_passed_over(tmp_path: Path) -> None:
     given = {"tokens": 4_000, "train": {"batch": "1.2.3 examples"}, "parts": {"optimizer": 5.0}}
-    assert "tiny batches" not in [one.cause for one in judged(tmp_path, events(**given)).found]
+    assert "tiny batches" not in [one.cause for one in judged(tmp_path, events(**given)).findings]
 
 
 COMPILED = {
@@ -156,8 +156,8 @@ def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(tmp_path:
     assert shares["compiling"] == pytest.approx(4.0)
     assert "standing still" not in shares
     assert sum(shares.values()) == pytest.approx(verdict.facts.wall)
-    assert verdict.found[0].cause == "padding"
-    assert "compiling" not in [finding.cause for finding in verdict.found]
+    assert verdict.findings[0].cause == "padding"
+    assert "compiling" not in [finding.cause for finding in verdict.findings]
 
 
 def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(tmp_path
             parts={"evaluation": seconds},
         )  # fmt: skip
         verdict = judged(tmp_path, told)
-        return verdict.found[0].settings
+        return verdict.findings[0].settings
 
     had = {"max_examples": 512, "texts": 16}
     longest = "train.evaluate_every=50 %"
@@ -189,7 +189,7 @@ def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(tmp_path
 def test_without_a_save_saving_is_no_cause(tmp_path: Path) -> None:
     """Where a loss is not finite, the search for its origin is timed as what came last."""
     verdict = judged(tmp_path, events(parts={"saving": 5.0}))
-    assert "saving" not in [finding.cause for finding in verdict.found]
+    assert "saving" not in [finding.cause for finding in verdict.findings]
 
 
 def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
     found = judged(tmp_path, events(**few, parts={"profiling": 60.0}))
     alone = judged(tmp_path, events(**few))
     assert {share.name: share.seconds for share in found.shares}["profiling"] == pytest.approx(60.0)
-    assert [(f.cause, f.weight) for f in found.found] == [
-        (f.cause, pytest.approx(f.weight)) for f in alone.found
+    assert [(f.cause, f.weight) for f in found.findings] == [
+        (f.cause, pytest.approx(f.weight)) for f in alone.findings
     ]
     shares = {share.name: share.seconds for share in found.shares if share.name != "profiling"}
     assert shares == pytest.approx({share.name: share.seconds for share in alone.shares})
@@ -207,28 +207,28 @@ def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
 def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
     first, one, look = events(start={"compile": True}, parts={"compiling": 6.0})
     verdict = judged(tmp_path, [first, one, look, one | {"step": 80}])
-    assert verdict.found[0].cause == "compiling"
-    assert "train.compile=false" in advice(verdict.found[0])
+    assert verdict.findings[0].cause == "compiling"
+    assert "train.compile=false" in advice(verdict.findings[0])
     once = one | {"step": 80, "parts": PARTS}
     verdict = judged(tmp_path, [first, one, look, once])
-    assert verdict.found == ()
+    assert verdict.findings == ()
 
 
 def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
     verdict = judged(tmp_path, events())
-    assert verdict.found == ()
+    assert verdict.findings == ()
     assert "Nothing holds this run up" in str(verdict)
     shares = {share.name: share.seconds for share in verdict.shares}
     # 60 % of the peak over ten seconds, of which nine tenths are products with weights
     assert shares["products"] == pytest.approx(5.4)
-    assert shares["computing, not told apart"] == pytest.approx(9.0 - 5.4)
+    assert shares["other computing"] == pytest.approx(9.0 - 5.4)
     assert shares["optimizer"] == pytest.approx(0.7)
 
 
 def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
     verdict = judged(tmp_path, events(parts={"data_wait": 9.9}))
     waited = next(share.share for share in verdict.shares if share.name == "waiting for data")
-    assert verdict.found[0].gain == pytest.approx(1.0 / (1.0 - waited) - 1.0)
+    assert verdict.findings[0].gain == pytest.approx(1.0 / (1.0 - waited) - 1.0)
     assert "at most 100%" in str(verdict)
 
 
@@ -241,11 +241,11 @@ def test_padding_costs_where_it_is_computed(tmp_path: Path) -> None:
 def test_on_a_gpu_an_update_has_no_parts_and_idling_is_the_hosts_matter(tmp_path: Path) -> None:
     told = events(hardware={"device": "NVIDIA H200"}, parts={"observers": 5.0})
     names = {share.name for share in judged(tmp_path, told).shares}
-    assert names == {"products", "computing, not told apart", "waiting for data"}
+    assert names == {"products", "other computing", "waiting for data"}
     gpu = {"index": 0, "utilisation_percent": 40, "throttled": ["heat"]}
     more = [{"event": "system", "step": 40, "gpus": [gpu]}]
     verdict = judged(tmp_path, events(hardware={"device": "NVIDIA H200"}, more=more))
-    assert {finding.cause for finding in verdict.found} == {"host", "throttling"}
+    assert {finding.cause for finding in verdict.findings} == {"host", "throttling"}
 
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", '{"event": "start", "step": 0}\n'])
@@ -304,5 +304,5 @@ def test_the_share_in_the_sentence_is_that_of_the_table(tmp_path: Path) -> None:
     verdict = judged(tmp_path, events(parts={"evaluation": 9.0}, more=[*EVALUATED, after]))
     (share,) = (share for share in verdict.shares if share.name == "evaluation")
     assert share.share < 0.2
-    assert verdict.found[0].cause == "evaluation"
+    assert verdict.findings[0].cause == "evaluation"
     assert f"{share.share:.0%} of the time went into 4 evaluations" in verdict.sentence

@@ -7,7 +7,7 @@ import pytest
 from toque.runs.time_left import TimeLeft
 from toque.training.stopping import CommandClock, TimeLimit
 from toque.units import Duration, Progress
-from toque.workflows.run_length import AfterTraining, Length, time_left_of
+from toque.workflows.run_length import AfterTraining, Length, predict_time
 
 D = Duration.parse
 
@@ -45,7 +45,7 @@ def test_a_limit_on_the_command_counts_evaluations_and_foresees_all_of_them():
     after = AfterTraining(evaluating=1.0, ending=2.0, texts=3.0, final_texts=8.0)
     limit = TimeLimit(120.0, CommandClock(lambda: 0.0, 0.0), 1.0, 2.0, 3.0, 8.0)
     length = Length(limit.stop_after, after, limit)
-    time = time_left_of(stream, length, D("10 %"), update_seconds=2.0, n_texts=16)
+    time = predict_time(stream, length, D("10 %"), update_seconds=2.0, n_texts=16)
     time.start(at(0))
     assert time.evaluations(at(0)) == 10
     assert time.seconds(at(0)) == pytest.approx(120.0)
@@ -119,7 +119,7 @@ def test_times_of_the_clock_are_counted_in_any_unit(stop, every):
 def test_evaluations_by_the_clock_in_a_run_of_another_unit():
     stream = SimpleNamespace(totals=lambda stop: {"steps": 100.0, "epochs": stop.amount})
     length = Length(D("3 epochs"), AfterTraining(evaluating=1.0, ending=1.0))
-    time = time_left_of(stream, length, D("1 minutes"), update_seconds=2.0, n_texts=0)
+    time = predict_time(stream, length, D("1 minutes"), update_seconds=2.0, n_texts=0)
     time.start(at(0))
     assert time.evaluations(at(0)) == 4  # of 200 seconds
 

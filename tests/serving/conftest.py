@@ -19,7 +19,8 @@ from toque.models.lora.frozen import base_sha256
 from toque.models.lora.layers import attach
 from toque.serving.application import build_app
 from toque.serving.batcher import ServedModel, ServedModels
-from toque.serving.server import Limits, Server
+from toque.serving.gate import Limits
+from toque.serving.server import Server
 
 FAMILIES = ("gpt2", "t5")
 

@@ -13,7 +13,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.models.loading.provenance import Provenance
 from toque.serving.batcher import ServedModel, ServedModels
-from toque.workflows.asking import trained_prompt
+from toque.workflows.prompts import format_prompt
 
 TITLE = "Lentil Soup"
 FOODS = ("lentils", "saffron")
@@ -56,7 +56,7 @@ def served_models(names: Sequence[str], *, steps: int = _STEPS) -> ServedModels:
     for name in names:
         tasks = ["write", "difficulty"] if name == names[0] else ["write"]
         record = Provenance(form="recipes", max_new_tokens=400, tasks=tasks)
-        asked = partial(trained_prompt, task="write")
+        asked = partial(format_prompt, task="write")
         found.append(
             ServedModel(name=name, model=model, codec=codec, record=record, to_prompt=asked)
         )

@@ -101,7 +101,7 @@ def test_an_adapter_of_a_model_of_toques_is_asked_as_that_one(run: Path, tmp_pat
 def test_what_holds_no_adapter_is_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no adapter \(adapter_config.json\)"):
         text(base, base)
-    with pytest.raises(ConfigError, match="There is no folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         text(base, tmp_path / "absent")
 
 

@@ -11,7 +11,7 @@ from toque.models.generation import engine
 from toque.models.generation.live_rows import Order
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import Batcher, ServedModels
-from toque.serving.server import RequestError
+from toque.serving.request_errors import RequestError
 from written import generate
 
 

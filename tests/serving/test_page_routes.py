@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from serving.known_recipe import FOODS, TEXT, TITLE, served_models
 from toque.serving.application import build_app
-from toque.serving.server import PAGE as FOLDER
+from toque.serving.static_files import PAGE as FOLDER
 
 TOKEN = secrets.token_hex()
 

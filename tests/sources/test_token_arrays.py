@@ -92,7 +92,7 @@ def test_a_store_holds_the_ids_of_the_file(made, tmp_path, tokenizers_at, family
 
 def test_ids_of_another_tokenizer_are_refused(made, tmp_path):
     path = saved(tmp_path, ids=np.array([3, 4, 50_000]), ends=np.array([1, 3]))
-    with pytest.raises(DataError, match=r"tokens.npz holds the token id 50,000 \(document 2\)"):
+    with pytest.raises(DataError, match=r"tokens.npz has the token id 50,000 \(document 2\)"):
         made("s", of=path, reader=TokenReader())
 
 

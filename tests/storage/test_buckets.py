@@ -25,7 +25,7 @@ from toque.storage import bucket as buckets
 from toque.storage import download
 from toque.storage.bucket import MismatchError, RemoteFile, Retry, is_remote
 from toque.storage.download import cache_folder, cached_path, fetch, listing
-from toque.workflows.prepared_store import sources_of
+from toque.workflows.prepared_store import open_sources
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
 NEEDED = ("s3fs", "gcsfs", "moto", "gcp_storage_emulator")
@@ -314,11 +314,12 @@ def test_max_files_fetches_the_first_by_name(service):
         overrides=[f"data.sources=[{{path: '{service.scheme}://pantry/dumps/', max_files: 2}}]"],
     ).config
     said: list[str] = []
-    (source,) = sources_of(config, say=said.append)
+    (source,) = open_sources(config, say=said.append)
     assert [file.path.name for file in source.files] == ["a.json"]
     assert [name.rpartition("/")[2] for name in source.left_out] == ["big.bin"]
     assert (
-        f"{service.scheme}://pantry/dumps/: max_files is 2: the first 2 of its 3 files" in said[2]
+        f"{service.scheme}://pantry/dumps/: max_files is 2, so the first 2 of its 3 files"
+        in said[2]
     )
     here = sorted(p.name for p in cached(service).iterdir() if p.name[0] != ".")
     assert here == ["a.json", "big.bin"]

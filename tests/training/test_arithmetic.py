@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config
 from tiny import stream_of
 from toque.data.loader.epoch_plan import Cursor
 from toque.models.flops import flops_per_token
-from toque.training.placement import arithmetic_of
+from toque.training.arithmetic import arithmetic_of
 
 PAIRS = [([5] * (n % 3 * 4), [6] * (2 + n % 5)) for n in range(30)]
 """Of uneven length; every third has no prompt."""

@@ -52,10 +52,10 @@ def test_a_share_of_the_run_is_that_many_of_its_units():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"warmup": "3 epochs"}, 'optim.warmup is "3 epochs" and the run lasts "1000 steps"'),
-        ({"schedule": "wsd", "cooldown": "2000 steps"}, "less than both together"),
-        ({"schedule": "wsd", "cooldown": "3 epochs"}, "less than both together"),
-        ({"schedule": "wsd", "cooldown": "80 %", "warmup": "50 %"}, "less than both together"),
+        ({"warmup": "3 epochs"}, 'optim.warmup is "3 epochs", but the run lasts "1000 steps"'),
+        ({"schedule": "wsd", "cooldown": "2000 steps"}, "Use a shorter cooldown"),
+        ({"schedule": "wsd", "cooldown": "3 epochs"}, "Use a shorter cooldown"),
+        ({"schedule": "wsd", "cooldown": "80 %", "warmup": "50 %"}, "Use a shorter cooldown"),
     ],
 )
 def test_a_run_shorter_than_its_warmup_or_cooldown_is_refused(settings, words):

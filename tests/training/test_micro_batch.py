@@ -7,7 +7,7 @@ import torch
 from toque.batch import IGNORE
 from toque.hardware.memory import HEADROOM
 from toque.runs.estimate import evenly, largest_rows
-from toque.training.fitting import _remember, _remembered
+from toque.training.autotune import _read_cache, _write_cache
 from toque.training.micro_batch import Probe, WorstBatch, least_of
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
@@ -93,16 +93,16 @@ def test_counting_activations_keeps_none_of_them(tiny_model):
 
 def test_measurements_are_kept_apart_by_what_they_are_of(tmp_path, monkeypatch):
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "a"))
-    assert _remembered({"rows": 1}) is None
-    _remember({"rows": 1, "shape": [2, 3]}, {"seconds": 0.5})
-    assert _remembered({"shape": [2, 3], "rows": 1}) == {"seconds": 0.5}
-    assert _remembered({"rows": 2, "shape": [2, 3]}) is None
+    assert _read_cache({"rows": 1}) is None
+    _write_cache({"rows": 1, "shape": [2, 3]}, {"seconds": 0.5})
+    assert _read_cache({"shape": [2, 3], "rows": 1}) == {"seconds": 0.5}
+    assert _read_cache({"rows": 2, "shape": [2, 3]}) is None
     (file,) = (tmp_path / "a").rglob("*.json")
     file.write_text("{torn")
-    assert _remembered({"rows": 1, "shape": [2, 3]}) is None
+    assert _read_cache({"rows": 1, "shape": [2, 3]}) is None
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "file"))
-    _remember({}, {})  # cannot be written, and that is no error
+    _write_cache({}, {})  # cannot be written, and that is no error
 
 
 def test_a_runs_resources_are_read_back(tmp_path):

@@ -33,7 +33,7 @@ def test_a_sound_update_has_none(tiny_model, batch):
 def test_a_weight_is_named_before_what_it_spoils(tiny_model, batch):
     with torch.no_grad():
         tiny_model.norm.bias[3] = torch.nan
-    assert blame(tiny_model, batch, mean_of_logits).where == "the weight norm.bias itself"
+    assert blame(tiny_model, batch, mean_of_logits).where == "the weight norm.bias"
 
 
 def test_the_module_and_the_rows_are_named(tiny_model, batch):
@@ -54,12 +54,12 @@ def test_the_module_and_the_rows_are_named(tiny_model, batch):
 def test_what_happens_between_two_parts_is_the_owners(tiny_model, batch):
     tiny_model.scale.fill_(torch.nan)  # a buffer, applied between dropout and head
     found = blame(tiny_model, batch, mean_of_logits)
-    assert found.where == "what the model hands to its head"
+    assert found.where == "the input that the model passes to its head"
 
 
 def test_the_loss_and_a_gradient_are_named(tiny_model, batch):
     found = blame(tiny_model, batch, lambda m, b: m(b.tokens).sum() * torch.nan)
-    assert found.where.startswith("the loss, while every")
+    assert found.where.startswith("the loss, although every")
     assert found.example_ids == tuple(i for row in batch.example_ids for i in row)
     # 0 * log: finite forward, 0 * inf backward.
     found = blame(tiny_model, batch, lambda m, b: (m(b.tokens) * 0.0).sum().sqrt())
@@ -85,7 +85,7 @@ def test_the_error_of_a_run_names_it(make_run):
 def test_weights_that_no_rank_has_room_to_gather_are_not_gathered(make_run, monkeypatch):
     trainer = make_run(save_every=None).trainer
     trainer._sharing.is_sharded = True
-    monkeypatch.setattr(trainer._sharing, "whole", lambda: pytest.fail("gathered"))
+    monkeypatch.setattr(trainer._sharing, "full_model", lambda: pytest.fail("gathered"))
     monkeypatch.setattr("toque.training.trainer.free_bytes", lambda _: 9999)
     plain = trainer.loss_fn
     trainer.loss_fn = lambda model, batch: plain(model, batch) * torch.nan

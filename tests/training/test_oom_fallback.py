@@ -31,7 +31,7 @@ def test_the_same_update_is_computed_with_fewer_rows(make_run, error):
     assert run.losses == whole.losses
     assert all(torch.equal(w, whole.weights()[n]) for n, w in run.weights().items())
     assert run.trainer.oom_fallback.smaller_from == {0: 1}
-    assert "step 0 ran out of memory with 4 rows at once" in run.recorder.warnings[0]
+    assert "step 0 ran out of memory with 4 rows per micro-batch" in run.recorder.warnings[0]
     assert len(run.recorder.warnings) == 2  # 4 -> 2 -> 1
 
 

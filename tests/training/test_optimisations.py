@@ -8,7 +8,13 @@ from tiny import model_of, shape_of
 from toque.config.resolve import resolve_values
 from toque.models.forward.cpu_linear import CpuConv1D, CpuLinear
 from toque.models.forward.keyed_dropout import Dropout
-from toque.training.placement import attention_in, optimise, prefetching, training_loss, turned_off
+from toque.training.optimisations import (
+    attention_in,
+    optimise,
+    prefetching,
+    training_loss,
+    turned_off,
+)
 from toque.training.runtime import Runtime
 
 

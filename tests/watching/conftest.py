@@ -8,8 +8,9 @@ import pytest
 
 from fixtures.servers import in_a_thread
 from toque.runs.places import RunFinder
-from toque.serving.server import Limits, Server
-from toque.watching import Watcher, watching_app
+from toque.serving.gate import Limits
+from toque.serving.server import Server
+from toque.serving.watch_app import Watcher, watching_app
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pytest
 from toque.cli import main
 from toque.errors import ConfigError
 from toque.runs.places import RunFinder
-from toque.watching import Watcher
+from toque.serving.watch_app import Watcher
 from toque.workflows.inference.serve import watch
 from watching.written_run import WrittenRun
 
@@ -117,13 +117,13 @@ def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
         address, _, rest = watching.stdout.readline().partition(" ")
         assert rest == "shows runs.\n"
         reader = Reader(address)
-        assert "No run is in runs yet" in str(reader.next()["said"])
+        assert "runs does not contain a run yet" in str(reader.next()["said"])
         WrittenRun(tmp_path / "runs" / "new" / "deep").step(1)
         assert str(reader.next()["said"]).startswith("new/deep: Running")
     finally:
         watching.terminate()
         told = watching.communicate()[1]
-    assert "runs is not there yet" in told
+    assert "runs does not exist yet" in told
     assert watching.returncode == 0
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_watched_is_refused_in_words(tmp_path, capsys):
     for place, words in (
         (tmp_path / "file", "is a file"),
         (tmp_path / "store", "is a store or a checkpoint"),
-        ("https://example.org/runs", "cannot hold a run"),
+        ("https://example.org/runs", "addresses are not supported"),
     ):
         with pytest.raises(ConfigError, match=words):
             watch(place)
@@ -190,5 +190,5 @@ def test_what_cannot_be_watched_is_refused_in_words(tmp_path, capsys):
         assert main(["watch", str(tmp_path), "--port", str(port)]) == ConfigError.exit_code
     said = capsys.readouterr().err
     assert f"--host 127.0.0.1 --port {port}: Address already in use" in said
-    assert "Name another --port" in said
+    assert "Choose another --port" in said
     assert len(said.strip().splitlines()) == 1

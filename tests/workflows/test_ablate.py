@@ -17,7 +17,7 @@ from toque.workflows.ablate import (
     IMPROVEMENTS,
     Ablation,
     Result,
-    _alone,
+    _lock_folder,
     plan_ablation,
     summary,
 )
@@ -56,9 +56,9 @@ def test_equal_variants_are_one_run_and_the_key_is_of_the_settings():
 
 def test_on_another_store_each_is_another_run():
     made = plan()
-    one, other = made.of_store("a" * 64), made.of_store("b" * 64)
+    one, other = made.for_store("a" * 64), made.for_store("b" * 64)
     assert not set(one.runs) & set(other.runs)
-    assert one == plan().of_store("a" * 64)
+    assert one == plan().for_store("a" * 64)
     assert [v.overrides for v in one.variants] == [v.overrides for v in made.variants]
 
 
@@ -84,7 +84,7 @@ def test_a_setting_of_the_configurations_own_is_switched_as_a_whole():
     on = next(v for v in made.variants if v.name == "all off, label smoothing on")
     assert load_config("demo", on.overrides).config.optim.label_smoothing == 0.25
     assert "prompt formats" in made.improvements
-    assert "see prompt formats" in made.left_out["other wordings"]
+    assert "which prompt formats switches" in made.left_out["other wordings"]
     values = {
         v.name: load_config("demo", v.overrides).config.augmentation
         for v in made.variants
@@ -149,14 +149,14 @@ def test_a_failure_is_a_row_and_costs_its_pair_only(tmp_path):
 
 def test_two_ablations_in_one_folder_are_refused(tmp_path):
     with (
-        _alone(tmp_path / "out"),
+        _lock_folder(tmp_path / "out"),
         pytest.raises(
             ConfigError, match=rf"Another `toque ablate` \({os.getpid()}.*\) writes into"
         ),
-        _alone(tmp_path / "out"),
+        _lock_folder(tmp_path / "out"),
     ):
         pass
-    with _alone(tmp_path / "out"):
+    with _lock_folder(tmp_path / "out"):
         pass
 
 
@@ -194,7 +194,7 @@ def test_told_to_stop_alone_it_has_its_run_save_and_leaves_nothing_training(own_
         parent.send_signal(signal.SIGTERM)
         _, said = parent.communicate(timeout=120)
     assert parent.returncode == 75
-    assert "was stopped by a signal. The same command goes on" in " ".join(said.split())
+    assert "A signal stopped a run of the ablation." in " ".join(said.split())
     (log,) = own_kitchen.glob("abl/runs/*/metrics.jsonl")
     last = json.loads(log.read_text().splitlines()[-1])
     assert (last["event"], last["reason"]) == ("end", "interrupted")

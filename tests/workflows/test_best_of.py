@@ -37,7 +37,7 @@ LIKE = [[-1.0], [-3.0, -1.0], [-0.5, -2.5, -0.3]]
     ids=["score", "usual", "lower is better", "tie", "nobody has it", "likelihood"],
 )
 def test_the_best_come_first(by, texts, order, used) -> None:
-    ranked = BestOf(3, by).ranked(PROMPT, texts, LIKE)
+    ranked = BestOf(3, by).rank(PROMPT, texts, LIKE)
     assert [number for number, _ in ranked] == order
     for number, chosen in ranked:
         own = [fmean(logs) for logs in LIKE]
@@ -56,22 +56,22 @@ def test_no_soup_is_baked_where_another_is_not() -> None:
     assert text_metrics(PROMPT, baked)["oven_fits"] < text_metrics(PROMPT, poor)["oven_fits"]
     of_a_pie = PROMPT.replace("Pea Soup", "Pea Pie")
     for by, prompt, best in ((None, PROMPT, 1), ("recipe_score", PROMPT, 0), (None, of_a_pie, 0)):
-        ranked = BestOf(2, by).ranked(prompt, texts, [[-1.0], [-1.0]])
+        ranked = BestOf(2, by).rank(prompt, texts, [[-1.0], [-1.0]])
         assert [number for number, _ in ranked] == [best, 1 - best]
 
 
 def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
-    numbers = [number for number, _ in BestOf(3).ranked(PROMPT, [GOOD] * 3, [[-1.0]] * 3)]
+    numbers = [number for number, _ in BestOf(3).rank(PROMPT, [GOOD] * 3, [[-1.0]] * 3)]
     assert numbers == [0, 1, 2]
-    assert BestOf(2).ranked("Once", ["a", "b"], [[-2.0], [-1.0]])[0][1].by == "likelihood"
+    assert BestOf(2).rank("Once", ["a", "b"], [[-2.0], [-1.0]])[0][1].by == "likelihood"
     other = {"prompt": "How do I make a payment?", "texts": [GOOD, "Log in."]}
-    ranked = BestOf(2).ranked(**other, logprobs=[[-2.0], [-1.0]], knows_recipes=False)
+    ranked = BestOf(2).rank(**other, logprobs=[[-2.0], [-1.0]], knows_recipes=False)
     assert [number for number, _ in ranked] == [1, 0]
-    with pytest.raises(ConfigError, match="asks for no recipe"):
+    with pytest.raises(ConfigError, match="does not ask for a recipe"):
         BestOf(2, "recipe_score").check_prompts(
             [other["prompt"]], in_json=False, knows_recipes=False
         )
-    assert BestOf(1).ranked(PROMPT, ["{}"], [[-2.0]], in_json=True)[0][1].by == "likelihood"
+    assert BestOf(1).rank(PROMPT, ["{}"], [[-2.0]], in_json=True)[0][1].by == "likelihood"
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,16 @@ def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
     [
         (lambda: BestOf(8, "taste"), "use likelihood or, for recipes, one of recipe_score, ing"),
         (lambda: BestOf(0), "at least 1"),
-        (lambda: BestOf(1, "form"), "among one text"),
-        (lambda: BestOf(8).check(GenerationOptions(), wanted=1), "all 8 texts would be the same"),
-        (lambda: BestOf(4).check(SAMPLED, wanted=5), "5 texts cannot be chosen"),
-        (lambda: BestOf(4, "form").check_prompts([PROMPT, "Once"], in_json=False), "'Once' asks"),
+        (lambda: BestOf(1, "form"), "needs several texts"),
+        (
+            lambda: BestOf(8).check(GenerationOptions(), n_results=1),
+            "all 8 texts would be the same",
+        ),
+        (lambda: BestOf(4).check(SAMPLED, n_results=5), "n is 5, but best_of writes only 4"),
+        (
+            lambda: BestOf(4, "form").check_prompts([PROMPT, "Once"], in_json=False),
+            "'Once' does not ask",
+        ),
         (lambda: BestOf(4, "form").check_prompts([PROMPT], in_json=True), "is answered in JSON"),
     ],
 )
@@ -144,4 +150,4 @@ def test_a_score_that_no_text_has_is_said(model: Path, capsys) -> None:
     assert found["by"] == "likelihood"
     assert found["mean"] < found["score"] < 0
     assert main([*asked, "--temperature", "0"]) == 2
-    assert "--best-of is 3 and --temperature 0" in " ".join(capsys.readouterr().err.split())
+    assert "--best-of is 3, but at --temperature 0" in " ".join(capsys.readouterr().err.split())

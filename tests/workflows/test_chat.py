@@ -27,7 +27,7 @@ def base(tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 
 def test_each_question_is_asked_with_all_that_was_said(base):
-    talk = chat.opened(base, system="You cook.", device="cpu")
+    talk = chat.open_talk(base, system="You cook.", device="cpu")
     heard: list[str] = []
     first = talk.ask("Which rice?", GREEDY, on_text=heard.append)
     assert "".join(heard) == first
@@ -51,7 +51,7 @@ def test_each_question_is_asked_with_all_that_was_said(base):
 
 
 def test_what_does_not_fit_is_forgotten_from_its_beginning_and_said(base):
-    talk = chat.opened(base, system="You cook.", device="cpu")
+    talk = chat.open_talk(base, system="You cook.", device="cpu")
     told: list[str] = []
     for n in range(30):
         talk.ask(f"Question {n}: which rice?", GREEDY, on_text=lambda _: None, notice=told.append)
@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_forgotten_from_its_beginning_and_said(base):
 
 
 def test_old_turns_go_before_they_leave_an_answer_no_room(base):
-    talk = chat.opened(base, system=None, device="cpu")
+    talk = chat.open_talk(base, system=None, device="cpu")
     talk.opened.codec.eos_id = -1  # no answer ends by itself
     options = GenerationOptions(max_new_tokens=100)
     for n in range(12):
@@ -72,12 +72,12 @@ def test_old_turns_go_before_they_leave_an_answer_no_room(base):
         pieces: list[str] = []
         talk.ask(f"Question {n}: which rice?", options, on_text=pieces.append, notice=told.append)
         assert len(pieces) == 101, "the whole length, and the end"
-        assert told[-1] == "the answer was cut at 100 tokens, the longest that was asked for"
+        assert told[-1] == "the answer was cut at 100 tokens, the longest allowed answer"
     assert talk.turns[-2]["content"] == "Question 11: which rice?"
 
 
 def test_an_answer_that_the_positions_cut_is_told(base):
-    talk = chat.opened(base, system=None, device="cpu")
+    talk = chat.open_talk(base, system=None, device="cpu")
     talk.opened.codec.eos_id = -1
     told: list[str] = []
     question = "Which rice is the best one for a pudding, and how is it cooked? " * 8
@@ -86,13 +86,13 @@ def test_an_answer_that_the_positions_cut_is_told(base):
     talk.ask(question, options, on_text=lambda _: None, notice=told.append)
     [said] = told
     assert said == (
-        f"the answer was cut at {513 - n} tokens, where the 512 that the model reads and writes "
-        f"end: {n} are the question and what was said before"
+        f"the answer was cut at {513 - n} tokens, because the model's context of 512 tokens is "
+        f"full: the question and the earlier turns take {n}"
     )
 
 
 def test_an_answer_whose_last_token_is_the_end_is_whole(base):
-    talk = chat.opened(base, system=None, device="cpu")
+    talk = chat.open_talk(base, system=None, device="cpu")
     told: list[str] = []
     prompt = talk.prompt_ids([{"role": "user", "content": "Which rice?"}])
     [ids] = generate(talk.opened.model, [prompt], GREEDY, eos_id=-1, pad_id=0)
@@ -103,7 +103,7 @@ def test_an_answer_whose_last_token_is_the_end_is_whole(base):
 
 
 def test_an_interrupted_answer_is_kept_as_far_as_it_came(base):
-    talk = chat.opened(base, system=None, device="cpu")
+    talk = chat.open_talk(base, system=None, device="cpu")
 
     def interrupt(piece: str) -> None:
         if piece and not stopped:
@@ -132,8 +132,8 @@ def test_a_conversation_in_a_terminal(base, tmp_path, monkeypatch, capsys):
     assert out.startswith(saved["messages"][1]["content"])
     assert out.count(f"[{base}]") == 2
     assert "/compare QUESTION" in out
-    assert err.count("note: the answer was cut at 6 tokens, the longest that was asked for") == 3
-    for words in ("is there already. Name another file", "no answer to save", "/sing is not known"):
+    assert err.count("note: the answer was cut at 6 tokens, the longest allowed answer") == 3
+    for words in ("already exists. Name another file", "no answer to save", "/sing is not known"):
         assert words in err
 
 
@@ -145,21 +145,23 @@ def test_what_is_no_text_is_refused_and_a_pipe_ends_with_the_code_of_its_mistake
     asked = ["chat", str(base), "--max-new-tokens", "6"]
     assert main(asked) == 2
     out, err = capsys.readouterr()
-    assert "The question is no text in UTF-8: 'caf\\udce9'" in err
+    assert "The question is not UTF-8 text: 'caf\\udce9'" in err
     assert out.count("\n") == 1, "the next question is answered"
     monkeypatch.setattr("sys.stdin", io.StringIO("long " * 999 + "\n"))
     assert main(asked) == 2
     assert "Shorten the prompt" in capsys.readouterr().err
     assert main([*asked, "--system", "\udcff"]) == 2
-    assert "--system is no text in UTF-8" in capsys.readouterr().err
+    assert "--system is not UTF-8 text" in capsys.readouterr().err
 
 
 def test_a_model_of_single_requests_reads_one_at_a_time(gpt2_run_like, capsys):
-    talk = chat.opened(gpt2_run_like, system=None, device="cpu", reporter=toque.ConsoleReporter())
+    talk = chat.open_talk(
+        gpt2_run_like, system=None, device="cpu", reporter=toque.ConsoleReporter()
+    )
     assert talk.template is None
     assert chat.SINGLE in " ".join(capsys.readouterr().err.split())
-    with pytest.raises(ConfigError, match="A system text cannot be given"):
-        chat.opened(gpt2_run_like, system="You cook.", device="cpu")
+    with pytest.raises(ConfigError, match="system cannot be used"):
+        chat.open_talk(gpt2_run_like, system="You cook.", device="cpu")
 
 
 @pytest.fixture
@@ -177,5 +179,5 @@ def test_a_template_without_system_texts_refuses_one(tokenizers_at, tmp_path):
         end="<|endoftext|>",
         template=refuses + TEMPLATE,
     )
-    with pytest.raises(ConfigError, match=r"A system text cannot be given: .*no system"):
-        chat.opened(folder, system="You cook.", device="cpu")
+    with pytest.raises(ConfigError, match=r"system cannot be used: .*no system"):
+        chat.open_talk(folder, system="You cook.", device="cpu")

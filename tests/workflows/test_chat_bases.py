@@ -128,7 +128,7 @@ def test_a_model_of_another_keeps_its_template_which_is_compared(
         for folder in (base, done.folder)
     ]
     assert made[0] == made[1]
-    assert f"it writes the same {len(compared(done.folder))} tokens" in str(done)
+    assert f"writes the same {len(compared(done.folder))} tokens" in str(done)
     named = json.loads((base / "tokenizer_config.json").read_text())
     several = [{"name": "tools", "template": "-"}, {"name": "default", "template": TEMPLATE}]
     named["chat_template"] = several  # as tokenizers with more than one have it

@@ -63,8 +63,8 @@ def test_a_mean_of_means_is_caught(family, configs, monkeypatch):
     found = checked(configs[family])
     assert not found.passed
     seen = verdicts(found)
-    assert seen["one example a row, all rows at once"] == "same"
-    assert seen["one example a row, one at a time"] == "DIFFERENT"
+    assert seen["one example per row, all rows together"] == "same"
+    assert seen["one example per row, one at a time"] == "DIFFERENT"
 
 
 def joined(batch):
@@ -87,9 +87,9 @@ def test_a_leak_and_a_wrong_shift_are_caught(family, fault, configs, monkeypatch
             layout, name, lambda *given, right=right, **named: fault(right(*given, **named))
         )
     found = checked(configs[family])
-    with pytest.raises(CheckFailed, match="Do not trust"):
+    with pytest.raises(CheckFailed, match="Do not train this way"):
         found.raise_if_failed()
     assert "DIFFERENT" in str(found)
-    alone = verdicts(found)["one example a row, all rows at once"]
+    alone = verdicts(found)["one example per row, all rows together"]
     # Without company there is nobody to leak to; a wrong shift is wrong everywhere.
     assert alone == ("same" if fault is joined else "DIFFERENT")

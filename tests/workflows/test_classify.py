@@ -76,7 +76,7 @@ def test_choices_of_ones_own(run: Path) -> None:
             r"choices must be a list of texts, not 'yes'.* choices=\['Healthy', 'Indul",
         ),
         ({"choices": ["a", 2], "prompts": "x"}, r"choices must be a list of texts, not \['a', 2\]"),
-        ({"choices": ["a", "\udcff"], "prompts": "x"}, "is no text in UTF-8"),
+        ({"choices": ["a", "\udcff"], "prompts": "x"}, "is not UTF-8 text"),
     ],
 )
 def test_what_is_refused(run: Path, asked: dict[str, Any], reason: str) -> None:

@@ -171,10 +171,10 @@ def test_what_cannot_be_compared_is_refused_in_words(tmp_path):
     run = run_of(tmp_path / "a")
     (tmp_path / "empty").mkdir()
     for runs, words in (
-        ([run], "two runs or more"),
+        ([run], "at least two runs"),
         ([run, run], "named twice"),
-        ([run, tmp_path / "empty"], "no run that has begun"),
-        ([run, tmp_path / "b"], "There is no folder"),
+        ([run, tmp_path / "empty"], "not a run that has begun"),
+        ([run, tmp_path / "b"], "does not exist"),
     ):
         with pytest.raises(ConfigError, match=words):
             toque.compare(*runs)
@@ -205,7 +205,7 @@ def test_a_run_in_a_bucket_is_compared_as_its_folder_is(s3_service, tmp_path, mo
     assert turned.record["differences"]["a"]["loss"]["better"] == "first"
     assert turned.page == Path("comparison.html")
     assert turned.page.exists()
-    with pytest.raises(ConfigError, match="s3://pantry/runs/none is no run that has begun"):
+    with pytest.raises(ConfigError, match="s3://pantry/runs/none is not a run that has begun"):
         toque.compare(first, "s3://pantry/runs/none")
     with pytest.raises(ConfigError, match=r"ftp://.* cannot hold a run"):
         toque.compare(first, "ftp://pantry/runs/bb")

@@ -26,13 +26,13 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.chat import TEMPLATES, dated, prompt_ids
 from toque.errors import ConfigError, DataError
 from toque.serving.protocol import ChatRequest, CompletionRequest, parse_request
-from toque.serving.server import RequestError
+from toque.serving.request_errors import RequestError
 from toque.sources.conversations import NOT_LEARNT, UNWRITTEN
 from toque.units import Cursor
-from toque.workflows.asking import template_asked_by
 from toque.workflows.build import build_language_model, build_stream
 from toque.workflows.diagnosis.show_batch import show_batch
 from toque.workflows.inference.open_served import open_models
+from toque.workflows.model_record import find_chat_template
 from workflows.test_chat_bases import TEMPLATE, chat_base
 
 FOODS = ("rice", "beans", "leeks", "eggs", "pears", "oats", "figs", "kale")
@@ -95,10 +95,10 @@ def test_rows_are_what_transformers_writes_and_answers_alone_are_learnt(base, tm
         # The template's last line break, behind the end, is nothing that a model should write.
         turns = written[(*ids_of(store, row), *line_break)]
         answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-        assert tokenizer.decode(store.learnt(row)) == "".join(f"{a}<|im_end|>" for a in answers)
-        assert store.learnt_lengths[row] == len(store.learnt(row))
-        assert tokenizer.decode(store.asked(row)[1]) == f"{answers[-1]}<|im_end|>"
-        learnt += len(store.learnt(row))
+        assert tokenizer.decode(store.learnt_ids(row)) == "".join(f"{a}<|im_end|>" for a in answers)
+        assert store.learnt_lengths[row] == len(store.learnt_ids(row))
+        assert tokenizer.decode(store.prompt_and_answer(row)[1]) == f"{answers[-1]}<|im_end|>"
+        learnt += len(store.learnt_ids(row))
     assert store.n_rows == 40
     assert (made.report.notes[LEARNT], made.report.notes[TOKENS]) == (
         learnt, sum(len(ids_of(store, row)) for row in range(40)),
@@ -113,7 +113,7 @@ def test_rows_are_what_transformers_writes_and_answers_alone_are_learnt(base, tm
     assert varied.n_targets == varied.batch.n_targets == step.n_targets
     rows = [row for packed in step.batch.example_ids for row in packed]
     expected = torch.from_numpy(
-        np.concatenate([store.learnt(row) for row in rows]).astype(np.int64)
+        np.concatenate([store.learnt_ids(row) for row in rows]).astype(np.int64)
     )
     assert torch.equal(labels, expected)
     shown = str(show_batch(config, most=8))
@@ -166,7 +166,7 @@ def test_marked_answers_are_not_learnt_and_unwritten_fields_are_counted(base, tm
     made = toque.prepare(config)
     tokenizer = AutoTokenizer.from_pretrained(base)
     for row in range(8):
-        assert tokenizer.decode(made.store.learnt(row)) == "Boil it.<|im_end|>" * 2
+        assert tokenizer.decode(made.store.learnt_ids(row)) == "Boil it.<|im_end|>" * 2
         assert "Burn it." in tokenizer.decode(ids_of(made.store, row))
     notes = made.report.notes
     assert notes[NOT_LEARNT.format("'weight'")] == 8
@@ -263,7 +263,7 @@ def test_a_template_ends_turns_with_a_token_of_its_own(base, tmp_path):
     assert end in (ends if isinstance(ends, list) else [ends])
     # The base itself is talked to in the same form.
     opened = toque.workflows.inference.open_model.open_model(work)
-    assert template_asked_by(opened.codec, opened.provenance) is not None
+    assert find_chat_template(opened.codec, opened.provenance) is not None
     assert opened.codec.eos_id == end
 
 
@@ -292,7 +292,7 @@ def test_named_templates_keep_what_a_conversation_says(base, tmp_path, name):
     [
         (UNENDED, DataError, "does not end an answer"),
         ("{{ raise_exception('no') }}", DataError, "the chat template refuses it: no"),
-        (FORGETS, DataError, r"data.loss_on=last_answer learns only the last"),
+        (FORGETS, DataError, r"data.loss_on=last_answer to learn only the last"),
     ],
 )
 def test_a_template_that_cannot_be_learnt_is_refused(base, tmp_path, template, error, words):
@@ -310,7 +310,7 @@ def test_settings_of_conversations_are_refused_where_there_are_none(base, tmp_pa
     (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "target": "b"}\n' * 2)
     with pytest.raises(ConfigError, match=r"no source of data.sources holds conversations"):
         toque.prepare(config)
-    with pytest.raises(ConfigError, match=r"data.chat_template is 'nowhere'.*plain, chatml"):
+    with pytest.raises(ConfigError, match=r"must be .*plain, chatml.*not 'nowhere'"):
         toque.prepare(configured(base, tmp_path, chat_template="nowhere"))
 
 
@@ -345,7 +345,7 @@ def test_turns_behind_the_longest_conversation_are_left_out_and_counted(base, tm
     for row in range(made.store.n_rows):
         assert len(made.store.prompt(row)) + len(made.store.target(row)) <= 116
         assert made.store.target(row)[-1] == made.store.codec().eos_id
-    with pytest.raises(DataError, match=r"conversation has more than 116 tokens, which"):
+    with pytest.raises(DataError, match=r"conversation has more than 116 tokens, the sum"):
         toque.prepare(configured(base, tmp_path, on_overlong="error", **limits), replace=True)
     dropped = toque.prepare(configured(base, tmp_path, on_overlong="drop", **limits), replace=True)
     assert dropped.report.dropped["conversation over 116 tokens"] > 0
@@ -388,4 +388,4 @@ def test_a_conversation_that_the_model_reads_whole_is_kept_whole(base, tmp_path,
         with pytest.raises(ConfigError, match="split, and the sources hold conversations: the se"):
             toque.prepare(configured(base, tmp_path, **data, on_overlong="split"), replace=True)
         assert not any(whole)
-        assert "The model has room for no more" in said
+        assert "The model has no more positions" in said

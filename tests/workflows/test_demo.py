@@ -56,7 +56,7 @@ def test_interrupted_it_ends_with_75_and_words_that_continue_it(
         patch.setattr("toque.workflows.demo.time", clock)
         code, told = said(capfd, *SMALL, "--n", "60")
     assert code == 75, told
-    assert re.search(r"1:[45]\d of it went into reading and measuring", told)
+    assert re.search(r"reading and measuring took 1:[45]\d of it", told)
     _, _, again = told.partition("Continue with: toque demo ")
     code, told = said(capfd, *shlex.split(again))
     assert code == 0, told
@@ -64,7 +64,7 @@ def test_interrupted_it_ends_with_75_and_words_that_continue_it(
     assert (folder / "runs/demo/model").exists()
     code, told = said(capfd, *SMALL, "--n", "50")
     assert code == 2
-    assert "--n is 50, and runs/demo/cookbook.jsonl holds another cookbook" in told
+    assert "--n is 50, but runs/demo/cookbook.jsonl already contains another cookbook" in told
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,5 @@ def test_interrupted_it_ends_with_75_and_words_that_continue_it(
 def test_sources_that_are_no_file_to_write_are_refused(folder, capfd, sources):
     code, told = said(capfd, f"data.sources={sources}")
     assert code == 2
-    assert "The demonstration writes its cookbook to the file that data.sources names" in told
+    assert "data.sources must name one local file" in told
     assert list(folder.iterdir()) == []

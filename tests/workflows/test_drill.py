@@ -12,13 +12,13 @@ from toque.errors import ConfigError
 from toque.workflows.configure import configure, with_origins
 from toque.workflows.diagnosis.drill import (
     QUIET,
-    differing,
+    convert_times_to_steps,
     drill,
     events,
     facts_of,
+    find_differences,
     newest_step,
     steps_done,
-    steps_for_time,
 )
 
 KILLS = """
@@ -53,7 +53,7 @@ found = kill_and_continue(
     start, fresh, {"sum": sum(i * i for i in range(20))},
     kills=12, span=0.25, chance=random.Random(4), facts=facts,
 )
-print(json.dumps([len(found.moments), found.wrong]))
+print(json.dumps([len(found.moments), found.problems]))
 """
 
 
@@ -78,15 +78,17 @@ def test_facts_are_of_the_last_step_and_the_last_report(tmp_path: Path) -> None:
     assert (newest_step(tmp_path), steps_done(tmp_path), len(events(tmp_path))) == (12, 2, 3)
     assert found["losses"] == {1: 3.0, 2: 2.25}
     assert found["weights"][:8] == "11507a0e"  # SHA-256 of "new"
-    assert differing(found, found) == []
-    assert differing(found, {**found, "weights": "", "best": 1}) == ["weights", "best"]
+    assert find_differences(found, found) == []
+    assert find_differences(found, {**found, "weights": "", "best": 1}) == ["weights", "best"]
 
 
 def test_what_is_no_run_and_numbers_that_make_no_drill_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run folder"):
+    with pytest.raises(ConfigError, match="is not a run folder"):
         drill(tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 1")
-    with pytest.raises(ConfigError, match=r"steps is 3 and kills 10\. At least 8 steps"):
+    with pytest.raises(
+        ConfigError, match=r"steps must be at least 8 and kills at least 0, not 3 and 10"
+    ):
         drill(tmp_path, steps=3)
 
 
@@ -117,11 +119,11 @@ def test_times_of_the_clock_are_steps_in_the_copies(
     tmp_path: Path, length, optim, by_steps
 ) -> None:
     config = configure(optim=optim, train={"stop_after": length})
-    found = steps_for_time(config, 24)
+    found = convert_times_to_steps(config, 24)
     assert found == by_steps
     (tmp_path / "my.yaml").write_text(resolved_yaml(with_origins(config)))
     copied = load_config(tmp_path / "my.yaml", [*QUIET, *found]).config
-    assert steps_for_time(copied, 24) == []
+    assert convert_times_to_steps(copied, 24) == []
 
 
 def test_code_that_a_run_names_is_refused_before_anything_is_copied(own_kitchen: Path) -> None:

@@ -20,11 +20,12 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
 from toque.models.generation.options import GenerationOptions
 from toque.serving.application import build_app
-from toque.serving.server import Limits, Server
-from toque.workflows.asking import template_asked_by
+from toque.serving.gate import Limits
+from toque.serving.server import Server
 from toque.workflows.inference.open_model import open_model
 from toque.workflows.inference.open_served import open_models
-from toque.workflows.inference.talk import opened
+from toque.workflows.inference.talk import open_talk
+from toque.workflows.model_record import find_chat_template
 
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>", "<|call|>")
 ENDOFTEXT, USER, ASSISTANT, END, CALL = range(256, 261)
@@ -85,7 +86,7 @@ def test_special_tokens_are_not_shown(tmp_path):
     [written] = toque.generate(folder, "Hi", temperature=0.0, max_new_tokens=8)
     assert (written.text, written.tokens) == ("Yes!No", 8)
     pieces: list[str] = []
-    talk = opened(folder, system=None, device="cpu")
+    talk = open_talk(folder, system=None, device="cpu")
     talk.ask("Hi", GenerationOptions(max_new_tokens=8), on_text=pieces.append)
     assert "".join(pieces) == "Yes!No"
     assert open_model(folder).codec.decode([USER, *b"\x23", END]) == "<|user|>D<|end|>"
@@ -93,7 +94,7 @@ def test_special_tokens_are_not_shown(tmp_path):
 
 def test_chat_and_the_server_stop_too(tmp_path):
     folder = base(tmp_path / "base")
-    talk = opened(folder, system=None, device="cpu")
+    talk = open_talk(folder, system=None, device="cpu")
     assert talk.ask("Hi", GenerationOptions(max_new_tokens=20), on_text=str) == "Yes!"
     limits = Limits()
     server = Server(build_app(open_models({"m": folder}), limits=limits), limits)
@@ -148,7 +149,7 @@ def test_training_learns_the_first_end_of_each_turn_and_exports_name_it(tmp_path
     run = toque.train(configured(tmp_path, start))
     store, theirs = TokenStore.open(tmp_path / "store"), AutoTokenizer.from_pretrained(start)
     for row in range(store.n_rows):
-        learnt = store.learnt(row).tolist()
+        learnt = store.learnt_ids(row).tolist()
         word = theirs.decode(learnt).split()[1]
         assert theirs.decode(learnt) == f"Stew {word} 0<|end|>Stew {word} 1<|end|>"
     codec = store.codec()
@@ -173,17 +174,17 @@ def test_training_learns_the_first_end_of_each_turn_and_exports_name_it(tmp_path
 def test_a_turn_may_end_where_the_next_begins(tmp_path):
     start = base(tmp_path / "base", template=GLM, ends=(ENDOFTEXT, USER), stop=USER)
     store = toque.prepare(configured(tmp_path, start)).store
-    text = AutoTokenizer.from_pretrained(start).decode(store.learnt(0))
+    text = AutoTokenizer.from_pretrained(start).decode(store.learnt_ids(0))
     assert text.count("<|user|>") == 2
     assert text.endswith("1<|user|>")
     model = open_model(start)
-    assert template_asked_by(model.codec, model.provenance) is not None
+    assert find_chat_template(model.codec, model.provenance) is not None
     assert model.codec.eos_id == USER
 
 
 def test_an_answer_that_is_written_in_two_ways_is_still_refused(tmp_path):
     start = base(tmp_path / "base", template=TWO_WAYS)
-    with pytest.raises(DataError, match="once it goes on after message 2"):
+    with pytest.raises(DataError, match="writes the first 2 messages differently"):
         toque.prepare(configured(tmp_path, start))
 
 

@@ -82,12 +82,12 @@ def test_a_store_of_other_held_out_files_is_another(tmp_path):
     with pytest.raises(DataError) as refused:
         prepared(tmp_path, sources=[train, heldout])
     said = str(refused.value)
-    assert "grams.jsonl was held out as data.validation, which is empty now" in said
+    assert "grams.jsonl was held out as data.validation, but data.validation is empty now" in said
     assert not re.search(r"\[\d|None|validation_fraction", said)  # in the user's terms
     with pytest.raises(DataError) as refused:
         prepared(tmp_path, sources=[train])
     assert "it was prepared from" not in str(refused.value)  # what is trained on is the same
-    with pytest.raises(DataError, match=r"10% of data\.sources was held out, and now data\.valid"):
+    with pytest.raises(DataError, match=r"10% of data\.sources was held out, but now data\.valid"):
         prepared(tmp_path, sources=[train], validation=[heldout], store="plain")
     (tmp_path / "grams.jsonl").write_text('{"prompt": "a", "target": "b"}\n')
     with pytest.raises(DataError, match=r"data\.validation\[0\] is .*grams.jsonl is new or has"):
@@ -120,7 +120,7 @@ def test_where_everything_is_held_out_it_says_so(tmp_path):
         run_dir=str(tmp_path / "run"),
         data={"store": str(tmp_path / "store"), "sources": [same], "validation": [same]},
     )
-    with pytest.raises(ConfigError, match=r"every record of data\.sources is in data\.validation"):
+    with pytest.raises(ConfigError, match=r"every record of data\.sources is also in data\."):
         toque.train(config)
 
 

@@ -372,7 +372,7 @@ def test_columns_are_the_users_and_every_other_is_named(capsys: pytest.CaptureFi
     words = ["init", "four.jsonl", "--replace", "--columns", "target=answer", "--columns"]
     assert main([*words, "prompt=hint"]) == 0
     said = capsys.readouterr().out
-    assert "Fields of four.jsonl that no example holds: 'question', 'id'." in said
+    assert "Unused fields of four.jsonl: 'question', 'id'." in said
     assert load_config("my.yaml").config.data.sources[0].columns == {
         "prompt": "hint", "target": "answer",
     }  # fmt: skip
@@ -442,7 +442,7 @@ def test_lengths_cut_nothing_that_the_base_could_read(
     assert data.max_prompt_tokens + data.max_target_tokens <= 129
     lines_of("long.jsonl", [{"prompt": "salt " * 90, "completion": "milk. " * 90}] * 20)
     assert main(["init", "long.jsonl", "--start-from", str(base), "--replace"]) == 0
-    assert "The model has room for no more" in capsys.readouterr().out
+    assert "The model has no more positions" in capsys.readouterr().out
     data = load_config("my.yaml").config.data
     assert data.max_prompt_tokens + data.max_target_tokens == 129
 
@@ -474,7 +474,7 @@ def test_a_base_that_does_not_know_the_script_is_named(base: Path) -> None:
     made = toque.init("chinese.jsonl", start_from=base)
     assert made.sources[0].records == 20
     assert made.config.optim.peak_lr == 5e-4  # of the smallest models
-    assert "tokens for each character of these texts: it hardly covers their script" in str(made)
+    assert "tokens per character of these texts. It hardly covers their script" in str(made)
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_an_adapter_is_proposed_by_size_and_memory(
         return load_config("my.yaml").config.adapter
 
     assert adapter() is None
-    assert "weights take" in Path("my.yaml").read_text()
+    assert "weights need" in Path("my.yaml").read_text()
     capsys.readouterr()
     monkeypatch.setattr("toque.workflows.first_config.init_base._ADAPTER_FROM", 1)
     found = adapter()
@@ -515,9 +515,9 @@ def test_an_adapter_is_proposed_by_size_and_memory(
     assert "even with an adapter" not in capsys.readouterr().out
     monkeypatch.undo()
     monkeypatch.chdir(base.parent)
-    monkeypatch.setattr("toque.workflows.plan.planned.free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr("toque.workflows.plan.run_estimate.free_bytes", lambda _: 1 << 20)
     assert getattr(adapter(), "kind", None) == "lora"
-    assert "even with an adapter: `toque plan` says" in capsys.readouterr().out
+    assert "even with an adapter. `toque plan` lists" in capsys.readouterr().out
 
 
 REFUSED = {

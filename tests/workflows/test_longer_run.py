@@ -10,7 +10,7 @@ import pytest
 import toque
 from fixtures.kitchens import Notices, tiny_config
 from toque.config import load_config
-from toque.config.cross_checks import lengthened
+from toque.config.cross_checks import explain_new_length
 from toque.errors import CheckpointError
 from toque.storage.atomic import sha256_of
 from toque.training.checkpoint.saved import read_manifest
@@ -52,7 +52,8 @@ def test_a_constant_rate_goes_on_to_the_bits_of_a_run_that_was_longer_from_the_s
     heard = Notices()
     longer = toque.train(configuration("longer", optim=optim, train=to(8)), reporter=heard)
     same(whole, longer)
-    assert "this run was to last 4 steps and is at step 4: it goes on to 8 steps." in heard.notices
+    notice = "this run was planned for 4 steps and is at step 4: it continues to 8 steps."
+    assert notice in heard.notices
     assert load_config(longer.folder / "config.yaml").config.train.stop_after.amount == 8
 
 
@@ -64,7 +65,7 @@ def test_a_rate_that_had_fallen_rises_again_and_that_is_said(schedule):
     heard = Notices()
     longer = toque.train(configuration(name, optim=optim, train=to(8)), reporter=heard)
     assert (longer.step, longer.reason) == (8, "finished")
-    (said,) = [text for text in heard.notices if "it goes on to 8 steps" in text]
+    (said,) = [text for text in heard.notices if "it continues to 8 steps" in text]
     assert f"optim.schedule={schedule}" in said
     rates = {e["step"]: e["lr"] for e in longer.history if e["event"] == "step"}
     whole = toque.train(configuration(f"{name}-whole", optim=optim, train=to(8)))
@@ -108,7 +109,7 @@ def told(at: Progress, old: str, new: str, **optim) -> str | None:
     def config(length: str) -> toque.RunConfig:
         return toque.configure(optim={"warmup": "10 steps", **optim}, train={"stop_after": length})
 
-    return lengthened(config(old), config(new), at)
+    return explain_new_length(config(old), config(new), at)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,8 @@ def test_a_length_of_the_whole_command_ends_where_its_limit_says(old, new, reach
         return toque.configure(optim={"schedule": "linear"}, train={"stop_after": length})
 
     at = Progress(10, seconds=24.0)
-    assert (lengthened(config(old), config(new), at, total_seconds=reached) is not None) == may
+    notice = explain_new_length(config(old), config(new), at, total_seconds=reached)
+    assert (notice is not None) == may
 
 
 def test_stages_of_a_curriculum_keep_their_length():
@@ -157,7 +159,7 @@ def test_stages_of_a_curriculum_keep_their_length():
     def config(length: str) -> toque.RunConfig:
         return toque.configure(train={"stop_after": length}, curriculum={"stages": stages})
 
-    assert lengthened(config("300 steps"), config("400 steps"), Progress(300)) is None
+    assert explain_new_length(config("300 steps"), config("400 steps"), Progress(300)) is None
 
 
 def test_a_checkpoint_older_than_keyed_masks_continues_and_that_is_said_once():

@@ -104,7 +104,7 @@ def test_training_takes_rows_and_finds_them_again(config):
     assert len(kept_in(config)) == 2
     assert len(kept_in(config) & before) == 1  # what is held out is the same
     kept = next((Path(config.data.store) / "rows").iterdir())
-    assert "files, every hash right" in str(toque.verify(config.data.store))
+    assert "files, all hashes correct" in str(toque.verify(config.data.store))
     kept.write_bytes(kept.read_bytes().replace(b"a", b"b", 1))
     with pytest.raises(DataError, match=rf"{kept.name} was damaged"):
         toque.verify(config.data.store)
@@ -226,9 +226,9 @@ def test_one_way_is_named(config, tmp_path):
     listed = toque.configure(config, data={"sources": [{"path": "a.jsonl"}]})
     elsewhere = toque.configure(config, data={"store": str(tmp_path / "mine")})
     for settings, more, words in (
-        (listed, {}, r"data\.sources lists a\.jsonl, too"),
+        (listed, {}, r"data\.sources, which lists a\.jsonl"),
         (config, {"prepare": False}, "prepare=False does not store rows"),
-        (config, {"data": None, "columns": {"text": "a"}}, "columns names fields of rows, and"),
+        (config, {"data": None, "columns": {"text": "a"}}, "columns needs rows"),
         (elsewhere, {}, "holds no token store"),
     ):
         with pytest.raises(ToqueError, match=words):

@@ -13,7 +13,7 @@ from toque.evaluation.text_samples import Prompt, Sampler
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.provenance import RECIPE_RUN_TOKENS
 from toque.workflows.inference.open_model import open_model
-from toque.workflows.inference.talk import opened
+from toque.workflows.inference.talk import open_talk
 
 PROMPT = "Generate recipe for: Pea Soup using ingredients: peas, onion"
 GREEDY = {"temperature": 0, "max_new_tokens": 120, "raw": True}
@@ -75,7 +75,7 @@ def test_evaluation_and_chat_write_as_generate_does(folder: Path) -> None:
     prompt = Prompt(tuple(model.prompt_ids(PROMPT)), PROMPT)
     [sample] = Sampler([prompt], model.codec, record)(model.model)
     assert sample.text == usual.text
-    talk = opened(folder, system=None, device="cpu")
+    talk = open_talk(folder, system=None, device="cpu")
     options = GenerationOptions(temperature=0, max_new_tokens=120)
     assert talk.ask(PROMPT, options, on_text=lambda _: None) == usual.text
 

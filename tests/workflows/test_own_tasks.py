@@ -151,7 +151,7 @@ def test_classes_of_a_task_of_ones_own_are_chosen_among_as_evaluation_does(
     assert main(["generate", run, "--task", "sentiment", "--prompt", records[0]["text"]]) == 0
     assert re.search(r"good 0\.\d+", capfd.readouterr().out)
     for task, record, message in (
-        ("sentiment", {"txt": "Warm."}, r"no text in text, which .*sentiment asks by.*are txt"),
+        ("sentiment", {"txt": "Warm."}, r"no text in text, but .*sentiment needs it.*are txt"),
         ("dish", {"text": "Warm."}, r"task=dish has no classes\. Use toque\.generate"),
         ("difficulty", "Soup", r"did not learn task=difficulty: its data.tasks is sentiment, dish"),
     ):
@@ -185,13 +185,8 @@ def test_a_task_with_texts_is_asked_by_name_of_a_run_and_of_its_exported_model(
     card = (exported / "README.md").read_text()
     assert "sentiment: `Review: {text}\\nSentiment:`, dish: `Name the dish: {text}`." in card
     assert "prompt = 'Review: Your text\\nSentiment:'" in card
-    # A run of a version before the record named own tasks is asked by its config.yaml.
+    # A damaged or crafted record is refused before the model is used.
     record = Path(run) / "model" / "toque" / "model.json"
-    old = {k: v for k, v in json.loads(record.read_bytes()).items() if k != "own_tasks"}
-    shutil.copytree(run, tmp_path / "old")
-    (tmp_path / "old" / "model" / "toque" / "model.json").write_text(json.dumps(old))
-    assert toque.generate(tmp_path / "old", text, task="dish", temperature=0)[0] == asked[0]
-    # One that somebody damaged, or crafted, is refused before anything is asked or served.
     damaged = record.read_text().replace("dish: {text}", "dish: {text")
     (exported / "toque" / "model.json").write_text(damaged)
     for command in (["generate", str(exported), "--prompt", "x"], ["serve", str(exported)]):
@@ -217,7 +212,7 @@ def test_a_record_takes_the_templates_that_a_configuration_does() -> None:
 
 def test_a_text_does_not_stand_for_several_fields() -> None:
     task = OwnTask("oven", "{context}: {question}")
-    with pytest.raises(ConfigError, match=r"asks by 2 fields, context, question\. Give records"):
+    with pytest.raises(ConfigError, match=r"has 2 fields, context, question\. Give records"):
         texts_asked("How hot?", None, task=task, raw=False)
     record = {"context": "Ovens", "question": "How hot?", "answer": "Hot."}
     assert texts_asked([record], None, task=task, raw=False) == ["Ovens: How hot?"]
@@ -276,7 +271,7 @@ def test_a_class_that_is_only_held_out_is_refused(tmp_path: Path) -> None:
     task = SENTIMENT | {"classes": ["good", "bad", "neutral"]}
     data = {"tasks": {"sentiment": task}, "validation": [{"path": str(tmp_path / "held.jsonl")}]}
     with pytest.raises(
-        DataError, match=r"'neutral', and of the 1 records in .* none is trained on"
+        DataError, match=r"'neutral', but none of the 1 records in .* is a training example"
     ):
         toque.prepare(settings(tmp_path, data=data))
 
@@ -352,12 +347,12 @@ def test_neighbours_with_one_text_each_are_two_records(tmp_path: Path) -> None:
     [
         ({"prompt": "{txt}"}, r"column named for prompt of sentiment: txt.*'label'"),
         ({"prompt": "{text:>9}"}, "has a field without a name, or with a format"),
-        ({"classes": ["good", "bad", "Bad"]}, r"classes names 'Bad', and no record in rows\.jsonl"),
+        ({"classes": ["good", "bad", "Bad"]}, r"classes has 'Bad', but no record in rows\.jsonl"),
         ({"classes": ["Good", "Bad"]}, r"240 an answer that is no class of sentiment"),
-        ({"target": "{dish}", "classes": ["soup", "Brot"]}, r"classes names 'Brot', and no record"),
+        ({"target": "{dish}", "classes": ["soup", "Brot"]}, r"classes has 'Brot', but no record"),
         ({"target": "{label}, and it was served in the large room", "classes":
           [f"{label}, and it was served in the large room" for label in ADJECTIVES]},
-         r"which the tokenizer .* from \d+ tokens as .*; data\.max_target_tokens is 8"),
+         r"which has \d+ tokens and an end token, but data\.max_target_tokens is 8"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_task_is_said(

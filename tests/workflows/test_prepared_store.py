@@ -9,14 +9,14 @@ import toque
 from toque.cooking.schemas.reader import RecipeReader
 from toque.sources.documents import DocumentReader, TextReader
 from toque.sources.token_arrays import TokenReader
-from toque.workflows.prepared_store import prepare_settings, sources_of
+from toque.workflows.prepared_store import open_sources, prepare_settings
 
 RECIPE = {"title": "Rice", "ingredients": ["rice"], "directions": ["Boil the rice until soft."]}
 
 
 def source_for(**source):
     model = {"family": "gpt2", "tokenizer": "some/folder"}
-    (found,) = sources_of(toque.configure(model=model, data={"sources": [source]}))
+    (found,) = open_sources(toque.configure(model=model, data={"sources": [source]}))
     return found
 
 

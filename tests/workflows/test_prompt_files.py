@@ -25,10 +25,10 @@ def test_a_line_ends_with_a_line_feed_alone(tmp_path: Path, ends: str) -> None:
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "half \\ud83c"}\n')
-    said = r"prompts.jsonl:1 is no text in UTF-8: 'half \\ud83c' holds"
+    said = r"prompts.jsonl:1 is not UTF-8 text: 'half \\ud83c' contains"
     with pytest.raises(ConfigError, match=said):
         texts_asked((), file, task=None, raw=False)
-    with pytest.raises(ConfigError, match=r"prompts, number 1 is no text in UTF-8: 'caf\\udce9'"):
+    with pytest.raises(ConfigError, match=r"prompts, number 1 is not UTF-8 text: 'caf\\udce9'"):
         texts_asked("caf\udce9", None, task=None, raw=False)
 
 

@@ -31,9 +31,9 @@ TYPED = "Once there was: one, two"
 ASKED = {"recipes": "Generate recipe for: Once there was using ingredients: one, two"}
 CARD = {
     "recipes": "The prompt it was trained on: `Generate recipe for: NAME using ingredients: a, b",
-    "pairs": "a prompt is sent as it is",
-    "documents": "a prompt is the beginning of a text",
-    "tokens": "a prompt is the beginning of a text",
+    "pairs": "Toque sends it each prompt unchanged",
+    "documents": "It continues the text of a prompt",
+    "tokens": "It continues the text of a prompt",
 }
 
 

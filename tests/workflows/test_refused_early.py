@@ -35,7 +35,7 @@ def test_a_store_that_is_a_file(say, own_kitchen, name):
         code, said = say(verb, "my.yaml", f"data.store={name}")
         assert code == 3
         assert f"data.store is {name}" in said
-        assert ("is a link to nothing" if name == "link" else "is a file") in said
+        assert ("is a broken link" if name == "link" else "is a file") in said
     assert not (own_kitchen / "runs").exists()
     code, said = say("train", "my.yaml", "run_dir=file")
     assert (code, "run_dir" in said) == (4, True)
@@ -52,7 +52,7 @@ def test_a_run_that_is_not_there(say, own_kitchen, verb):
     }[verb]
     code, said = say(verb, "runs/lentil", *words)
     assert code == 2
-    assert "There is no folder runs/lentil" in said
+    assert "The folder runs/lentil" in said
     assert "runs/lentils" in said
     assert "hub" not in said
     assert "model.start_from" not in said
@@ -63,7 +63,7 @@ def test_a_start_that_is_not_there_makes_no_folder(say, own_kitchen, start):
     (own_kitchen / "runs" / "empty").mkdir(parents=True)
     code, said = say("train", "my.yaml", "run_dir=runs/new", "--from", start)
     assert code == 4
-    assert f"--from {start}: no checkpoint there" in said
+    assert f"--from {start}: the folder has no checkpoint" in said
     assert not (own_kitchen / "runs" / "new").exists()
     shutil.rmtree(own_kitchen / "store")
     assert say("train", "my.yaml", "run_dir=runs/new", "--from", start)[0] == 4
@@ -93,7 +93,7 @@ UNFIT = [
     ("model.shape={n_embd: 16, n_layer: 1, n_head: 2, n_positions: 128}", "128 positions"),
     ("model.shape={n_embd: 16, n_layer: 1, n_head: 3}", "does not make a gpt2 model"),
     ("model.shape={n_embd: 16, n_heads: 2}", "Nearest: n_head."),
-    ("train.row_tokens=64", "train.row_tokens gives rows of 64 tokens"),
+    ("train.row_tokens=64", "train.row_tokens sets rows of 64 tokens"),
     ("train.batch=64 tokens", 'Use at least train.batch="320 tokens"'),
 ]
 
@@ -104,7 +104,7 @@ def test_what_training_would_refuse_is_said_when_the_store_is_prepared(
 ):
     code, said = say("prepare", "my.yaml", setting, "data.store=new")
     assert code == 2
-    assert "new is prepared, and `toque train` would refuse it" in said
+    assert "new is prepared, but `toque train` would refuse it" in said
     assert words in said
     assert say("verify", "new")[0] == 0  # whole, for other settings
     code, said = say("train", "my.yaml", setting, "data.store=new", "run_dir=runs/new")

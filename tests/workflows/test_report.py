@@ -101,7 +101,7 @@ def test_a_store_becomes_a_page(store, tmp_path):
 def test_a_page_stands_beside_its_store_and_does_not_harm_it(store):
     report(store)
     checked(store / "report.html")
-    assert "every hash right" in str(verify(store))
+    assert "all hashes correct" in str(verify(store))
 
 
 def test_all_that_is_damaged_of_a_run_is_named_and_an_absent_store_is_said(own_kitchen):
@@ -109,7 +109,7 @@ def test_all_that_is_damaged_of_a_run_is_named_and_an_absent_store_is_said(own_k
     shard = max((own_kitchen / "store" / "shards").rglob("*.*"), key=lambda p: p.stat().st_size)
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DataError, match=rf"{shard.name}.* 2 other parts are right\."):
+    with pytest.raises(DataError, match=rf"{shard.name}.* 2 other parts are correct\."):
         verify(run)
     weights = next(run.glob("checkpoints/*/model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -121,13 +121,13 @@ def test_all_that_is_damaged_of_a_run_is_named_and_an_absent_store_is_said(own_k
     shutil.rmtree(run / "best")
     assert verify(run).parts == (
         f"{run}: no checkpoint yet",
-        "store: the run's store is not here, so nothing of it was compared",
+        "store: not verified: the store of the run does not exist",
     )
 
 
 def test_a_store_without_its_report_says_how_to_get_it(store, tmp_path):
     (tmp_path / "manifest.json").write_bytes((store / "manifest.json").read_bytes())
-    with pytest.raises(DataError, match="what is prepared is kept"):
+    with pytest.raises(DataError, match="It keeps the store"):
         report(tmp_path)
 
 
@@ -209,10 +209,10 @@ def test_a_whole_run_shows_scores_samples_and_settings(tmp_path):
 
 
 def test_what_is_neither_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"is neither a run \(metrics.jsonl\) nor a store"):
+    with pytest.raises(ConfigError, match=r"is not a run \(metrics.jsonl\) or a store"):
         report(tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 1\n")
-    with pytest.raises(ConfigError, match="appears when training begins"):
+    with pytest.raises(ConfigError, match="Training writes this file"):
         report(tmp_path)
     folder = run_folder(tmp_path / "run", end=True)
     with pytest.raises(ConfigError, match="Name another file with out"):

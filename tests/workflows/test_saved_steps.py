@@ -19,7 +19,7 @@ from toque.training.checkpoint.saved import read_manifest, verify_checkpoint
 from toque.workflows.inference import open_model as opening
 from toque.workflows.inference import talk
 from toque.workflows.inference.open_model import open_model
-from toque.workflows.inference.serve import named_models
+from toque.workflows.inference.serve import name_models
 
 T5 = {"family": "t5", "tokenizer": "trained:600", "shape": shape_of("t5")}
 OFTEN = {
@@ -95,14 +95,14 @@ def test_commands_take_them(run, capsys):
     folder = run / "best" / "step-00000002"
     assert main(["generate", str(folder), "--prompt", "soup", "--max-new-tokens", "4"]) == 0
     assert text_of(folder) == text_of(run / "checkpoints" / folder.name)
-    record = opening.provenance_in(folder)
-    assert record == opening.provenance_in(run)
-    opened = talk.opened(folder, system=None, device="cpu")
+    record = opening.read_record(folder)
+    assert record == opening.read_record(run)
+    opened = talk.open_talk(folder, system=None, device="cpu")
     assert opened.name == str(folder)
     capsys.readouterr()
     assert main(["verify", str(folder)]) == 0
     assert "checkpoint of step 2" in capsys.readouterr().out
-    both = named_models([folder, run])
+    both = name_models([folder, run])
     assert both == {"run-step-00000002": folder, "run": run}
 
 
@@ -166,7 +166,7 @@ def test_a_step_that_is_not_there_is_answered_with_those_that_are(run, tmp_path)
 def test_a_damaged_one_is_refused(plain_run):
     unfinished, damaged = (plain_run / "best" / f"step-0000000{step}" for step in (2, 4))
     (unfinished / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="was never finished"):
+    with pytest.raises(CheckpointError, match="the save did not finish"):
         toque.generate(unfinished, "soup")
     file = max(damaged.glob("*.safetensors"))
     data = bytearray(file.read_bytes())
@@ -185,9 +185,7 @@ def test_one_that_the_run_removes_meanwhile(plain_run, monkeypatch):
         real(model, checkpoint)
 
     monkeypatch.setattr(opening, "load_weights", removing)
-    with pytest.raises(
-        CheckpointError, match=r"has removed .*02, while it was read.*step-00000004"
-    ):
+    with pytest.raises(CheckpointError, match=r"removed .*02 while Toque read it.*step-00000004"):
         toque.generate(folder, "soup")
 
 
@@ -278,7 +276,7 @@ def test_those_of_a_run_in_a_bucket(s3_service, run, tmp_path, monkeypatch):
         assert text_of(f"{there}/best/step-00000002/") == text_of(folder)
     fetched = tmp_path / "cache" / "models" / "s3" / "pantry" / "runs" / "mine"
     assert not (fetched / "model" / "model.safetensors").exists()
-    assert named_models([f"{there}/best/step-00000002"]) == {
+    assert name_models([f"{there}/best/step-00000002"]) == {
         "mine-step-00000002": fetched / "best" / "step-00000002"
     }
     with pytest.raises(CheckpointError, match=r"has no best/step-00000300 .*best/step-00000006"):

@@ -10,7 +10,7 @@ from fixtures.kitchens import TINY
 from tiny import shape_of
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.bootstrap import FILE, estimates, from_json
-from toque.evaluation.memorisation import LONG, memorisation_of
+from toque.evaluation.memorisation import LONG, measure_memorisation
 from toque.evaluation.text_samples import Sample
 
 
@@ -20,17 +20,19 @@ def copied_texts_are_found(recorded: dict[str, Any], store: TokenStore) -> None:
     assert recorded["examples_read"] == recorded["examples"] == len(store.rows("train"))
     row, codec = int(store.rows("train")[-1]), store.codec()
     text = codec.decode(store.target(row))
-    found = memorisation_of([Sample("Soup?", text, 0, "so " * 40, {})], store)
+    found = measure_memorisation([Sample("Soup?", text, 0, "so " * 40, {})], store)
     assert found is not None
     run = found.texts[0]
     assert run.tokens == run.length >= LONG
     assert codec.decode(store.target(run.example)) == text
     assert found.references[0].tokens == 0
     # What the prompt says is no matter of memory.
-    found = memorisation_of([Sample(text, text, 0, None, {}), Sample("", "", 0, "Mix.", {})], store)
+    found = measure_memorisation(
+        [Sample(text, text, 0, None, {}), Sample("", "", 0, "Mix.", {})], store
+    )
     assert found is not None
     assert [run.tokens for run in found.texts] == [0]
-    assert memorisation_of([Sample("Soup?", "Mix.", 0, None, {})], store) is None
+    assert measure_memorisation([Sample("Soup?", "Mix.", 0, None, {})], store) is None
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ def test_weights_become_draws_of_the_stores_sources(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "paths", "words"),
     [
-        ((2.0,), ("a.jsonl",), "weights to 1 sources"),
-        ((2.0, 1.0), ("dump", "a.jsonl"), r"data\.sources\[0\] is .*dump, and source 0"),
+        ((2.0,), ("a.jsonl",), "weights for 1 sources"),
+        ((2.0, 1.0), ("dump", "a.jsonl"), r"data\.sources\[0\] is .*dump, but source 0"),
         ((2.0, 1.0), ("a.jsonl", "*.json"), r"data\.sources\[1\] is"),
     ],
 )
@@ -127,7 +127,7 @@ def test_rows_are_shaped_for_what_is_drawn(folder: Path) -> None:
     # Long targets that are hardly drawn, short ones that fill the epoch.
     source, target = np.full(400, 200), np.repeat([190, 4], 200)
     lengths = ExampleLengths(source, target, encoder=True)
-    mixture = Mixture(source=np.repeat([0, 1], 200), weights=[0.05, 1.0], seed=3)
+    mixture = Mixture(group=np.repeat([0, 1], 200), weights=[0.05, 1.0], seed=3)
     sampled = lengths.sample(mixture)[1]
     assert 10 <= (sampled == 190).sum() <= 11  # 10 of 210 drawn, and the longest of all
     config = load_config(str(config_of(folder, 1.0, 1.0)), ["train.batch=8192 tokens"]).config

@@ -7,11 +7,11 @@ import torch
 
 import toque
 from plain_transformers import model_folder
-from toque.cli.console import TextsAsWritten
+from toque.cli.console import StreamPrinter
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
 from toque.workflows.inference.generate import InOrder
-from toque.workflows.results import Answer, Written, hint_of
+from toque.workflows.results import Answer, Written, advise_on_texts
 
 BYTES = {1: b"a", 2: b"b", 3: "ü".encode()[:1], 4: "ü".encode()[1:]}
 
@@ -46,12 +46,12 @@ def test_what_is_printed_bit_by_bit_is_what_is_printed_at_once(
     for text in texts:
         print(text)
     expected = capsys.readouterr().out
-    show = TextsAsWritten()
+    printer = StreamPrinter()
     for number, text in enumerate(texts):
         for end in range(0, len(text.text) + 1, 3):
-            show(number, Written(text.prompt, text.text[:end], 0, text.adapter))
-        show(number, text)
-    show.end()
+            printer(number, Written(text.prompt, text.text[:end], 0, text.adapter))
+        printer(number, text)
+    printer.end()
     assert capsys.readouterr().out == expected
 
 
@@ -61,9 +61,9 @@ def test_a_terminal_gets_no_control_characters_of_a_model_and_a_pipe_all(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     text = "a\tb\n\x1b[2J\x07\r\x7f\x9bé\u00a0\u200f"
-    show = TextsAsWritten()
-    show(0, Written("p\x1b", text[:7], 1))
-    show(0, Written("p\x1b", text, 2))
+    printer = StreamPrinter()
+    printer(0, Written("p\x1b", text[:7], 1))
+    printer(0, Written("p\x1b", text, 2))
     shown = "a\tb\n\ufffd[2J\ufffd\ufffd\ufffd\ufffdé\u00a0\u200f" if terminal else text
     heading = "p\ufffd" if terminal else "p\x1b"
     assert capsys.readouterr().out == f"{heading}\n\n{shown}"
@@ -116,12 +116,12 @@ GOOD = (
 def test_poor_texts_get_a_hint_and_good_ones_none() -> None:
     good, poor = Written(PROMPT, GOOD, 60), Written(PROMPT, "peas peas peas peas", 4)
     assert next(iter(good.metrics)) == "recipe_score"  # the one to rank by comes first
-    assert hint_of([good]) == ""
-    assert "0.00 of 1" in hint_of([poor, poor])
-    assert hint_of([good, poor, poor]).startswith("The texts are still poor")
+    assert advise_on_texts([good]) == ""
+    assert "0.00 of 1" in advise_on_texts([poor, poor])
+    assert advise_on_texts([good, poor, poor]).startswith("The texts are still poor")
 
 
 def test_no_hint_about_what_is_no_recipe() -> None:
-    assert hint_of([]) == ""
-    assert hint_of([Written("Once upon a time", "there was", 2)]) == ""
-    assert hint_of([Answer(PROMPT, "easy", {"easy": 1.0})]) == ""
+    assert advise_on_texts([]) == ""
+    assert advise_on_texts([Written("Once upon a time", "there was", 2)]) == ""
+    assert advise_on_texts([Answer(PROMPT, "easy", {"easy": 1.0})]) == ""

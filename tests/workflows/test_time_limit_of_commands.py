@@ -11,7 +11,7 @@ from toque.config.dump import to_yaml
 from toque.errors import ConfigError
 from toque.training.stopping import CommandClock
 from toque.workflows.diagnosis.drill import StopAt
-from toque.workflows.run_length import seconds_of_texts
+from toque.workflows.run_length import extrapolate_seconds
 from toque.workflows.train import train
 
 
@@ -49,9 +49,7 @@ def test_a_total_counts_the_whole_command(settings):
     assert run.step > 0
     assert run.model.exists()
     assert 110.0 < clock.now - command.began <= 120.0
-    assert "until 2 minutes total: 1:40 of it went into reading and measuring" in begun(
-        notices.notices
-    )
+    assert "until 2 minutes total: reading and measuring took 1:40 of it" in begun(notices.notices)
     assert "the last scores and texts will take about" in begun(notices.notices)
     start = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[0])
     assert float(start["stop_after"].removesuffix(" minutes")) < (120 - 100) / 60
@@ -73,7 +71,7 @@ def test_a_total_that_has_come_to_its_end_goes_on_when_it_is_raised(settings):
     assert (first.reason, 0 < first.step <= 10) == ("finished", True)
     longer = go("60")
     assert (longer.reason, 20 < longer.step <= 40) == ("finished", True)
-    (said,) = [text for text in notices.notices if "it goes on to 60 seconds total" in text]
+    (said,) = [text for text in notices.notices if "it continues to 60 seconds total" in text]
     assert "what it is at this point of a run of 60 seconds total, which is higher" in said
     assert go("60").step == longer.step
 
@@ -89,7 +87,9 @@ def test_a_run_in_steps_ends_at_its_time_limit_and_continues_when_that_is_raised
 
     first = go("30")
     assert (first.reason, 0 < first.step <= 10) == ("finished", True)
-    assert "or 0:30 of the whole command: 0:20 of it went into" in begun(notices.notices)
+    assert "or 0:30 for the entire command: reading and measuring took 0:20 of it" in begun(
+        notices.notices
+    )
     (said,) = [text for text in notices.notices if "ended training after" in text]
     assert "train.time_limit, 30 seconds, " in said
     assert "of train.stop_after, 60 steps" in said
@@ -101,14 +101,17 @@ def test_a_run_in_steps_ends_at_its_time_limit_and_continues_when_that_is_raised
 def test_a_time_limit_that_leaves_nothing_is_refused_by_its_name(settings):
     clock = Ticking()
     command = CommandClock(clock, began=clock.now - 100.0)
-    with pytest.raises(ConfigError, match=r'^train.time_limit is "90 seconds": 1:40 of it'):
+    with pytest.raises(
+        ConfigError,
+        match=r'^train.time_limit is "90 seconds": reading and measuring took 1:40 of it',
+    ):
         train(settings("train.stop_after=9 steps", "train.time_limit=90 seconds"), clock=command)
 
 
 def test_a_total_that_leaves_nothing_is_refused_with_what_was_measured(settings):
     clock = Ticking()
     command = CommandClock(clock, began=clock.now - 100.0)
-    with pytest.raises(ConfigError, match=r"1:40 of it went into .* Nothing is left for training"):
+    with pytest.raises(ConfigError, match=r"took 1:40 of it.* No time remains for training"):
         train(settings("train.stop_after=90 seconds total"), clock=command)
 
 
@@ -189,7 +192,7 @@ def test_a_finished_run_says_so_without_a_forecast(settings, length):
     assert any("in all" in text or text.startswith("toque ") for text in again())
     told = again()
     (said,) = [text for text in told if "is finished" in text]
-    assert f"trained to step {steps[0]:,}, and nothing is left to train" in said
+    assert f"trained to step {steps[0]:,}." in said
     assert f'raise train.stop_after, which is "{length}"' in said
     assert steps[0] == steps[1]
     assert not any("in all" in t or "of training" in t or t.startswith("toque ") for t in told)
@@ -220,7 +223,7 @@ def test_loading_and_reading_prompts_are_not_taken_for_tokens(
     loading: float, prompts: float, token: float
 ) -> None:
     """A text of 512 tokens was foreseen by two of the first: 20 to 60 times too long."""
-    told = seconds_of_texts(machine(loading=loading, prompts=prompts, token=token), 512)
+    told = extrapolate_seconds(machine(loading=loading, prompts=prompts, token=token), 512)
     assert told == pytest.approx(prompts + 512 * token, rel=0.5)
-    disturbed = seconds_of_texts(lambda tokens: 2.0 if tokens < 10 else 1.0, 512)
+    disturbed = extrapolate_seconds(lambda tokens: 2.0 if tokens < 10 else 1.0, 512)
     assert disturbed == pytest.approx(2.0 + 510 * 0.1)

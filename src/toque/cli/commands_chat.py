@@ -1,4 +1,4 @@
-"""The command `chat`: a conversation in the terminal."""
+"""Command `chat`: a conversation in the terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal
 
-from toque.cli.console import ConsoleReporter, flag, for_reader
+from toque.cli.console import ConsoleReporter, flag, for_terminal
 from toque.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from toque.workflows.inference.talk import Talk
 
 _HELP: Final = """\
-/compare QUESTION  ask both models, whatever was said before to one alone
-/save FILE         write the conversation, as a line that data.sources reads
-/undo              take the last question and its answer back
-/new               begin again
-/exit              end; so does Ctrl-D. Ctrl-C ends an answer"""
+/compare QUESTION  ask both models, each after its own conversation
+/save FILE         save the conversation in a new JSON file, which data.sources can read
+/undo              remove the last question and its answer
+/new               start a new conversation
+/exit              exit, like Ctrl-D. Ctrl-C stops an answer"""
 
 
 def chat(
@@ -36,25 +36,26 @@ def chat(
     device: str = "auto",
     precision: Literal["auto", "bf16", "float32"] = "float32",
 ) -> int:
-    """Talk to a model in the terminal; it reads all that was said before.
+    """Chat with a model in the terminal.
 
-    An answer appears as it is written. /help lists what else can be typed. From a pipe each line is
-    a question, and one that could not be asked gives the exit code.
+    The model receives the entire conversation. Type /help for other commands. In a pipe, each line
+    is a question, and the exit code is the code of the last error.
 
     Args:
         run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
-        other: a second one, which /compare asks the same.
-        system: text that a conversation begins with, for models that were trained with one.
-        max_new_tokens: longest answer.
-        temperature: 0 takes the likeliest token every time.
-        top_p: sample from the likeliest tokens that together have this probability.
+        other: a second model for /compare.
+        system: system message, for models that were trained with one.
+        max_new_tokens: maximum tokens of an answer.
+        temperature: randomness of the answers. 0 always chooses the most likely token.
+        top_p: sample from the most likely tokens that together have this probability.
         seed: the same seed and questions write the same answers.
-        device: auto takes the GPU where there is one; or cpu, cuda, cuda:N.
-        precision: of the products that write; auto is bf16 where the processor has it.
+        device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
+        precision: number format of the matrix products. auto uses bf16 only on processors that
+            support it.
     """
     from toque.models.generation.options import GenerationOptions
-    from toque.workflows.asking import model_to_open
-    from toque.workflows.inference.talk import opened
+    from toque.workflows.inference.talk import open_talk
+    from toque.workflows.model_record import check_model
 
     options = GenerationOptions(
         max_new_tokens=max_new_tokens,
@@ -63,75 +64,81 @@ def chat(
         seed=seed,
         precision=precision,
     )
-    prints = ConsoleReporter()
-    names = [run_or_model, *([other] if other else [])]
-    for name in names:  # before the first is read
-        model_to_open(name)
-    talks = [opened(name, system=system, device=device, reporter=prints) for name in names]
-    if sys.stdin.isatty():
-        print("/help lists what can be typed besides questions.")
+    reporter = ConsoleReporter()
+    names = [run_or_model, other] if other else [run_or_model]
+    for name in names:  # check both models before the first is loaded
+        check_model(name)
+    talks = [open_talk(name, system=system, device=device, reporter=reporter) for name in names]
+
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print("Type a question, or /help for a list of commands.")
     code = 0
-    for line in _lines():
+    for line in _input_lines():
         try:
             if line == "/exit":
                 break
-            _answered(line, talks, options)
+            _answer(line, talks, options)
         except (ConfigError, DataError) as error:
             print(error.message(flag), file=sys.stderr)
-            if not sys.stdin.isatty() and not line.startswith("/"):
+            if not interactive and not line.startswith("/"):
                 code = error.exit_code
     return code
 
 
-def _lines() -> Iterator[str]:
-    """The lines that are typed, or come from a pipe, without blank ones."""
+def _input_lines() -> Iterator[str]:
+    """Yield the lines of standard input that are not blank."""
     with suppress(ImportError):
-        import readline  # noqa: F401  # lets `input` edit and recall lines
-    if isinstance(sys.stdin, io.TextIOWrapper):  # one line of other bytes is one mistake
+        import readline  # noqa: F401  # line editing and history for `input`
+    if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 is an error of its line only
         sys.stdin.reconfigure(errors="surrogateescape")
+    prompt = "\n> " if sys.stdin.isatty() else ""
     while True:
         try:
-            line = input("\n> " if sys.stdin.isatty() else "").strip()
+            line = input(prompt).strip()
         except EOFError:
             return
         if line:
             yield line
 
 
-def _answered(line: str, talks: list[Talk], options: GenerationOptions) -> None:
-    word, _, rest = line.partition(" ")
+def _answer(line: str, talks: list[Talk], options: GenerationOptions) -> None:
+    """Answer a question, or run a command such as /save."""
+    word, _, argument = line.partition(" ")
+    argument = argument.strip()
     if not line.startswith("/"):
         _ask(talks[0], line, options)
     elif word == "/compare":
-        if len(talks) < 2 or not rest.strip():
+        if len(talks) < 2 or not argument:
             raise ConfigError(
-                "/compare asks two models one question: begin with `toque chat ONE OTHER`, and "
-                "type /compare QUESTION."
+                "/compare needs two models and a question. Start with `toque chat MODEL OTHER`, "
+                "and type /compare QUESTION."
             )
         for talk in talks:
             print(f"[{talk.name}]")
-            _ask(talk, rest.strip(), options)
+            _ask(talk, argument, options)
     elif word == "/save":
-        if not rest.strip():
-            raise ConfigError("Name the file: /save talk.jsonl.")
-        print(f"saved to {talks[0].save(rest.strip())}")
+        if not argument:
+            raise ConfigError("/save needs a file, e.g. /save talk.jsonl.")
+        print(f"saved to {talks[0].save(argument)}")
     elif word in ("/undo", "/new"):
         for talk in talks:
-            said = sum(turn["role"] != "system" for turn in talk.turns)
-            gone = min(2, said) if word == "/undo" else said
-            talk.turns = talk.turns[: len(talk.turns) - gone]
+            n_turns = sum(turn["role"] != "system" for turn in talk.turns)
+            n_removed = min(2, n_turns) if word == "/undo" else n_turns
+            talk.turns = talk.turns[: len(talk.turns) - n_removed]
     elif word == "/help":
         print(_HELP)
     else:
-        raise ConfigError(f"{word} is not known. {_HELP}")
+        raise ConfigError(f"{word} is not a command. {_HELP}")
 
 
 def _ask(talk: Talk, question: str, options: GenerationOptions) -> None:
-    notes = list[str]()  # which stand below the answer
+    """Print the answer of a model, then its notes."""
+    notes = list[str]()
     talk.ask(
         question,
         options,
-        on_text=lambda piece: print(for_reader(piece), end="", flush=True),
+        on_text=lambda piece: print(for_terminal(piece), end="", flush=True),
         notice=notes.append,
     )
     print(flush=True)

@@ -1,4 +1,4 @@
-"""Commands about data, settings and folders; what is heavy is imported inside a command."""
+"""Commands about data, settings and folders. Slow imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from toque.cli.console import ConsoleReporter, print_page
+from toque.cli.launch import is_first_rank
 from toque.errors import ConfigError, argument, in_shell
 from toque.user_paths import named_path
 
 if TYPE_CHECKING:
     from toque.config import Resolved
 
-Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=value.")]
+Overrides = Annotated[str, Parameter(help="settings to change, as section.field=value.")]
 
 
 def load(
@@ -26,45 +27,42 @@ def load(
     trust_code: bool | None = None,
     hardware: str | None = None,
 ) -> Resolved:
-    """The configuration that a command line names; the rest is `load_config`'s."""
+    """Load the configuration of a command line."""
     from toque.config import load_config
 
     return load_config(config, list(overrides), trust_code=trust_code, hardware=hardware)
 
 
-def is_first() -> bool:
-    """True for the one of its siblings that prints."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def loading(prints: ConsoleReporter | None = None) -> AbstractContextManager[object]:
-    """Progress shown while torch is imported, which takes seconds."""
-    prints = prints or ConsoleReporter()
-    return prints.working("loading torch") if is_first() else nullcontext()
+def loading(reporter: ConsoleReporter | None = None) -> AbstractContextManager[object]:
+    """Show progress while torch is imported, which takes seconds."""
+    if not is_first_rank():
+        return nullcontext()
+    return (reporter or ConsoleReporter()).working("loading torch")
 
 
 def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> None:
-    """Turn raw data into a token store, once, and print the data report.
+    """Convert raw data into a token store, and print the data report.
 
-    A killed prepare continues where it stopped; an unchanged one reuses its store.
+    After a kill, the same command continues. An unchanged store is reused.
 
     Args:
         config: YAML file or preset.
         overrides: settings to change, as section.field=value.
-        replace: delete a store made from other data or settings instead of refusing.
+        replace: delete a store that was made from other data or settings.
     """
-    # A process of one thread forks its workers; numpy would start one for each core.
+    # Only a process with one thread can fork workers. numpy would start a thread per core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
     from toque.reports.store_page import store_page
-    from toque.workflows.prepare import in_a_line, prepared, refuse_untrainable
+    from toque.workflows.prepare import describe_result, prepare_store, refuse_untrainable
 
-    result = prepared(settings, replace=replace, reporter=ConsoleReporter())
+    result = prepare_store(settings, replace=replace, reporter=ConsoleReporter())
     print_page(store_page(result.store.path, result.report))
-    made = in_a_line(result, settings.data.engine)
-    print(f"{made} `toque report {in_shell(result.store.path)}` makes a page of this.", flush=True)
+    summary = describe_result(result, settings.data.engine)
+    command = f"toque report {in_shell(result.store.path)}"
+    print(f"{summary} `{command}` writes this report as a web page.", flush=True)
     if not result.reused:
-        refuse_untrainable(settings, result.store)  # after the report, which says why
+        refuse_untrainable(settings, result.store)  # after the report, which shows the reason
 
 
 def show(config: str, /, *overrides: Overrides, hardware: str | None = None) -> None:
@@ -73,23 +71,24 @@ def show(config: str, /, *overrides: Overrides, hardware: str | None = None) -> 
     Args:
         config: YAML file, preset or run folder.
         overrides: settings to change, as section.field=value.
-        hardware: a card such as rtx-4090; what CONFIG says of it comes on top.
+        hardware: a GPU such as rtx-4090, to apply the settings that CONFIG has for it.
     """
     from toque.config import resolved_yaml
 
-    own = named_path(config) / "config.yaml"
-    resolved = load(str(own) if own.exists() else config, overrides, hardware=hardware)
+    run_config = named_path(config) / "config.yaml"
+    source = str(run_config) if run_config.exists() else config
+    resolved = load(source, overrides, hardware=hardware)
     print(resolved_yaml(resolved).rstrip("\n"))
 
 
 def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int = 4) -> None:
-    """Print the texts of one update as the model reads them, unpacked and augmented.
+    """Print the texts of one update as the model receives them: augmented, one example at a time.
 
     Args:
         config: YAML file or preset.
         overrides: settings to change, as section.field=value.
-        step: which update, counted from 1.
-        most: examples to show.
+        step: number of the update, from 1.
+        most: maximum number of examples.
     """
     settings = load(config, overrides).config
     from toque.workflows.prepared_store import refuse_unprepared
@@ -102,13 +101,14 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
         shown = workflow(settings, step=step, most=most)
     print(shown)
     if shown.left:
-        print(f"\n{shown.left:,} more; --most shows more of them.")
+        print(f"\n{shown.left:,} more examples. To see more, raise --most.")
 
 
 def schema() -> None:
-    """Print the JSON schema of a configuration, by which editors complete and check one.
+    """Print the JSON schema of a configuration, with which editors complete and check settings.
 
-    `toque schema > toque-schema.json` writes the file that `toque init` names in its first line.
+    A configuration from `toque init` refers to this schema as toque-schema.json. To write it, run
+    `toque schema > toque-schema.json`.
     """
     from toque.config.json_schema import schema_text
 
@@ -116,44 +116,44 @@ def schema() -> None:
 
 
 def presets() -> None:
-    """List the complete runs that come with Toque."""
-    from toque.config import presets as known
+    """List the configurations that come with Toque."""
+    from toque.config import presets as list_presets
 
-    for name, summary in known().items():
+    for name, summary in list_presets().items():
         print(f"{name:24}{summary}")
 
 
 def cookbook(out: str, *, n: int = 20_000, seed: int = 17, replace: bool = False) -> None:
-    """Write synthetic recipes from the embedded grammar, as JSON lines.
+    """Write synthetic recipes from a grammar, as JSON lines.
 
     Args:
         out: the file to write, .jsonl or .jsonl.gz.
-        n: how many.
-        seed: recipe i depends on the seed and i alone.
-        replace: overwrite a file that is there.
+        n: number of recipes.
+        seed: seed of the recipes. Recipe i depends only on the seed and on i.
+        replace: overwrite an existing file.
     """
     from toque.cooking.cookbook.recipes import write_cookbook
 
     file = named_path(out)
     if os.path.lexists(file) and not replace:
         raise ConfigError(
-            f"{file} is there already and may hold what is yours. Name another file with "
-            f"{argument('out')}, or overwrite it with {argument('replace=True')}."
+            f"{file} already exists. Choose another file with {argument('out')}, or overwrite it "
+            f"with {argument('replace=True')}."
         )
     write_cookbook(file, n=n, seed=seed)
     print(f"{n:,} synthetic recipes in {file}")
 
 
 def report(path: str, /, *, out: str | None = None) -> None:
-    """Write one offline HTML page about a store or a run, finished or not.
+    """Write an offline HTML page about a store or a run. The run may be unfinished.
 
     Args:
-        path: a store folder, or a run folder.
-        out: the file to write; report.html in the folder when left out.
+        path: store folder or run folder.
+        out: the file to write. Default: report.html in the folder.
     """
     from toque.workflows.report import report as workflow
 
-    with ConsoleReporter().working(f"making a page of {path}"):
+    with ConsoleReporter().working(f"writing a page about {path}"):
         page = workflow(path, out=out)
     print(page)
 
@@ -167,12 +167,12 @@ def verify(path: str, /) -> None:
     from toque.workflows.report import verify as workflow
 
     with ConsoleReporter().working(f"hashing every file of {path}"):
-        found = workflow(path)
-    print(found)
+        result = workflow(path)
+    print(result)
 
 
 def init(
-    *sources: Annotated[str, Parameter(help="a file, a folder or a pattern, or several.")],
+    *sources: Annotated[str, Parameter(help="files, folders or patterns such as 'data/*.csv'.")],
     to: str = "my.yaml",
     size: Literal["300k", "1m", "3m", "6m", "14m", "30m"] | None = None,
     start_from: str = "scratch",
@@ -182,35 +182,36 @@ def init(
     columns: list[str] | None = None,
     replace: bool = False,
 ) -> None:
-    """Look at your files and write a commented configuration for them, ready to train.
+    """Read your files and write a commented configuration that is ready to train.
 
     Args:
-        sources: a file, a folder or a pattern, or several.
-        to: the file to write. Run and store are named after it.
-        size: parameters of a new model with a vocabulary of 2,048 tokens; when left out, the best
-            for the text, this machine's speed, which is measured, and the time.
-        start_from: a model to continue from, a folder or a hub name, instead of a new one.
-        for_: time of the whole run, preparing and scoring included, e.g. "10 minutes"; tonight is 8
-            hours.
-        tokenizer: a folder or a hub name; learnt from the data, or the model's own, when left out.
-        encoding: of files that are text; cp1252 or latin-1 for an old export.
-        columns: PART=FIELD, e.g. prompt=question, or a template over fields, "prompt=Q: {question}
-            {hint}"; once for each part: prompt, target, text, messages, system, title, ingredients,
-            steps. A line break is a backslash and an n.
-        replace: overwrite the file if it is there.
+        sources: files, folders or patterns such as 'data/*.csv'.
+        to: the file to write. The run and the store get its name.
+        size: parameters of a new model with a vocabulary of 2,048 tokens. Default: the best size
+            for the amount of text, the measured speed of this machine, and the time.
+        start_from: a model to fine-tune instead of a new one: a folder or a Hugging Face name.
+        for_: time for the entire run, including preparation and evaluation, e.g. "10 minutes".
+            "tonight" is 8 hours.
+        tokenizer: a folder or a Hugging Face name. Default: learn a tokenizer from the data, or use
+            the tokenizer of --start-from.
+        encoding: encoding of text files, e.g. cp1252 or latin-1 for an old export.
+        columns: PART=FIELD, e.g. prompt=question, or a template over fields, e.g. "prompt=Q:
+            {question} {hint}". Use it once per part: prompt, target, text, messages, system, title,
+            ingredients, steps. For a line break, write a backslash and an n.
+        replace: overwrite an existing file.
     """
     fields = dict[str, str | list[str]]()
-    for each in columns or []:
-        part, mark, field = each.partition("=")
-        if not mark or part in fields:
+    for column in columns or []:
+        part, equals, field = column.partition("=")
+        if not equals or part in fields:
             raise ConfigError(
-                f"--columns {each!r} is no PART=FIELD, or the part is named twice. Write each part "
-                "once, e.g. --columns prompt=question --columns target=answer."
+                f"--columns must name each part once, as PART=FIELD, not {column!r}, e.g. "
+                "--columns prompt=question --columns target=answer."
             )
         fields[part] = field.replace(r"\n", "\n")
     from toque.workflows.first_config.init import init as workflow
 
-    made = workflow(
+    result = workflow(
         sources,
         to=to,
         size=size,
@@ -222,4 +223,4 @@ def init(
         replace=replace,
         reporter=ConsoleReporter(),
     )
-    print(made)
+    print(result)

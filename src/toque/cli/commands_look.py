@@ -1,8 +1,7 @@
-"""Commands that look at machines and runs and change nothing: doctor, plan, watch, compare."""
+"""Commands that inspect machines and runs without changing them: doctor, plan, watch, compare."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from json import dumps
 from typing import Annotated
 
@@ -13,32 +12,32 @@ from toque.cli.console import ConsoleReporter, print_checkup
 
 
 def doctor(run: str | None = None, /, *, json: bool = False) -> None:
-    """Check this machine; or say what limits a run.
+    """Check this machine, or find the bottleneck of a run.
 
-    Without RUN: versions, processor, GPUs, a compile, two processes that share a sum, disk, memory,
-    limits, credentials and extras, each with what to do; exit code 1 when something needed is
-    broken. With RUN, also while it continues or after a kill: what its time went into, what limits
-    it, what to change and what that should give.
+    Without RUN: checks versions, processor, GPUs, a compile, a sum over two processes, disk,
+    memory, limits, credentials and extras, and prints how to fix each problem. The exit code is 1
+    if a required part is broken. With RUN, which may be training or killed: prints where its time
+    went, what limits its speed, and which change should help by how much.
 
     Args:
         run: run folder.
-        json: print one JSON object, for programs.
+        json: print one JSON object.
     """
     from toque.workflows.diagnosis.doctor import Diagnosis
     from toque.workflows.diagnosis.doctor import doctor as workflow
 
-    with loading() if run is None else nullcontext():
-        if run is None:
-            import torch  # noqa: F401 - what takes seconds
-    found = workflow(run, reporter=ConsoleReporter())
+    if run is None:
+        with loading():
+            import torch  # noqa: F401 - the slow import
+    result = workflow(run, reporter=ConsoleReporter())
     if json:
-        print(dumps(found.record(), indent=1))
-    elif isinstance(found, Diagnosis):
-        print(found)
+        print(dumps(result.record(), indent=1))
+    elif isinstance(result, Diagnosis):
+        print(result)
     else:
-        print_checkup(found)
-    if not isinstance(found, Diagnosis):
-        found.raise_if_failed()
+        print_checkup(result)
+    if not isinstance(result, Diagnosis):
+        result.raise_if_failed()
 
 
 def plan(
@@ -50,46 +49,46 @@ def plan(
     utilisation: float | None = None,
     json: bool = False,
 ) -> None:
-    """Say what a run will take before it begins: memory by part, hours, disk, bucket traffic.
+    """Estimate the cost of a run: memory by part, hours, disk space, traffic of a bucket.
 
-    No weight is read. What to change is worked out too, each change with its own figures. With a
-    prepared store the lengths are those of its examples.
+    Also suggests changes, with an estimate for each. Reads no weights. If the store is prepared,
+    the estimate uses the lengths of its examples.
 
     Args:
         config: YAML file or preset.
         overrides: settings to change, as section.field=value.
-        hardware: a card such as rtx-4090 or h100, by its maker's data sheet; without it, this
-            machine, measured. Where CONFIG says what changes on that card, it is changed.
-        gpus: how many of the card share every update: memory of each, and what they exchange.
-        utilisation: per cent of the peak to assume; what is known, or a stated guess, when left
-            out.
+        hardware: a GPU such as rtx-4090 or h100, from its data sheet, with the settings that CONFIG
+            has for it. Default: this machine, measured.
+        gpus: number of these GPUs that share every update. Memory is per GPU.
+        utilisation: per cent of peak FLOP/s to assume. Default: a measured value, or a guess that
+            the output names.
         json: print one JSON object instead of a table.
     """
     from toque.config.resolve import names_card
     from toque.hardware.cards import card_named
 
-    changed = None
+    section = None
     if hardware is not None:
         hardware = card_named(hardware).name
-        changed = hardware if names_card(config, hardware) else None
-    settings = load(config, overrides, hardware=changed).config
+        section = hardware if names_card(config, hardware) else None
+    settings = load(config, overrides, hardware=section).config
     with loading():
-        from toque.workflows.plan.planning import plan as workflow
+        from toque.workflows.plan.plan import plan as workflow
 
     share = None if utilisation is None else utilisation / 100.0
-    found = workflow(
+    result = workflow(
         settings, hardware=hardware, utilisation=share, gpus=gpus, reporter=ConsoleReporter()
     )
-    print(dumps(found.record(), indent=1) if json else found)
+    print(dumps(result.record(), indent=1) if json else result)
 
 
 def checkpoints(run: str, /, *, json: bool = False) -> None:
-    """List the checkpoints and best models of a run: training time, scores, size, why each is kept.
+    """List checkpoints and best models of a run: training time, scores, size, reason to keep each.
 
-    Each is a model: `toque generate RUN/best/step-00000200 --prompt soup` writes with it.
+    Every entry is a model that you can use: `toque generate RUN/best/step-00000200 --prompt soup`.
 
     Args:
-        run: run folder, or its address at gs:// or s3://; it may be training.
+        run: run folder, or its address in a bucket (gs:// or s3://). It may be training.
         json: print one JSON object instead of a table.
     """
     from toque.workflows.checkpoints import checkpoints as workflow
@@ -106,15 +105,16 @@ def watch(
     port: int = 8001,
     token: Annotated[str | None, Parameter(env_var="TOQUE_TOKEN")] = None,
 ) -> None:
-    """Show a run, or all runs in a folder, as a page in the browser that moves while they train.
+    """Show a run, or all runs in a folder, on a live page in the browser.
 
-    The runs are only read: they may continue, have ended, or have been killed.
+    The runs may be training, finished or killed. They are only read.
 
     Args:
-        run_or_folder: run folder, folder that holds runs, or one of the two at gs:// or s3://.
-        host: the address to listen on; one that other machines reach needs a token.
-        port: 0 takes any that is free.
-        token: what readers must give; better in the environment, where `ps` does not show it.
+        run_or_folder: run folder, or a folder of runs, on this machine or at gs:// or s3://.
+        host: the address to listen on. An address that other machines can reach needs a token.
+        port: the port to listen on. 0 chooses a free port.
+        token: secret that the browser must send. Prefer the environment variable, because `ps`
+            shows flags.
     """
     from toque.workflows.inference.serve import watch as workflow
 
@@ -122,15 +122,15 @@ def watch(
 
 
 def compare(*runs: str, out: str | None = None, json: bool = False) -> None:
-    """Hold runs against the first: settings that differ, scores with intervals, cost, curves.
+    """Compare runs with the first one: different settings, scores with intervals, cost, curves.
 
     Args:
-        runs: two or more runs, unfinished, ended or killed, or checkpoints of runs: folders, or
-            addresses at gs:// or s3://.
-        out: the page to write; comparison.html beside the first run when left out.
-        json: print every number as JSON instead of tables.
+        runs: two or more runs or checkpoints, as folders or addresses at gs:// or s3://. Runs may
+            be unfinished or killed.
+        out: the page to write. Default: comparison.html next to the first run.
+        json: print all numbers as JSON instead of tables.
     """
     from toque.workflows.report import compare as workflow
 
-    found = workflow(*runs, out=out, reporter=ConsoleReporter())
-    print(dumps(found.record, indent=1) if json else found)
+    result = workflow(*runs, out=out, reporter=ConsoleReporter())
+    print(dumps(result.record, indent=1) if json else result)

@@ -1,4 +1,4 @@
-"""Commands about runs and models; what is heavy is imported inside a command."""
+"""Commands about runs and models. Slow imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
-from toque.cli.commands_data import Overrides, is_first, load, loading
-from toque.cli.console import ConsoleReporter, TextsAsWritten, flag, for_reader, print_drill
-from toque.cli.launch import is_secret, start_ranks, starts_ranks
+from toque.cli.commands_data import Overrides, load, loading
+from toque.cli.console import ConsoleReporter, StreamPrinter, flag, for_terminal, print_drill
+from toque.cli.launch import is_first_rank, is_secret, must_start_ranks, start_ranks
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.training.distributed.accelerate import refuse_lone_process
 from toque.user_paths import named_path
-from toque.workflows.results import existing_folder, hint_of
+from toque.workflows.results import advise_on_texts, existing_folder
 from toque.workflows.saved_steps import config_of
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 def demo(*overrides: Overrides, n: int | None = None) -> None:
-    """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
+    """Prepare, train, evaluate, and write three recipes, with a synthetic cookbook.
 
     Args:
         overrides: settings to change, as section.field=value.
-        n: recipes to write into the cookbook; 8000 when left out.
+        n: number of recipes in the cookbook. Default: 8000.
     """
     resolved = load("demo", overrides)
     from toque.workflows.demo import demo as workflow
 
     run = workflow(resolved, n=n, reporter=ConsoleReporter())
     if run.interrupted:
-        _interrupted(run, ["demo", *overrides], {"--n": n})
+        _raise_interrupted(run, ["demo", *overrides], {"--n": n})
 
 
 def train(
@@ -55,43 +55,45 @@ def train(
     gpus: int | None = None,
     restarts: int | None = None,
 ) -> int:
-    """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
+    """Train a model, or continue a run exactly from its newest checkpoint.
 
-    A store that is absent is prepared first.
+    If the store is missing, it is prepared first.
 
     Args:
-        config: YAML file or preset; a run's own config.yaml will do.
+        config: YAML file, preset, or config.yaml of a run.
         overrides: settings to change, as section.field=value.
-        start: begin a new run from this checkpoint's weights.
-        resume: continue exactly from this older checkpoint of the run, e.g. step-00000200 or 200;
-            newer ones are set aside in the run's folder (and bucket), and nothing is deleted.
-        no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
-        no_prepare: refuse to begin when the store is absent, instead of preparing it.
-        trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
-        hardware: a card such as rtx-4090; what CONFIG says of it comes on top.
-        gpus: share every update among this many processes of this machine, one a GPU; on a machine
-            without GPUs they share its cores. torchrun starts ranks on several machines.
-        restarts: how often all processes start again from the newest checkpoint when one was
-            lost; 3 when left out.
+        start: start a new run with the weights of this run or checkpoint.
+        resume: continue exactly from this older checkpoint of the run, e.g. step-00000200 or 200.
+            Newer checkpoints are set aside in the run folder and bucket. Nothing is deleted.
+        no_upload: do not use checkpoint.upload in this session, for uploads or for downloads.
+        no_prepare: stop with an error if the store is missing.
+        trust_code: import the metrics and callbacks that a run's config.yaml names.
+        hardware: a GPU such as rtx-4090, to apply the settings that CONFIG has for it.
+        gpus: number of processes on this machine that share every update, one per GPU. Without
+            GPUs, they share the processor cores. For several machines, use torchrun.
+        restarts: how many times all processes may restart from the newest checkpoint after one
+            of them was lost. Default: 3.
     """
     began = time.monotonic()
-    launching = starts_ranks(gpus, restarts)
-    # A mistyped key is answered before torch loads.
+    starts_ranks = must_start_ranks(gpus, restarts)
+    # Before torch loads, so that a mistyped setting is reported immediately.
     resolved = load(config, overrides, trust_code=trust_code or None, hardware=hardware)
-    if not launching:
+    if not starts_ranks:
         refuse_lone_process(resolved.config.train.strategy)
-    prints = ConsoleReporter()
-    if no_prepare and not launching:
+
+    reporter = ConsoleReporter()
+    if no_prepare and not starts_ranks:
         _refuse_unprepared(resolved.config)
     elif not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
-        with loading(prints):
+        with loading(reporter):
             from toque.workflows.prepare import prepare_before_torch
 
-        prepare_before_torch(resolved.config, start=start, reporter=prints)
-    if launching and gpus is not None:
-        return start_ranks(gpus, restarts, prints.notice)
-    with loading(prints):
+        prepare_before_torch(resolved.config, start=start, reporter=reporter)
+
+    if starts_ranks and gpus is not None:
+        return start_ranks(gpus, restarts, reporter)
+    with loading(reporter):
         from toque.training.stopping import CommandClock
         from toque.workflows.train import train as workflow
 
@@ -102,56 +104,65 @@ def train(
         upload=not no_upload,
         prepare=not no_prepare,
         clock=CommandClock(began=began),
-        reporter=prints,
+        reporter=reporter,
     )
     if run.interrupted:
-        flags = ["--trust-code"] if trust_code else []
-        given = {"--hardware": hardware, "--gpus": gpus, "--restarts": restarts}
-        _interrupted(run, ["train", config, *overrides, *flags], given)
-    if is_first():
+        trust_flag = ["--trust-code"] if trust_code else []
+        flags = {"--hardware": hardware, "--gpus": gpus, "--restarts": restarts}
+        _raise_interrupted(run, ["train", config, *overrides, *trust_flag], flags)
+    if is_first_rank():
         folder = in_shell(run.folder)
         ConsoleReporter().notice(
-            f"`toque report {folder}` makes a page of the run; `toque generate {folder} --prompt "
-            '"..."` writes with its model.'
+            f"`toque report {folder}` writes a page about the run. `toque generate {folder} "
+            '--prompt "..."` writes text with its model.'
         )
     return 0
 
 
 def _refuse_unprepared(config: RunConfig) -> None:
-    """Refuse a store that is absent, before torch loads."""
+    """Check that the store exists, before torch loads."""
     from toque.workflows.prepared_store import refuse_unprepared
 
     refuse_unprepared(config)
 
 
-def _interrupted(run: TrainedRun, words: Sequence[str], given: Mapping[str, object]) -> NoReturn:
-    """End a command that a signal stopped, with the words that continue it."""
-    flags = [word for flag, value in given.items() if value is not None for word in (flag, value)]
-    shown = [word for word in words if not is_secret(word)]
-    again = " ".join(map(in_shell, [*shown, *flags]))
-    less = "" if len(shown) == len(words) else " (without the webhook, whose address is a secret)"
+def _raise_interrupted(
+    run: TrainedRun, words: Sequence[str], flags: Mapping[str, object]
+) -> NoReturn:
+    """Raise the error of a command that a signal stopped. It shows how to continue."""
+    shown_words: list[object] = [word for word in words if not is_secret(word)]
+    note = ""
+    if len(shown_words) < len(words):
+        note = " (add the webhook again: its address is a secret)"
+    for name, value in flags.items():
+        if value is not None:
+            shown_words += [name, value]
+    command = " ".join(map(in_shell, shown_words))
     raise Interrupted(
-        f"Stopped by a signal and saved at step {run.step}. Continue with{less}: toque {again}"
+        f"Stopped by a signal and saved at step {run.step}. Continue with{note}: toque {command}"
     )
 
 
 def evaluate(
     run_or_model: str, config: str | None = None, /, *overrides: Overrides, trust_code: bool = False
 ) -> None:
-    """Score a run or a model folder on held-out data and write evaluation.json.
+    """Evaluate a run or a model on held-out data, and write evaluation.json.
 
     Args:
         run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
-        config: YAML file or preset; a run's own is the default.
+        config: YAML file or preset. Default: the configuration of the run.
         overrides: settings to change, as section.field=value.
-        trust_code: import the metrics that the run's own config.yaml names.
+        trust_code: import the metrics that the run's config.yaml names.
     """
     if config is not None and "=" in config and not named_path(config).exists():
-        overrides, config = (config, *overrides), None
-    own, settings = config_of(existing_folder(run_or_model)), None
-    if config is not None or own.exists():
-        unless_own = None if config else False
-        settings = load(config or str(own), overrides, trust_code=trust_code or unless_own).config
+        overrides = (config, *overrides)
+        config = None
+    run_config = config_of(existing_folder(run_or_model))
+    settings = None
+    if config is not None:
+        settings = load(config, overrides, trust_code=trust_code or None).config
+    elif run_config.exists():
+        settings = load(str(run_config), overrides, trust_code=trust_code).config
     from toque.workflows.evaluate import evaluate as workflow
 
     print(workflow(run_or_model, settings, reporter=ConsoleReporter()))
@@ -181,52 +192,59 @@ def generate(
     by: str | None = None,
     json: bool = False,
 ) -> None:
-    """Write text for one or more prompts, or choose one of a few answers.
+    """Write text for one or more prompts, or choose one of several answers.
 
-    In a terminal a text appears as it is written.
+    In a terminal, the text appears token by token.
 
     Args:
         run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
-        prompt: what to write for, e.g. "lentil soup" or "lentil soup: lentils, carrots, cumin"; may
-            be given several times.
-        file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
-        task: ask this, which the model learnt: nutrition, difficulty, cuisine, title, next_step, or
-            a task of the run's own, by records with the fields that it asks by (--file), or by a
-            text if that is one field. Of a task with classes the answer is one of them, with the
-            probability of each; of another a text.
-        choices: an answer of your own to choose from, for prompts as they are; given twice or more.
-        adapter: adapter folder, or a run that trained one, to write with; may be given several
-            times, and each writes every text: the model itself is read once.
-        n: texts for each prompt.
-        max_new_tokens: longest text; what the model was trained on when left out.
-        temperature: 0 takes the likeliest token every time.
-        top_p: sample from the likeliest tokens that together have this probability.
-        no_repeat_ngram_size: tokens of the shortest run that a text may not hold twice; 0 for no
-            such rule. 12 for recipes as text when left out, else 0.
+        prompt: the text to respond to, e.g. "lentil soup" or "lentil soup: lentils, carrots,
+            cumin". Repeat it for several prompts.
+        file: file with one prompt per line, or JSON lines with `prompt`, or with `title` and
+            `ingredients`.
+        task: a task that the model was trained on: nutrition, difficulty, cuisine, title,
+            next_step, or a task that the run defines. Its prompts are records with the fields of
+            the task (--file), or a text if it has one field. If the task has classes, the answer is
+            one of them, with the probability of each.
+        choices: a possible answer to an unchanged prompt. Repeat it for every answer.
+        adapter: adapter folder, or a run that trained an adapter. Repeat it to write each text
+            with several adapters. The base model is loaded once.
+        n: number of texts per prompt.
+        max_new_tokens: maximum tokens of a text. Default: the target length of the training.
+        temperature: randomness of the text. 0 always chooses the most likely token.
+        top_p: sample from the most likely tokens that together have this probability.
+        no_repeat_ngram_size: length in tokens of a sequence that may not appear twice in a text.
+            0 allows repetition. Default: 12 for recipes as text, otherwise 0.
         seed: the same seed writes the same texts.
-        raw: send the prompt as it is, not in the form the model was trained on.
-        device: auto takes the GPU where there is one; or cpu, cuda, cuda:N.
-        precision: of the products that write. bf16 is faster where the processor has it; at two
-            tokens about equally likely a text may then part from float32's, and depend on what is
-            written beside it. auto: bf16 there alone.
-        must_use: hold each recipe to its form and to the ingredients of its prompt: all are listed.
-        schema: hold each text to JSON of this schema: a file, or recipe for schema.org's Recipe.
-        best_of: texts written for each prompt, of which the best is the answer, with its score and
-            the mean of all; with --n, the n best.
-        by: what the best is chosen by: recipe_score (where the prompt asks for a recipe), another
-            recipe score, or likelihood, the mean log-probability of a text's tokens. Left out, a
-            soup or a drink for which an oven is heated comes last.
-        json: one JSON object a line, for programs.
+        raw: use the prompt unchanged, without the format of the training data.
+        device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
+        precision: number format of the matrix products. bf16 is faster on processors that support
+            it, but a text can then depend on other texts in its batch and differ from float32. auto
+            uses bf16 only on these processors.
+        must_use: require the recipe format, with all ingredients of the prompt in the list.
+        schema: require JSON of this schema: a file, or "recipe" for schema.org's Recipe.
+        best_of: number of texts to write per prompt. The best one (with --n, the n best) is
+            printed with its score and the mean score.
+        by: how --best-of compares texts: recipe_score (for recipe prompts), another recipe score,
+            or likelihood, the mean log-probability of the tokens. By default, a soup or a drink
+            that heats an oven comes last.
+        json: print one JSON object per line.
     """
-    prompts, chosen, prints = prompt or [], choices or [], ConsoleReporter()
-    shown = TextsAsWritten() if sys.stdout.isatty() and not json and best_of == 1 else None
-    asked: dict[str, Any] = {"file": file, "task": task, "raw": raw}
-    asked |= {"device": device, "reporter": prints}
+    reporter = ConsoleReporter()
+    printer = StreamPrinter() if sys.stdout.isatty() and not json and best_of == 1 else None
+    prompts = prompt or []
+    shared: dict[str, Any] = {
+        "file": file,
+        "task": task,
+        "raw": raw,
+        "device": device,
+        "reporter": reporter,
+    }
     from toque.workflows.inference import generate as workflow
 
     texts: Sequence[Written | Answer]
-    if chosen or (task is not None and workflow.has_classes(run_or_model, task, adapter or [])):
-        for_texts = {
+    if choices or (task is not None and workflow.has_classes(run_or_model, task, adapter or [])):
+        text_options = {
             "adapter": adapter,
             "must_use": must_use,
             "schema": schema,
@@ -240,37 +258,43 @@ def generate(
             "no_repeat_ngram_size": no_repeat_ngram_size,
             "seed": seed,
         }
-        usual = signature(generate).parameters
-        for name, given in for_texts.items():
-            if given != usual[name].default:
-                word = flag(f"precision={given}") if name == "precision" else flag(name)
+        parameters = signature(generate).parameters
+        for name, value in text_options.items():
+            if value != parameters[name].default:
+                shown_flag = flag(f"precision={value}") if name == "precision" else flag(name)
                 raise ConfigError(
-                    f"{word} is for texts, and --choices, or a --task with classes, weighs the "
-                    "answers of one model in float32. Leave one of them out."
+                    f"{shown_flag} is for texts. --choices, or a --task with classes, compares "
+                    "answers with one model in float32. Leave one of the flags out."
                 )
-        texts = workflow.classify(run_or_model, prompts, choices=chosen, **asked)
+        texts = workflow.classify(run_or_model, prompts, choices=choices or [], **shared)
     else:
-        asked |= {"adapters": adapter or [], "n": n, "must_use": must_use, "on_text": shown}
-        asked |= {"schema": schema, "best_of": best_of, "by": by}
         texts = workflow.generate(
             run_or_model,
             prompts,
+            adapters=adapter or [],
+            n=n,
+            must_use=must_use,
+            on_text=printer,
+            schema=schema,
+            best_of=best_of,
+            by=by,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
             no_repeat_ngram_size=no_repeat_ngram_size,
             seed=seed,
             precision=precision,
-            **asked,
+            **shared,
         )
-    if shown is not None and shown.any:
-        shown.end()
+
+    if printer is not None and printer.has_started:
+        printer.end()
     else:
-        for each in texts:
-            whole = dumps(each.record(), ensure_ascii=False) if json else str(each)
-            print(for_reader(whole), flush=True)
-    if said := hint_of(texts):
-        prints.notice(said)
+        for text in texts:
+            line = dumps(text.record(), ensure_ascii=False) if json else str(text)
+            print(for_terminal(line), flush=True)
+    if hint := advise_on_texts(texts):
+        reporter.notice(hint)
 
 
 def serve(
@@ -284,21 +308,22 @@ def serve(
     device: str = "auto",
     precision: Literal["auto", "bf16", "float32"] = "float32",
 ) -> None:
-    """Serve models to people and programs: a page, and the protocol that OpenAI's clients speak.
+    """Serve models on a web page and with OpenAI's API.
 
     Args:
-        models: folders of runs, checkpoints, models or adapters. Each is asked for by its folder's
-            name, or by one of your own: NAME=FOLDER.
-        host: the address to listen on; one that other machines reach needs a token.
-        port: 0 takes any that is free.
-        token: what clients must bring; better in the environment, where `ps` does not show it.
-        rows: texts written at a time.
-        queue: texts that wait beside them; what comes then is refused with 429.
-        seconds: longest time for one request.
-        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
-        precision: of the products that write. bf16 is faster where the processor has it; at two
-            tokens about equally likely a text may then depend on what is written beside it. auto:
-            bf16 there alone.
+        models: folders of runs, checkpoints, models or adapters. The name of a model is the name of
+            its folder. To choose another name, write NAME=FOLDER.
+        host: the address to listen on. An address that other machines can reach needs a token.
+        port: the port to listen on. 0 chooses a free port.
+        token: secret that clients must send. Prefer the environment variable, because `ps` shows
+            flags.
+        rows: number of texts in a batch.
+        queue: number of texts that may wait for a batch. More are refused with status 429.
+        seconds: time limit of a request.
+        device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
+        precision: number format of the matrix products. bf16 is faster on processors that support
+            it, but a text can then depend on other texts in its batch. auto uses bf16 only on these
+            processors.
     """
     from toque.workflows.inference.serve import serve as workflow
 
@@ -326,23 +351,26 @@ def export(
     dtype: str | None = None,
     push_to: str | None = None,
 ) -> None:
-    """Write a run's model for use elsewhere: merged, read back, compared, or refused.
+    """Export a model for other programs, and compare the exported model with the original.
+
+    Adapters are merged into the model, except with --format adapter.
 
     Args:
         run_or_model: folder of a run, a checkpoint, a model or an adapter.
         to: the folder to write.
-        step: take the checkpoint or best model of this step, not the finished model.
-        form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; or adapter, one that
-            peft reads beside its base, not merged.
-        dtype: type of the weights: f32 (default), bf16 or f16; in the format gguf f16 (default),
+        step: export the checkpoint or best model of this step. Default: the finished model.
+        form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; or adapter, a folder
+            that peft loads together with the base model.
+        dtype: type of the weights: f32 (default), bf16 or f16. With --format gguf: f16 (default),
             f32, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
-        push_to: upload a copy to this repository of the hub, owner/name, once it has passed.
+        push_to: repository on the Hugging Face hub, owner/name, to which the result is uploaded
+            after the comparison.
     """
     from toque.workflows.export import export as workflow
 
     with ConsoleReporter().working(f"writing {to}, reading it back and comparing"):
-        made = workflow(run_or_model, to, step=step, form=form, dtype=dtype, push_to=push_to)
-    print(made)
+        result = workflow(run_or_model, to, step=step, form=form, dtype=dtype, push_to=push_to)
+    print(result)
 
 
 def drill(
@@ -355,24 +383,30 @@ def drill(
     trust_code: bool = False,
     json: bool = False,
 ) -> None:
-    """Do the crash test on this machine and disk: kills, signals, damage.
+    """Test on this machine that a run survives kills, signals and damaged files.
 
-    Short copies of the run train beside it and are harmed; each must end with the weights,
-    optimizer and losses of one that was left alone, bit for bit. The run itself is only read.
-    Exit code 1 when something came out otherwise.
+    Trains short copies of the run and interrupts or damages each of them. Every copy must end with
+    the same weights, optimizer state and losses as an undisturbed copy, to the bit. Otherwise the
+    exit code is 1. The run itself is only read.
 
     Args:
         run: run folder, finished or not.
-        kills: times a run is killed with SIGKILL at a random moment.
-        steps: updates of each copy.
-        seed: where random moments and bits come from.
-        trust_code: import the optimizer and the tasks' metrics that the run's config.yaml names.
+        kills: number of kills with SIGKILL at random moments.
+        steps: number of updates per copy.
+        seed: seed of the random moments and of the damage.
+        trust_code: import the optimizer and metrics that the run's config.yaml names.
         json: print one JSON object instead of a table.
     """
     from toque.workflows.diagnosis.drill import drill as workflow
 
-    told: dict[str, Any] = {"trust_code": trust_code, "reporter": ConsoleReporter()}
-    result = workflow(run, kills=kills, steps=steps, seed=seed, **told)
+    result = workflow(
+        run,
+        kills=kills,
+        steps=steps,
+        seed=seed,
+        trust_code=trust_code,
+        reporter=ConsoleReporter(),
+    )
     if json:
         print(dumps(result.record(), indent=1))
     else:
@@ -381,24 +415,24 @@ def drill(
 
 
 def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
-    """Prove on your model and data that packing, accumulation and the rest change no number.
+    """Check that packing, gradient accumulation and kernels do not change loss or gradients.
 
-    One update is computed in every way and compared with transformers' own, each example alone;
-    exit code 1 when a loss or gradient differs by more than rounding.
+    Computes one update on your model and data in every way, and compares it with transformers, one
+    example at a time. The exit code is 1 if a difference is larger than rounding.
 
     Args:
         config: YAML file or preset.
         overrides: settings to change, as section.field=value.
-        examples: examples in the update, from the shortest to the longest of the store.
+        examples: number of examples in the update, from the shortest to the longest of the store.
     """
     settings = load(config, overrides).config
     _refuse_unprepared(settings)
     from toque.workflows.diagnosis.check import check as workflow
 
     with ConsoleReporter().working("computing one update in every way"):
-        found = workflow(settings, examples=examples)
-    print(found)
-    found.raise_if_failed()
+        result = workflow(settings, examples=examples)
+    print(result)
+    result.raise_if_failed()
 
 
 def ablate(
@@ -410,20 +444,28 @@ def ablate(
     out: str = "runs/ablation",
     trust_code: bool = False,
 ) -> None:
-    """Measure what each improvement is worth on your data: on and off, over several seeds.
+    """Measure the effect of each improvement on your data, with several seeds.
 
-    Each is taken from a run that has all and added to one that has none. A killed ablation goes on
-    where it was; runs with equal settings are done once.
+    Removes each improvement from a run with all of them, and adds it to a run without any. After a
+    kill, the same command continues. Equal runs are trained once.
 
     Args:
         config: YAML file or preset.
-        overrides: settings that hold in all runs, as section.field=value.
-        seeds: runs of each combination.
-        steps: updates of each run; the configuration's length when left out.
+        overrides: settings of all runs, as section.field=value.
+        seeds: number of runs per combination.
+        steps: number of updates per run. Default: the length in the configuration.
         out: folder of the runs and the results.
-        trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
+        trust_code: import the metrics and callbacks that a run's config.yaml names.
     """
     from toque.workflows.ablate import ablate as workflow
 
-    told: dict[str, Any] = {"out": out, "trust_code": trust_code, "reporter": ConsoleReporter()}
-    print(workflow(config, overrides, seeds=seeds, steps=steps, **told))
+    table = workflow(
+        config,
+        overrides,
+        seeds=seeds,
+        steps=steps,
+        out=out,
+        trust_code=trust_code,
+        reporter=ConsoleReporter(),
+    )
+    print(table)

@@ -1,57 +1,67 @@
-"""Launched processes: their command line, and torchrun's siblings, seen without torch."""
+"""Commands in several processes: starting ranks, and checks that do not need torch."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Final, NoReturn
 
 from toque.errors import ConfigError, Interrupted, ToqueError
+from toque.reporter import Reporter
 from toque.training.distributed.launcher import is_launched
 
-COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar("words of the command that runs")
-"""Every rank that the launcher starts is given the same ones."""
+COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar("command line without the program")
+"""Words of the running command. The launcher starts every rank with the same words."""
 RESTARTS: Final = 3
-"""Number of times that a run starts again by itself when it lost a process; as many as torchrun's
-own examples have. A resumed run is the same run to the bit, so nothing but time is at stake."""
-SHARED_VERBS = ("train",)
-"""Commands whose work is shared; the others would do it once in each process."""
+"""Default number of restarts after a lost process, as in torchrun's examples. A restart costs only
+time, because a resumed run is identical to the bit."""
 
 
-def one_of_several() -> bool:
-    """True if this process has siblings."""
+def is_rank() -> bool:
+    """Check whether this process is one of several ranks."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-def starts_ranks(gpus: int | None, restarts: int | None) -> bool:
-    """True if this process is to start the ranks; refuses --gpus in one, --restarts alone."""
+def is_first_rank() -> bool:
+    """Check whether this process prints for all ranks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def must_start_ranks(gpus: int | None, restarts: int | None) -> bool:
+    """Check whether this process starts the ranks.
+
+    Raises:
+        ConfigError: --restarts without --gpus, or --gpus in a rank that torchrun started.
+    """
     if gpus is None and restarts is not None:
         raise ConfigError(
-            "--restarts is about processes that `toque train` starts, and --gpus, which says how "
-            "many, is missing. Add it, or leave --restarts out."
+            "--restarts needs --gpus, the number of processes to start. Add --gpus, or leave "
+            "--restarts out."
         )
     if gpus is None or is_launched():
         return False
-    if one_of_several():
+    if is_rank():
         raise ConfigError(
-            f"--gpus {gpus} starts processes, and this is one of {os.environ['WORLD_SIZE']} "
-            "already (WORLD_SIZE). Leave --gpus out, or start `toque train` without torchrun."
+            f"--gpus {gpus} starts processes, but this process is already one of "
+            f"{os.environ['WORLD_SIZE']} (WORLD_SIZE). Leave --gpus out, or start `toque train` "
+            "without torchrun."
         )
     return True
 
 
-def start_ranks(gpus: int, restarts: int | None, say: Callable[[str], None]) -> int:
-    """Start this very command once a GPU, and return the exit code that they agree on."""
+def start_ranks(gpus: int, restarts: int | None, reporter: Reporter) -> int:
+    """Start this command once per GPU, and return the exit code of the run."""
     from toque.training.distributed.launcher import launch
 
     command = [sys.executable, "-m", "toque", *COMMAND.get()]
-    return launch(command, gpus=gpus, restarts=RESTARTS if restarts is None else restarts, say=say)
+    restarts = RESTARTS if restarts is None else restarts
+    return launch(command, gpus=gpus, restarts=restarts, say=reporter.notice)
 
 
 def verb_of(words: Sequence[str]) -> str:
-    """The command's name; empty where there is none.
+    """Return the command's name, or "" without a command.
 
     >>> verb_of(["train", "my.yaml"])
     'train'
@@ -60,44 +70,47 @@ def verb_of(words: Sequence[str]) -> str:
 
 
 def refuse_repeating(words: Sequence[str]) -> None:
-    """Refuse to do the same work in every process."""
+    """Check that several processes do not all do the same work.
+
+    Raises:
+        ConfigError: They would.
+    """
     verb = verb_of(words)
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if verb == "train" and "SLURM_PROCID" in os.environ and tasks != "1" and not one_of_several():
+    if verb == "train" and "SLURM_PROCID" in os.environ and tasks != "1" and not is_rank():
         raise ConfigError(
-            f"srun started {tasks} of `toque train`, and each would train alone: Slurm's variables "
-            "are not read. Start one torchrun on every machine: srun --ntasks-per-node=1 torchrun "
-            "... -m toque train CONFIG, as examples/cluster/slurm.sh does."
+            f"srun started `toque train` {tasks} times, and each process would train alone, "
+            "because Toque does not read Slurm's variables. Start one torchrun per machine, as in "
+            "examples/cluster/slurm.sh: srun --ntasks-per-node=1 torchrun ... -m toque train "
+            "CONFIG."
         )
-    if one_of_several() and verb and verb not in SHARED_VERBS:
+    if is_rank() and verb and verb != "train":
         raise ConfigError(
-            f"`toque {verb}` was started as one of {os.environ['WORLD_SIZE']} processes "
-            "(WORLD_SIZE), and only `toque train` shares its work between them: each would do all "
-            "of it. Start it without torchrun or accelerate, or unset WORLD_SIZE."
+            f"`toque {verb}` was started in {os.environ['WORLD_SIZE']} processes (WORLD_SIZE), but "
+            "only `toque train` shares its work between processes. Start it without torchrun or "
+            "accelerate, or unset WORLD_SIZE."
         )
 
 
-def speaks(error: ToqueError) -> bool:
-    """True if this process prints an error that ends it.
+def prints_error(error: ToqueError) -> bool:
+    """Check whether this process prints the error that ends it.
 
-    Before the ranks have met, each fails for itself, mostly alike: one on each machine speaks.
+    Before the process group exists, all ranks usually fail with the same error. Then one rank per
+    machine prints it.
     """
     if isinstance(error, Interrupted):
-        return os.environ.get("RANK", "0") == "0"
-    met = "toque.training.distributed.process_group" in sys.modules
-    return not error.said_by_another and (met or os.environ.get("LOCAL_RANK", "0") == "0")
+        return is_first_rank()
+    has_group = "toque.training.distributed.process_group" in sys.modules
+    return not error.said_by_another and (has_group or os.environ.get("LOCAL_RANK", "0") == "0")
 
 
-def leave(code: int) -> NoReturn:
-    """End the process at once.
-
-    Threads of gloo may abort an interpreter that shuts down with everything saved (1 exit in 8).
-    """
-    os._exit(code)  # the streams are flushed already
+def exit_immediately(code: int) -> NoReturn:
+    """End the process without the interpreter's shutdown, in which gloo's threads may abort."""
+    os._exit(code)  # the streams are already flushed
 
 
 def is_secret(word: str) -> bool:
-    """True for an override with the address of a webhook, which lets anyone write there.
+    """Check whether an override contains the address of a webhook. Anyone with it can post there.
 
     >>> [is_secret(f"observe.webhook={w}") for w in ("https://x/token", "env:HOOK", "null")]
     [True, False, False]
@@ -109,7 +122,7 @@ def is_secret(word: str) -> bool:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command line with the address of a webhook left out.
+    """Replace the address of a webhook in the words of a command.
 
     >>> without_secrets(["train", "my.yaml", "observe.webhook=https://x/token", "seed=1"])
     ['train', 'my.yaml', 'observe.webhook=...', 'seed=1']

@@ -1,6 +1,6 @@
-"""The configuration: one typed tree, YAML files, presets and overrides. Never imports torch.
+"""Configuration: a typed tree of settings, YAML files, presets and overrides, without torch.
 
-`load_config("my.yaml", ["optim.peak_lr=1e-4"])` gives the settings and where each came from.
+`load_config("my.yaml", ["optim.peak_lr=1e-4"])` returns the settings and their origins.
 """
 
 from toque.config.dump import config_sha256, resolved_yaml

@@ -1,4 +1,4 @@
-"""Cross-checks: settings that are each allowed and together impossible, and longer runs."""
+"""Checks of combinations of settings, and of a new length for a run."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ from typing import Final
 
 from toque.config.field_types import OF_CLASSES
 from toque.config.schema import RunConfig
+from toque.config.schema_methods import CurriculumConfig
 from toque.units import Duration, Progress
 
-_OF_A_RUN: Final = {"best", "checkpoints", "model", "outbox", "set-aside"}
-"""Folders of a run, in which it removes and replaces what it finds."""
+_RUN_FOLDERS: Final = {"best", "checkpoints", "model", "outbox", "set-aside"}
+"""Subfolders of a run, in which it deletes and replaces files."""
 _ANY_LENGTH: Final = ("constant", "inverse_sqrt", "cosine_restarts")
-"""Schedules whose rate does not depend on the length of the run."""
+"""Schedules that do not depend on the length of the run."""
 _COOLDOWN: Final = Duration(20, "%")
 
 
-def impossible(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
-    """Every two settings of `config` that do not go together, the one to change first, and why."""
-    for text in (*_of_weights(config), *_of_time(config), *_of_data(config)):
-        named, _, why = text.partition(": ")
-        first, other = named.split(", ")
-        told = " and ".join(f"`{name}` is {_shown(config, name)}" for name in (first, other))
-        yield (first, other), f"{told}: {why}"
+def find_conflicts(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield pairs of settings that cannot be combined, each with a message.
+
+    The user should change the first setting of a pair.
+    """
+    conflicts = (*_model_conflicts(config), *_training_conflicts(config), *_data_conflicts(config))
+    for conflict in conflicts:
+        names, _, reason = conflict.partition(": ")
+        first, second = names.split(", ")
+        values = f"`{first}` is {_shown(config, first)} and `{second}` is {_shown(config, second)}"
+        yield (first, second), f"{values}: {reason}"
 
 
 def _shown(config: RunConfig, name: str) -> str:
+    """Format the value of a setting for a message."""
     value: object = config
     for part in name.split("."):
         value = value[part] if isinstance(value, Mapping) else getattr(value, part)
@@ -41,208 +47,242 @@ def _shown(config: RunConfig, name: str) -> str:
     return f'"{value}"' if isinstance(value, Duration) else "set"
 
 
-# Each of these texts begins with its two settings, whose values are put in.
-def _of_weights(config: RunConfig) -> Iterator[str]:
-    model, adapter, train = config.model, config.adapter, config.train
-    scratch = model.start_from == "scratch"
-    held = adapter.quantize_base if adapter is not None else None
-    if scratch and model.family == "auto":
+# Each conflict begins with the names of its two settings. find_conflicts adds their values.
+def _model_conflicts(config: RunConfig) -> Iterator[str]:
+    model, train = config.model, config.train
+    adapter = config.adapter
+    from_scratch = model.start_from == "scratch"
+    quantized = adapter is not None and adapter.quantize_base is not None
+    if from_scratch and model.family == "auto":
         yield (
-            "model.family, model.start_from: with no checkpoint there is nothing to read the "
-            "family from. Name one of t5, gpt2, neox, llama."
+            "model.family, model.start_from: only a checkpoint determines its family. Choose t5, "
+            "gpt2, neox or llama."
         )
-    if not scratch and model.shape:
+    if not from_scratch and model.shape:
         yield (
-            "model.shape, model.start_from: a checkpoint brings its own shape. Remove "
-            "`model.shape`, or set `model.start_from` to scratch."
+            "model.shape, model.start_from: a checkpoint has its own shape. Remove `model.shape`, "
+            "or set `model.start_from` to scratch."
         )
     if train.precision == "fp16" and model.family == "t5":
         yield (
-            "train.precision, model.family: activations of T5 models pass 65504, the largest "
-            "fp16 number, and the loss becomes NaN. Use bf16, float32 or auto."
+            "train.precision, model.family: activations of T5 models exceed 65504, the largest "
+            "number in fp16, and the loss becomes NaN. Use bf16, float32 or auto."
         )
-    if adapter is not None and scratch:
+    if adapter is not None and from_scratch:
         yield (
-            "adapter, model.start_from: an adapter beside random, frozen weights learns nothing of "
-            "use. Name a checkpoint in `model.start_from`, or set `adapter` to null."
+            "adapter, model.start_from: an adapter on random, frozen weights learns nothing "
+            "useful. Set `model.start_from` to a checkpoint, or `adapter` to null."
         )
-    if adapter is not None and held and adapter.kind == "dora":
+    if adapter is not None and quantized and adapter.kind == "dora":
         yield (
-            "adapter.quantize_base, adapter.kind: dora computes with the lengths of the base's "
-            "own rows. Take lora or rslora, or set `adapter.quantize_base` to null."
+            "adapter.quantize_base, adapter.kind: dora needs the norms of the original weights. "
+            "Use lora or rslora, or set `adapter.quantize_base` to null."
         )
-    if held and train.strategy == "fsdp":
+    if quantized and train.strategy == "fsdp":
         yield (
-            "adapter.quantize_base, train.strategy: sharding takes matrices of 16 or 32 bits. Take "
-            "ddp, each GPU holding the small base, or set `adapter.quantize_base` to null."
+            "adapter.quantize_base, train.strategy: fsdp shards only matrices of 16 or 32 bits. "
+            "Use ddp, with a copy of the small base on each GPU, or set `adapter.quantize_base` to "
+            "null."
         )
     if train.activation_offload and train.gradient_checkpointing is not True:
         yield (
-            "train.activation_offload, train.gradient_checkpointing: what it moves is what "
-            "checkpointing keeps. Set `train.gradient_checkpointing` to true, or "
-            "`train.activation_offload` to false."
+            "train.activation_offload, train.gradient_checkpointing: offloading moves the "
+            "activations that gradient checkpointing stores. Set `train.gradient_checkpointing` to "
+            "true, or `train.activation_offload` to false."
         )
 
 
-def _of_time(config: RunConfig) -> Iterator[str]:
+def _training_conflicts(config: RunConfig) -> Iterator[str]:
     optim, stop_after = config.optim, config.train.stop_after
     for name, schedule in {"cycles": "cosine_restarts", "cooldown": "wsd"}.items():
         if getattr(optim, name) is not None and optim.schedule != schedule:
             yield (
-                f"optim.{name}, optim.schedule: only {schedule} reads it. Set `optim.schedule` "
-                f"to {schedule}, or remove `optim.{name}`."
+                f"optim.{name}, optim.schedule: only {schedule} uses it. Set `optim.schedule` to "
+                f"{schedule}, or remove `optim.{name}`."
             )
-    own = ":" in optim.name
-    for name in ("betas", "eps", "momentum"):
-        read = optim.name == "muon" if name == "momentum" else optim.name != "adafactor"
-        if getattr(optim, name) is not None and not (read or own):
-            yield f"optim.{name}, optim.name: it has none. Set `optim.{name}` to null."
+    if ":" not in optim.name:  # an optimizer of the user may have any options
+        unused = [] if optim.name == "muon" else ["momentum"]
+        if optim.name == "adafactor":
+            unused += ["betas", "eps"]
+        for name in unused:
+            if getattr(optim, name) is not None:
+                yield (
+                    f"optim.{name}, optim.name: this optimizer does not use it. Set "
+                    f"`optim.{name}` to null."
+                )
     if optim.min_lr > optim.peak_lr:
         yield (
-            "optim.min_lr, optim.peak_lr: the rate falls from the peak to the minimum. Lower "
-            "`optim.min_lr`."
+            "optim.min_lr, optim.peak_lr: the learning rate decreases from the peak to the "
+            "minimum. Lower `optim.min_lr`."
         )
     if optim.schedule == "constant" and optim.min_lr > 0:
         yield (
-            "optim.min_lr, optim.schedule: the rate never falls to it. Set `optim.min_lr` to 0 "
-            "or take the schedule linear or cosine."
+            "optim.min_lr, optim.schedule: a constant rate never reaches the minimum. Set "
+            "`optim.min_lr` to 0, or use the schedule linear or cosine."
         )
     if (share_of(optim.warmup, stop_after) or 0.0) >= 1.0:
         yield (
-            "optim.warmup, train.stop_after: the run would end before its learning rate is "
-            'reached. Warm up for less, e.g. "5 %".'
+            "optim.warmup, train.stop_after: the run would end before the warmup. Shorten it, "
+            'e.g. to "5 %".'
         )
-    if config.curriculum is None:
-        return
-    begins = [stage.begins for stage in config.curriculum.stages]
+    if config.curriculum is not None:
+        yield from _curriculum_conflicts(config.curriculum, stop_after)
+
+
+def _curriculum_conflicts(curriculum: CurriculumConfig, stop_after: Duration) -> Iterator[str]:
+    begins = [stage.begins for stage in curriculum.stages]
     shares = [share for begin in begins if (share := share_of(begin, stop_after)) is not None]
-    told = f"the stages begin at {', '.join(map(str, begins))}"
+    stages = f"the stages start at {', '.join(map(str, begins))}"
     if stop_after.seconds is not None:
         yield (
-            "curriculum, train.stop_after: by the clock two equal runs would see different "
-            "examples. Give `train.stop_after` in epochs, steps, examples or tokens."
+            "curriculum, train.stop_after: with a time limit, two equal runs would train on "
+            "different examples. Give `train.stop_after` in epochs, steps, examples or tokens."
         )
     elif len(shares) < len(begins):
         yield (
-            f"curriculum.stages, train.stop_after: {told}, in another unit than the run. Write "
+            f"curriculum.stages, train.stop_after: {stages}, in another unit than the run. Write "
             f'shares such as "50 %", or {stop_after.unit}.'
         )
     elif shares[0] != 0 or shares[-1] >= 1 or not all(a < b for a, b in pairwise(shares)):
         yield (
-            f"curriculum.stages, train.stop_after: {told}. The first must begin at 0 %, each "
-            "later than the one before, and the last before the run ends."
+            f"curriculum.stages, train.stop_after: {stages}. The first must start at 0 %, each "
+            "stage after the previous one, and the last before the end of the run."
         )
 
 
-def _of_data(config: RunConfig) -> Iterator[str]:
-    data, gaps = config.data, config.span_corruption is not None
-    # No file system takes a NUL; realpath would raise at it.
-    run, store = (
-        Path(os.path.realpath(at.replace("\0", ""))) for at in (config.run_dir, data.store)
-    )
-    if run.is_relative_to(store) or any(store.is_relative_to(run / name) for name in _OF_A_RUN):
+def _data_conflicts(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    pretrains = config.span_corruption is not None
+    run = _real_path(config.run_dir)
+    store = _real_path(data.store)
+    if run.is_relative_to(store) or any(store.is_relative_to(run / name) for name in _RUN_FOLDERS):
         yield (
-            "data.store, run_dir: they would write among each other's files. Give each a "
-            "folder of its own, e.g. stores/my and runs/my."
+            "data.store, run_dir: one folder is inside the other, and their files would mix. "
+            "Choose separate folders, e.g. stores/my and runs/my."
         )
     if data.validation and not data.sources:
         yield (
-            "data.validation, data.sources: held-out files are prepared with those to train on. "
-            "Name both, or neither where the store is there."
+            "data.validation, data.sources: validation files are prepared together with training "
+            "files. Set both, or neither if the store exists."
         )
-    held_out = data.validation_fraction > 0 or data.validation
-    if config.train.early_stopping is not None and not held_out:
+    has_validation = data.validation_fraction > 0 or data.validation
+    if config.train.early_stopping is not None and not has_validation:
         yield (
             "train.early_stopping, data.validation_fraction: without held-out examples there is no "
             "loss to watch. Hold some out, e.g. 0.05, or set `train.early_stopping` to null."
         )
     for name, task in data.own_tasks.items():
-        if not task.classes and (asked := [m for m in task.metrics if m in OF_CLASSES]):
+        class_metrics = [metric for metric in task.metrics if metric in OF_CLASSES]
+        if class_metrics and not task.classes:
             yield (
-                f"data.tasks.{name}.metrics, data.tasks.{name}.classes: {asked[0]} is a metric of "
-                f"classes. Name them, or take exact_match."
+                f"data.tasks.{name}.metrics, data.tasks.{name}.classes: {class_metrics[0]} needs "
+                "classes. Set them, or use exact_match."
             )
-    absent = [task for task in data.task_weights if task not in data.tasks]
-    if absent:
+    unknown_tasks = [task for task in data.task_weights if task not in data.tasks]
+    if unknown_tasks:
         yield (
-            f"data.task_weights, data.tasks: of {', '.join(absent)} there is nothing to weigh. "
-            "Add it to `data.tasks`, or remove the weight."
+            f"data.task_weights, data.tasks: {', '.join(unknown_tasks)} has a weight, but is not a "
+            "task of the run. Add it to `data.tasks`, or remove the weight."
         )
     if data.task_weights and data.task_temperature is not None:
         yield (
-            "data.task_temperature, data.task_weights: both say how often a task is seen. Drop one."
+            "data.task_temperature, data.task_weights: both set how often a task is sampled. "
+            "Remove one."
         )
-    if gaps and config.model.family not in ("t5", "auto"):
+    if pretrains and config.model.family not in ("t5", "auto"):
         yield (
-            "span_corruption, model.family: it needs an encoder, which reads what is left of "
-            "the text. Take t5, or set it to null."
+            "span_corruption, model.family: span corruption needs an encoder. Use t5, or set "
+            "`span_corruption` to null."
         )
-    varied = config.augmentation is not None
-    if gaps and (varied or data.tasks != ("write",)):
+    augments = config.augmentation is not None
+    if pretrains and (augments or data.tasks != ("write",)):
         yield (
-            f"span_corruption, {'augmentation' if varied else 'data.tasks'}: a text with gaps asks "
-            "for nothing else. Pretrain without it, then go on from runs/.../model with it."
+            f"span_corruption, {'augmentation' if augments else 'data.tasks'}: span corruption is "
+            "a task of its own. Pretrain with it alone, and then start another run from "
+            "runs/.../model without it."
         )
-    if gaps and config.evaluation.generate > 0:
+    if pretrains and config.evaluation.generate > 0:
         yield (
-            "evaluation.generate, span_corruption: a model that fills gaps writes no recipes "
-            "yet. Set `evaluation.generate` to 0."
+            "evaluation.generate, span_corruption: a model that predicts removed spans cannot "
+            "write recipes yet. Set `evaluation.generate` to 0."
         )
 
 
-def share_of(point: Duration, whole: Duration) -> float | None:
-    """A point of a run as a share of it; None where its unit is neither % nor the whole's.
+def _real_path(name: str) -> Path:
+    return Path(os.path.realpath(name.replace("\0", "")))  # realpath raises for a NUL
+
+
+def share_of(point: Duration, length: Duration) -> float | None:
+    """Convert a point of a run to a share of its length. Return None if the units differ.
 
     >>> share_of(Duration.parse("2 epochs"), Duration.parse("6 epochs"))
     0.3333333333333333
     """
     if point.unit == "%":
         return point.amount / 100.0
-    point, whole = point.in_minutes(), whole.in_minutes()
-    return point.amount / whole.amount if point.unit == whole.unit else None
+    point, length = point.in_minutes(), length.in_minutes()
+    return point.amount / length.amount if point.unit == length.unit else None
 
 
-def lengthened(
-    old: RunConfig, new: RunConfig, at: Progress, *, total_seconds: float = 0.0
+def explain_new_length(
+    old: RunConfig, new: RunConfig, progress: Progress, *, total_seconds: float = 0.0
 ) -> str | None:
-    """Sentence about continuing to another `train.stop_after`; None where that is not allowed.
+    """Return a notice about a run that continues to a new `train.stop_after`.
 
-    A run that ended continues under every schedule, another one where all it did so far is what the
-    longer run would have done. `old` and `new` differ in their length alone; `total_seconds` is the
-    length in time of a whole command that was reached, which `at` does not tell.
+    A run that has ended can continue with every schedule. Another run can only continue if its
+    updates so far equal the updates of the longer run.
+
+    Args:
+        old: The configuration of the run.
+        new: The same configuration with another length.
+        progress: The progress of the run.
+        total_seconds: Time of the entire command so far, which `progress` does not include.
+
+    Returns:
+        The notice, or None if the run cannot continue.
     """
-    then, now = old.train.stop_after, new.train.stop_after
-    if then == now or now.reached(at) or (now.total and (now.seconds or 0.0) <= total_seconds):
+    old_length, length = old.train.stop_after, new.train.stop_after
+    if old_length == length or length.reached(progress):
+        return None
+    if length.total and (length.seconds or 0.0) <= total_seconds:
         return None
     if new.curriculum is not None and len(new.curriculum.stages) > 1:
-        return None  # stages that are over would begin or end elsewhere
-    schedule = new.optim.schedule
-    ended = total_seconds >= (then.seconds or 0.0) if then.total else then.reached(at)
-    further = then.unit == now.unit and now.amount > then.amount
-    if not (ended or (further and _alike_so_far(new, then, at))):
+        return None  # the bounds of earlier stages would move
+
+    if old_length.total:
+        has_ended = total_seconds >= (old_length.seconds or 0.0)
+    else:
+        has_ended = old_length.reached(progress)
+    is_longer = old_length.unit == length.unit and length.amount > old_length.amount
+    if not (has_ended or (is_longer and _is_independent_of_length(new, old_length, progress))):
         return None
-    said = f"this run was to last {then} and is at step {at.step:,}: it goes on to {now}"
-    if schedule in _ANY_LENGTH or not ended:
-        return f"{said}."
+
+    schedule = new.optim.schedule
+    notice = (
+        f"this run was planned for {old_length} and is at step {progress.step:,}: it continues to "
+        f"{length}"
+    )
+    if schedule in _ANY_LENGTH or not has_ended:
+        return f"{notice}."
     if schedule == "wsd":
         return (
-            f"{said}. optim.schedule=wsd has cooled down: the rate is at its peak again from here, "
-            f"and cools down before {now}."
+            f"{notice}. The learning rate has cooled down (optim.schedule=wsd). It returns to its "
+            f"peak now, and cools down again before {length}."
         )
     return (
-        f"{said}. optim.schedule={schedule} had taken the rate down to its end: from here it is "
-        f"what it is at this point of a run of {now}, which is higher."
+        f"{notice}. The learning rate has reached its minimum (optim.schedule={schedule}). It "
+        f"rises now to its value at this point of a run of {length}."
     )
 
 
-def _alike_so_far(config: RunConfig, then: Duration, at: Progress) -> bool:
-    """True where nothing that was done up to `at` depends on the length of the run."""
+def _is_independent_of_length(config: RunConfig, length: Duration, progress: Progress) -> bool:
+    """Check whether the schedule up to `progress` is the same for a run of any longer length."""
     optim = config.optim
-    shares = [optim.warmup if optim.warmup.amount else None]
-    shares += [optim.cycles.first] if optim.cycles is not None else []
-    if any(part is not None and part.unit == "%" for part in shares):
+    if optim.warmup.amount and optim.warmup.unit == "%":
+        return False
+    if optim.cycles is not None and optim.cycles.first.unit == "%":
         return False
     if optim.schedule != "wsd":
         return optim.schedule in _ANY_LENGTH
-    cooldown = share_of(optim.cooldown or _COOLDOWN, then)
-    return cooldown is not None and then.fraction(at) <= 1.0 - cooldown
+    cooldown = share_of(optim.cooldown or _COOLDOWN, length)
+    return cooldown is not None and length.fraction(progress) <= 1.0 - cooldown

@@ -1,4 +1,4 @@
-"""Serialisation of a configuration: YAML text, SHA-256, and differences from another."""
+"""Serialisation of a configuration: YAML text, SHA-256, and differences between two."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from toque.errors import ConfigError
 SAFE_TO_CHANGE = frozenset(
     {
         "run_dir",
-        "data.engine",  # the store is the same
-        "train.readers",  # never changes a batch, only how many are read at once
-        "train.micro_batch_rows",  # never changes an update, only the memory it needs
-        "train.gradient_checkpointing",  # the same bits
+        "data.engine",  # every engine writes the same store
+        "train.readers",  # the same batches
+        "train.micro_batch_rows",  # the same updates, with less or more memory
+        "train.gradient_checkpointing",  # identical to the bit
         "train.time_limit",
         "train.evaluate_every",
         "train.save_every",
@@ -29,16 +29,17 @@ SAFE_TO_CHANGE = frozenset(
         "train.keep_best",
         "train.best_by",
         "train.early_stopping",
-        "train.strategy",  # the same updates, shared; the bits of sums aside
+        "train.strategy",  # the same updates, except for rounding of sums
         "checkpoint",
         "evaluation",
         "observe",
     }
-)  # settings, and whole sections, that may differ when a run continues
+)
+"""Settings and sections that may change when a run continues."""
 
 
 class ChangedSetting(NamedTuple):
-    """One setting that two configurations give different values."""
+    """A setting with different values in two configurations."""
 
     path: str
     old: Any
@@ -46,80 +47,85 @@ class ChangedSetting(NamedTuple):
 
     @property
     def is_safe(self) -> bool:
-        """True where a run may continue with the new value; metrics of a task change no example."""
+        """True if a run may continue with the new value."""
         if self.path.startswith("data.tasks.") and self.path.endswith(".metrics"):
-            return True
+            return True  # metrics of a task do not change the examples
         return any(f"{self.path}.".startswith(f"{safe}.") for safe in SAFE_TO_CHANGE)
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[ChangedSetting]:
-    """Every setting whose value differs, in the order of the tree; absent parts are None."""
+    """List the settings with different values, in the order of the schema.
+
+    A setting that one configuration does not have is None there.
+    """
     before = dict(leaves(old.model_dump(mode="json")))
     after = dict(leaves(new.model_dump(mode="json")))
-    paths = [*before, *(path for path in after if path not in before)]
     return [
         ChangedSetting(dotted(path), before.get(path), after.get(path))
-        for path in paths
+        for path in before | after
         if before.get(path) != after.get(path)
     ]
 
 
 def config_sha256(config: RunConfig) -> str:
-    """Hash of every value; equal for equal configurations, on every machine."""
+    """Hash all values of a configuration. Equal configurations have the same hash everywhere."""
     values = config.model_dump(mode="json")
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The whole configuration as YAML that `load_config` reads back equal."""
-    return "".join(_mapping(config.model_dump(mode="json"), (), {}))
+    """Convert a configuration to YAML, which `load_config` converts back."""
+    return "".join(_yaml_lines(config.model_dump(mode="json"), (), {}))
 
 
 def resolved_yaml(resolved: Resolved) -> str:
-    """The same, with the origin of each value that is not a default as a comment."""
-    notes = {path: origin for path, origin in resolved.origins.items() if origin != DEFAULT}
-    return HEADER + "".join(_mapping(resolved.config.model_dump(mode="json"), (), notes))
+    """Convert a configuration to YAML, with comments about the origins of its values."""
+    origins = {path: origin for path, origin in resolved.origins.items() if origin != DEFAULT}
+    return HEADER + "".join(_yaml_lines(resolved.config.model_dump(mode="json"), (), origins))
 
 
-def _mapping(values: Mapping[str, Any], path: Path, notes: Mapping[str, str]) -> Iterator[str]:
+def _yaml_lines(values: Mapping[str, Any], path: Path, origins: Mapping[str, str]) -> Iterator[str]:
     indent = "  " * sum(isinstance(part, str) for part in path)
     for name, value in values.items():
-        here = (*path, name)
+        value_path = (*path, name)
         head = f"{indent}{flow(name)}:"
         if isinstance(value, Mapping) and value:
             yield f"{head}\n"
-            yield from _mapping(value, here, notes)
+            yield from _yaml_lines(value, value_path, origins)
         elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
             yield f"{head}\n"
-            for i, item in enumerate(value):
-                first, *rest = _mapping(item, (*here, i), notes)
+            for index, item in enumerate(value):
+                first, *rest = _yaml_lines(item, (*value_path, index), origins)
                 yield f"{indent}- {first.lstrip()}"
                 yield from rest
         else:
-            said = notes.get(dotted(here), "")
-            note = " ".join("".join(c if c.isprintable() else " " for c in said).split())
-            yield f"{head} {flow(value)}  # {note}\n" if note else f"{head} {flow(value)}\n"
+            origin = origins.get(dotted(value_path), "")
+            printable = "".join(char if char.isprintable() else " " for char in origin)
+            comment = " ".join(printable.split())
+            suffix = f"  # {comment}" if comment else ""
+            yield f"{head} {flow(value)}{suffix}\n"
 
 
 def flow(value: Any) -> str:
-    """A plain value as YAML on one line."""
+    """Convert a plain value to YAML on one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{flow(name)}: {flow(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(flow, value)) + "]"
     if not isinstance(value, str):
         return json.dumps(value)
-    if _reads_back(value):
+    if _needs_no_quotes(value):
         return value
-    # What is not printable, such as a mark that turns text round, is written as \u....
-    shown = value.isprintable()
-    written: str = yaml.dump(value, default_style='"', allow_unicode=shown, width=float("inf"))
-    return written.strip()
+    # Characters that are not printable, such as a right-to-left mark, are written as \u....
+    quoted: str = yaml.dump(
+        value, default_style='"', allow_unicode=value.isprintable(), width=float("inf")
+    )
+    return quoted.strip()
 
 
-def _reads_back(text: str) -> bool:
-    """True for text that may stand bare, in a mapping, in a list, and before a comment."""
+def _needs_no_quotes(text: str) -> bool:
+    """Check whether a text can be read back without quotes: as a key, in a list, and so on."""
     if not text or text != text.strip() or not text.isprintable():
         return False
     forms = {

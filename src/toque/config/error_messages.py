@@ -1,6 +1,6 @@
-"""Names of settings, and messages about refused ones: found, where, what is allowed or meant.
+"""Error messages about settings: the value, its place, the allowed values, and similar names.
 
-The words for what a setting allows are read from its annotation.
+The allowed values are derived from the annotation of a setting.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from pydantic_core import ErrorDetails
 from toque.config.field_types import Allowed, Secret
 from toque.config.schema import RunConfig
 from toque.config.yaml_reader import Path, dotted
+from toque.errors import nearest_hint
 
-Origin = Callable[[Path], str]  # gives the place where the value at a path is written
+Origin = Callable[[Path], str]
+"""Function from the path of a setting to the place of its value, e.g. "my.yaml:3"."""
 ELSEWHERE: Mapping[str, str] = {
     "adam": "optim.name",
     "batch_size": "train.batch",
@@ -62,24 +64,25 @@ ELSEWHERE: Mapping[str, str] = {
     "warmup_ratio": "optim.warmup",
     "warmup_steps": "optim.warmup",
 }
-"""Names of other trainers' options, and the setting here that does the same."""
-GONE = {"optim.averaging": "let optim.schedule fall to zero, or average two checkpoints by hand"}
-"""Settings that went, and what to do instead; records of earlier runs hold them as null."""
+"""Options of other trainers -> equivalent settings."""
+GONE = {"optim.averaging": "use an optim.schedule that falls to zero, or average two checkpoints"}
+"""Removed settings -> alternatives."""
 _SCALARS = {types.NoneType: "null", int: "a whole number", float: "a number", str: "text"}
+_MISSING = object()
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section a field holds, or holds a list of, or some by name; None for a plain value."""
-    named = mapping_types(field.annotation) or ()
-    for annotation in (field.annotation, *get_args(field.annotation), *named):
+    """Return the section in a field, in its list, or in its mapping, or None."""
+    value_types = mapping_types(field.annotation) or ()
+    for annotation in (field.annotation, *get_args(field.annotation), *value_types):
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             return annotation
     return None
 
 
 def mapping_types(annotation: Any) -> tuple[Any, Any] | None:
-    """Types of the names and of the values of a mapping among an annotation's branches.
+    """Return the types of keys and values if the annotation allows a mapping, else None.
 
     >>> mapping_types(dict[str, float] | None)
     (<class 'str'>, <class 'float'>)
@@ -91,61 +94,59 @@ def mapping_types(annotation: Any) -> tuple[Any, Any] | None:
 
 
 def find_field(path: Path) -> FieldInfo | None:
-    """The field at `path`; indices step into lists, and names into a mapping.
-
-    None when the path leaves the tree.
-    """
+    """Return the field at a path through sections, lists and mappings, or None."""
     section: type[BaseModel] | None = RunConfig
-    found: FieldInfo | None = None
-    own = False
+    field: FieldInfo | None = None
+    is_key = False
     for part in path:
-        if isinstance(part, int) or own:
-            own = False
+        if isinstance(part, int) or is_key:
+            is_key = False
             continue
         if section is None or part not in section.model_fields:
             return None
-        found = section.model_fields[part]
-        section, own = section_of(found), mapping_types(found.annotation) is not None
-    return found
+        field = section.model_fields[part]
+        section = section_of(field)
+        is_key = mapping_types(field.annotation) is not None
+    return field
 
 
 @cache
 def setting_paths() -> tuple[str, ...]:
-    """Dotted names of all settings and sections, in the order of the tree."""
+    """Return the dotted names of all settings and sections, in the order of the schema."""
 
-    def below(section: type[BaseModel], prefix: str) -> Iterator[str]:
+    def paths_in(section: type[BaseModel], prefix: str) -> Iterator[str]:
         for name, field in section.model_fields.items():
             yield prefix + name
-            if (inner := section_of(field)) is not None:
-                own = "NAME." if mapping_types(field.annotation) is not None else ""
-                yield from below(inner, f"{prefix}{name}.{own}")
+            if (subsection := section_of(field)) is not None:
+                key = "NAME." if mapping_types(field.annotation) is not None else ""
+                yield from paths_in(subsection, f"{prefix}{name}.{key}")
 
-    return tuple(below(RunConfig, ""))
+    return tuple(paths_in(RunConfig, ""))
 
 
 def unknown_names(
     value: Any, section: type[BaseModel] = RunConfig, path: Path = ()
 ) -> Iterator[Path]:
-    """Paths in the values of a section that are no settings."""
+    """Yield the paths in the values of a section that are not settings."""
     if isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from unknown_names(item, section, (*path, i))
+        for index, item in enumerate(value):
+            yield from unknown_names(item, section, (*path, index))
     elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            field = section.model_fields.get(key)
+        for name, item in value.items():
+            field = section.model_fields.get(name)
             if field is None:
-                yield (*path, key)
-            elif (below := section_of(field)) is None:
+                yield (*path, name)
+            elif (subsection := section_of(field)) is None:
                 continue
-            elif mapping_types(field.annotation) is not None and isinstance(inner, Mapping):
-                for name, one in inner.items():
-                    yield from unknown_names(one, below, (*path, key, name))
+            elif mapping_types(field.annotation) is not None and isinstance(item, Mapping):
+                for key, entry in item.items():
+                    yield from unknown_names(entry, subsection, (*path, name, key))
             else:
-                yield from unknown_names(inner, below, (*path, key))
+                yield from unknown_names(item, subsection, (*path, name))
 
 
 def nearest(path: Path) -> str | None:
-    """The setting most probably meant by `path`.
+    """Return the setting that the user most likely meant. None if no setting is similar.
 
     >>> nearest(("optim", "peak_lrr")), nearest(("peak_lr",)), nearest(("learning_rate",))
     ('optim.peak_lr', 'optim.peak_lr', 'optim.peak_lr')
@@ -154,84 +155,95 @@ def nearest(path: Path) -> str | None:
     if last in ELSEWHERE:
         return ELSEWHERE[last]
     section = "".join(f"{part}." for part in above)
-    # Names of the same section come before equal ones of others, and whole paths last.
-    ranked = sorted(setting_paths(), key=lambda known: known.rpartition(".")[0] + "." != section)
-    by_last = {known.rpartition(".")[2]: known for known in reversed(ranked)}
-    close = difflib.get_close_matches(last, by_last, n=1, cutoff=0.7)
-    whole = difflib.get_close_matches(section + last, setting_paths(), n=1, cutoff=0.6)
-    return by_last[close[0]] if close else next(iter(whole), None)
+    # For a name in several sections, prefer the section of the user.
+    ranked = sorted(setting_paths(), key=lambda path: path.rpartition(".")[0] + "." != section)
+    by_last_name = {path.rpartition(".")[2]: path for path in reversed(ranked)}
+    close_names = difflib.get_close_matches(last, by_last_name, n=1, cutoff=0.7)
+    if close_names:
+        return by_last_name[close_names[0]]
+    close_paths = difflib.get_close_matches(section + last, setting_paths(), n=1, cutoff=0.6)
+    return next(iter(close_paths), None)
 
 
 def explain_unknown(path: Path, origin: Origin) -> str:
-    """One paragraph about a name that is no setting."""
-    close, instead = nearest(path), GONE.get(dotted(path))
-    hint = f" Nearest: `{close}`." if close else ""
-    hint = f" It went; instead, {instead}." if instead else hint
+    """Write the error message about a name that is not a setting."""
+    name = dotted(path)
+    hint = ""
+    if name in GONE:
+        hint = f" It was removed. Instead, {GONE[name]}."
+    elif close := nearest(path):
+        hint = f" Nearest: `{close}`."
     return (
-        f"{origin(path)}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints "
-        "every setting; docs/reference/configuration.md explains them."
+        f"{origin(path)}: `{name}` is not a setting.{hint} For a list of all settings, see `toque "
+        "show demo` or docs/reference/configuration.md."
     )
 
 
-def explain(error: ValidationError, given: Mapping[str, Any], origin: Origin) -> str:
-    """One paragraph about the first thing wrong in `given`, and how many more there are."""
+def explain(error: ValidationError, values: Mapping[str, Any], origin: Origin) -> str:
+    """Write the message about the first validation error in `values`, and count the rest."""
     details = error.errors(include_url=False)
-    places = {_setting(detail["loc"]) for detail in details}
-    more = f" ({len(places) - 1} more to correct after this.)" if len(places) > 1 else ""
-    return _value(details[0], given, origin) + more
+    paths = {_setting_path(detail["loc"]) for detail in details}
+    others = f" ({len(paths) - 1} more to correct after this.)" if len(paths) > 1 else ""
+    return _explain_value(details[0], values, origin) + others
 
 
 def explain_combination(
-    settings: tuple[str, str], message: str, given: Mapping[str, Any], origin: Origin
+    settings: tuple[str, str], message: str, values: Mapping[str, Any], origin: Origin
 ) -> str:
-    """The message about impossible values, after the place of the first that was written."""
-    paths: list[Path] = [tuple(name.split(".")) for name in settings]
-    absent = object()
-    written = [path for path in paths if _at(given, path, absent) is not absent]
-    return f"{origin(written[0])}: {message}" if written else message
+    """Add the place of the first setting that the user has set to a message about two settings."""
+    for name in settings:
+        path = tuple(name.split("."))
+        if _value_at(values, path, _MISSING) is not _MISSING:
+            return f"{origin(path)}: {message}"
+    return message
 
 
-def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> str:
+def _explain_value(detail: ErrorDetails, values: Mapping[str, Any], origin: Origin) -> str:
     if detail["loc"][-1] == "[key]":
         *above, key, _ = detail["loc"]  # a key may look like a tag: "(a)"
-        return _name((*_setting(tuple(above)), key), origin)
-    path = _setting(detail["loc"])
+        return _explain_key((*_setting_path(tuple(above)), key), origin)
+    path = _setting_path(detail["loc"])
     name, field = dotted(path), find_field(path)
-    text = field.description if field is not None else None
-    meaning = f" It means: {' '.join(text.split())}" if text else ""
+    description = field.description if field is not None else None
+    meaning = f" It means: {' '.join(description.split())}" if description else ""
     if detail["type"] == "missing":
-        return f"{origin(path[:-1])}: `{name}` is missing. Write it.{meaning}"
-    value, allowed = _at(given, path), "text"
+        return f"{origin(path[:-1])}: `{name}` is missing. Add it.{meaning}"
+
+    value, allowed = _value_at(values, path), "text"
+    shown_value = _shown(value)
     if field is not None:
-        named, above = mapping_types(field.annotation), _at(given, path[:-1])
-        is_named = find_field(path[:-1]) is field and isinstance(above, Mapping)
-        kind = (named[1], ()) if named and is_named else (field.annotation, field.metadata)
-        allowed = allowed_words(*kind)
-    found = _found(value)
-    if field is not None and any(isinstance(item, Secret) for item in field.metadata):
-        found = "not an address (it is a secret, so it is not shown)"
-    verdict = f"{origin(path)}: `{name}` is {found}"
+        types_of_mapping = mapping_types(field.annotation)
+        is_entry = find_field(path[:-1]) is field and isinstance(
+            _value_at(values, path[:-1]), Mapping
+        )
+        if types_of_mapping and is_entry:
+            allowed = allowed_words(types_of_mapping[1])
+        else:
+            allowed = allowed_words(field.annotation, field.metadata)
+        if any(isinstance(item, Secret) for item in field.metadata):
+            shown_value = "not an address (it is a secret, so it is not shown)"
+
+    problem = f"{origin(path)}: `{name}` is {shown_value}"
     if isinstance(path[-1], int):
-        return f"{verdict}, which does not fit in its list. Allowed there: {allowed}."
+        return f"{problem}, which is not allowed in this list. Allowed: {allowed}."
     is_text = allowed.startswith(("a folder", "a file", "text"))
-    quote = " Quote it to make it text." if is_text and isinstance(value, int | float) else ""
-    return f"{verdict}. Allowed: {allowed}.{quote}{meaning}"
+    hint = " Quote it to make it text." if is_text and isinstance(value, int | float) else ""
+    return f"{problem}. Allowed: {allowed}.{hint}{meaning}"
 
 
-def _name(path: Path, origin: Origin) -> str:
-    """One paragraph about the last of `path`, a name that its mapping cannot have."""
+def _explain_key(path: Path, origin: Origin) -> str:
+    """Write the message about a key that its mapping does not allow."""
     field = find_field(path)
-    names, _ = (field and mapping_types(field.annotation)) or (str, None)
-    close = difflib.get_close_matches(str(path[-1]), map(str, get_args(names)), n=1)
-    hint = f" Nearest: `{close[0]}`." if close else ""
+    key_type, _ = (field and mapping_types(field.annotation)) or (str, None)
+    hint = nearest_hint(f"`{path[-1]}`", [f"`{key}`" for key in get_args(key_type)])
     return (
         f"{origin(path)}: `{dotted(path[:-1])}` has the name `{path[-1]}`.{hint} Allowed names: "
-        f"{allowed_words(names)}."
+        f"{allowed_words(key_type)}."
     )
 
 
-def _setting(location: tuple[int | str, ...]) -> Path:
-    """The part of pydantic's location that is a path of ours; it adds the names of types."""
+def _setting_path(location: tuple[int | str, ...]) -> Path:
+    """Convert pydantic's location, which includes types, to the path of a setting."""
     path: Path = ()
     for part in location:
         if isinstance(part, str) and part.startswith("("):
@@ -242,9 +254,10 @@ def _setting(location: tuple[int | str, ...]) -> Path:
     return path
 
 
-def _found(value: Any) -> str:
+def _shown(value: Any) -> str:
+    """Format a value for a message."""
     if value is None:
-        return "null (nothing is written there)"
+        return "null (it has no value)"
     if isinstance(value, Mapping):
         return "a mapping" if value else "an empty mapping"
     if isinstance(value, list):
@@ -255,24 +268,24 @@ def _found(value: Any) -> str:
     return f'"{text[:80]}..."' if len(text) > 80 else f'"{text}"'
 
 
-def _at(given: Any, path: Path, absent: Any = None) -> Any:
+def _value_at(values: Any, path: Path, default: Any = None) -> Any:
     for part in path:
         try:
-            given = given[part]
+            values = values[part]
         except (KeyError, IndexError, TypeError):
-            return absent
-    return given
+            return default
+    return values
 
 
 def allowed_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Allowed values of a setting with this annotation, in words.
+    """Describe the allowed values of a setting with this annotation.
 
     >>> allowed_words(Literal["linear", "cosine"] | None)
     'linear, cosine or null'
     """
-    said = next((item.text for item in metadata if isinstance(item, Allowed)), None)
-    if said is not None:
-        return said
+    for item in metadata:
+        if isinstance(item, Allowed):
+            return item.text
     parts = _branches(annotation, metadata)
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " or " + parts[-1]
 
@@ -282,7 +295,7 @@ def _branches(annotation: Any, metadata: Sequence[Any]) -> list[str]:
     if origin is Annotated:
         return [allowed_words(arguments[0], arguments[1:])]
     if origin in (Union, types.UnionType):
-        # Numbers before null, words first: "auto or a whole number".
+        # null is last, e.g. "auto, a whole number or null".
         ordered = sorted(arguments, key=lambda branch: branch is types.NoneType)
         return [words for branch in ordered for words in _branches(branch, metadata)]
     if origin is Literal:
@@ -297,15 +310,15 @@ def _branches(annotation: Any, metadata: Sequence[Any]) -> list[str]:
 
 
 def as_written(value: object) -> str:
-    """A plain value as YAML has it."""
+    """Format a plain value as in YAML."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    flat = [inner for item in metadata for inner in getattr(item, "metadata", (item,))]
+    constraints = [inner for item in metadata for inner in getattr(item, "metadata", (item,))]
     return "".join(
-        f" {word} {getattr(item, bound)}"
+        f" {word} {getattr(constraint, bound)}"
         for bound, word in _BOUNDS.items()
-        for item in flat
-        if hasattr(item, bound)
+        for constraint in constraints
+        if hasattr(constraint, bound)
     )

@@ -20,16 +20,17 @@ from toque.units import Duration
 
 
 class AdapterConfig(Config):
-    """A small trainable part beside frozen weights (docs/guides/adapters.md)."""
+    """An adapter: a few trainable weights added to a frozen model (docs/guides/adapters.md)."""
 
     kind: Literal["lora", "dora", "rslora"] = "lora"
-    """lora: Hu et al. 2021. rslora: scaled for large r. dora: row lengths trained too, slower."""
+    """lora: Hu et al. 2021. rslora: a scale for large r. dora: also trains the norms of the rows of
+    the weights, and is slower."""
     r: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Rank. auto: 16, and 8 for models of 3B parameters and more."""
+    """Rank. auto: 16, or 8 for models with at least 3 billion parameters."""
     alpha: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Scale of what the adapter adds, divided by r (rslora: by its root). auto: 2 r."""
+    """Scale of the adapter's output, divided by r (rslora: by the square root of r). auto: 2 r."""
     dropout: Fraction = 0.05
-    """Share of an adapter's inputs dropped while training."""
+    """Dropout rate of the adapter's inputs during training."""
     target_modules: (
         Literal["auto", "all"]
         | Annotated[
@@ -39,68 +40,67 @@ class AdapterConfig(Config):
             Allowed("a list of layer names such as [q, v]"),
         ]
     ) = "auto"
-    """Linear layers that are adapted, by the last part of their names. auto: the attention
-    projections q and v (joined ones whole); all: every one but the output head."""
+    """Linear layers with an adapter, by the last part of their names. auto: the attention
+    projections q and v, or the joined projection. all: all linear layers except the output head."""
     quantize_base: Literal["int8", "nf4"] | None = None
-    """Hold the frozen matrices in fewer bits and turn them back at each product (QLoRA, Dettmers et
-    al. 2023): int8 takes half of 16 bits, nf4 a quarter, which needs the extra quant. null: in the
-    format of the products, to the same bits as in float32. (docs/explanation/fit-a-model.md)"""
+    """Store the frozen matrices with 8 (int8) or 4 (nf4) bits per weight, and dequantize them for
+    each product (QLoRA, Dettmers et al. 2023). nf4 needs the extra quant. null: store them in the
+    number format of the products. (docs/explanation/fit-a-model.md)"""
 
 
 class CyclesConfig(Config):
-    """The cycles of the schedule cosine_restarts (Loshchilov and Hutter 2017)."""
+    """Cycles of the schedule cosine_restarts (Loshchilov and Hutter 2017)."""
 
     first: Interval = Duration(1000, "steps")
-    """Length of the first cycle (T_0), which begins when warmup ends."""
+    """Length of the first cycle (T_0), which begins after the warmup."""
     growth: Annotated[int, Field(ge=1)] = 2
-    """Each cycle is this many times as long as the one before (T_mult)."""
+    """Ratio of the lengths of a cycle and of the previous cycle (T_mult)."""
 
 
 class NoiseConfig(Config):
-    """Gaussian noise on the gradients, annealed (Neelakantan et al. 2015)."""
+    """Gaussian noise on the gradients, which decays over time (Neelakantan et al. 2015)."""
 
     eta: Annotated[float, Field(gt=0)] = 0.3
     """Variance at the first update."""
     gamma: Annotated[float, Field(ge=0)] = 0.55
-    """The variance of update t is eta / (1 + t)^gamma."""
+    """Exponent of the decay. The variance of update t is eta / (1 + t)^gamma."""
 
 
 class OutliersConfig(Config):
-    """Updates far from those before are not applied."""
+    """Detection of outliers: updates with an unusual loss or gradient norm are skipped."""
 
     sigma: Annotated[float, Field(gt=0)] = 6.0
-    """Standard deviations above their means over recent updates at which a loss or a gradient's
-    norm is an outlier."""
+    """Limit in standard deviations above the mean of recent updates."""
     window: Annotated[int, Field(ge=2)] = 128
-    """Updates those means are over; judging begins when half of them have been seen."""
+    """Number of recent updates. Detection begins after half as many updates."""
     roll_back_after: Annotated[int, Field(ge=1)] = 4
-    """Outliers in a row after which the weights of the newest checkpoint are taken again and the
-    examples since then passed over; at the second time within a window the run ends."""
+    """Number of consecutive outliers after which the run loads its newest checkpoint and skips the
+    examples since then. The second time within a window, the run ends."""
 
 
 class StageFilters(Config):
-    """Bounds of the examples in a stage of a curriculum; those that lack a number pass."""
+    """Limits of the examples in a stage of a curriculum. Examples without a value pass."""
 
     max_difficulty: DifficultyName | None = None
-    """No harder than this, by the label of the source or ours; null: any."""
+    """Highest difficulty, from the source or estimated. null: no limit."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Quality score from here on."""
+    """Lowest quality score."""
     max_ingredients: Annotated[int, Field(ge=1)] | None = None
-    """Most ingredients of a dish; null: any number."""
+    """Maximum number of ingredients. null: no limit."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """Most steps of a dish; null: any number."""
+    """Maximum number of steps. null: no limit."""
 
     @property
     def begins(self) -> Duration:
-        """`from`, which is a word of Python and no attribute's name."""
+        """The setting `from`, which is a keyword of Python."""
         return cast("Duration", getattr(self, "from"))
 
 
 _FROM = (
     AnyDuration,
     Field(
-        description="Where the stage begins: a share of the run, or in the unit of "
-        'train.stop_after. The first begins at "0 %".'
+        description="Start of the stage, as a share of the run or in the unit of "
+        'train.stop_after. The first stage starts at "0 %".'
     ),
 )
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ else:
 
 
 class CurriculumConfig(Config):
-    """Stages that see different examples (docs/guides/tasks-and-curriculum.md)."""
+    """Stages of training on different examples (docs/guides/tasks-and-curriculum.md)."""
 
     stages: Annotated[
         tuple[StageConfig, ...],
@@ -118,72 +118,70 @@ class CurriculumConfig(Config):
         Field(min_length=1),
         Allowed('a list such as [{from: "0 %", max_difficulty: easy}, {from: "50 %"}]'),
     ]
-    """One after the other; each sees what its bounds select, and nothing is bound but what it
-    says."""
+    """Stages in order. A stage does not inherit the limits of the previous one."""
 
 
 class SpanCorruptionConfig(Config):
-    """T5's pretraining: spans are cut out of a text and asked for (docs/guides/prepare-data.md)."""
+    """T5's pretraining: predict removed parts of a text (docs/guides/prepare-data.md)."""
 
     density: Annotated[float, Field(gt=0, le=0.5)] = 0.15
-    """Share of a text's tokens that are cut out."""
+    """Share of a text's tokens that are removed."""
     mean_length: Annotated[float, Field(ge=1)] = 3.0
-    """Tokens of a span on average."""
+    """Mean tokens per span."""
 
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class AugmentationConfig(Config):
-    """Other wordings, new in each epoch (docs/guides/tasks-and-curriculum.md)."""
+    """Random variations of the texts in every epoch (docs/guides/tasks-and-curriculum.md)."""
 
     prompt_formats: bool = False
-    """Ask in one of eight wordings, each as likely, instead of one."""
+    """Choose one of eight prompt formats at random instead of always the same format."""
     instructions: Probability = 0.0
-    """Share of examples that name the ingredients in other words than "using ingredients:"."""
+    """Share of examples that replace "using ingredients:" with another phrase."""
     paraphrase: Probability = 0.0
-    """Share of examples whose steps begin sentences with other verbs of the same meaning."""
+    """Share of examples with synonyms for the verbs at the beginning of sentences."""
     substitute: Probability = 0.0
-    """Share of examples with an ingredient replaced, in prompt and recipe, where that is safe."""
+    """Share of examples with a safe substitute for an ingredient, in prompt and recipe."""
     tips: Probability = 0.0
     """Share of examples that end with a tip."""
 
 
 class ProfileConfig(Config):
-    """Updates of every session that are traced (docs/guides/watch-the-machine.md)."""
+    """Traces of some updates in every session (docs/guides/watch-the-machine.md)."""
 
     wait: Annotated[int, Field(ge=0)] = 2
-    """Updates before each trace that nothing is done to."""
+    """Updates before each trace without the profiler."""
     warmup: Annotated[int, Field(ge=1)] = 2
-    """Updates after them with the profiler on and not traced, as its beginning is slow."""
+    """Updates with the profiler before the trace starts, because its start is slow."""
     active: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Updates of a trace. A trace of a large model takes about 10 MB an update."""
+    """Updates per trace. A trace of a large model takes about 10 MB per update."""
     repeat: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Traces, one after the other."""
+    """Number of traces."""
     stacks: bool = False
-    """Record where in the code operations are called from: slower, and ten times as large."""
+    """Record the call stack of every operation: slower, and ten times as large."""
     memory: bool = True
-    """Record every allocation: the table has a column of bytes, and the trace a timeline."""
+    """Record every allocation: adds a column of bytes to the table and a timeline to the trace."""
 
 
 class OptimisationsConfig(Config):
-    """Switches of what makes a run faster (docs/explanation/memory-and-speed.md)."""
+    """Switches for optimisations (docs/explanation/memory-and-speed.md)."""
 
     attention: Literal["auto", "segments", "flex", "dense"] = "auto"
-    """Way to keep the examples of a row apart. segments: each computed alone, on a CPU. flex:
-    FlexAttention, on a GPU. dense: masks of all pairs of positions, which work everywhere. auto:
-    segments on a CPU; on a GPU flex, or dense where flex does not work."""
+    """Attention between packed examples. segments: one example at a time, on a CPU. flex:
+    FlexAttention, on a GPU. dense: a mask of all pairs of positions, on any device. auto: segments
+    on a CPU; on a GPU flex, or dense if flex does not work."""
     dropout: bool = True
-    """Draw dropout's masks from a hash of seed, step, token and layer: the same for every
-    train.micro_batch_rows, packing and number of ranks. false: from PyTorch's generator, whose
-    masks depend on them."""
+    """Compute dropout masks from a hash of seed, step, token and layer, so that they do not depend
+    on train.micro_batch_rows, packing or the number of ranks. false: use PyTorch's generator."""
     activations: bool = True
-    """Compute GPT-2's and T5 v1.1's GELU in one kernel instead of eight steps."""
+    """Compute the GELU of GPT-2 and T5 v1.1 in one kernel instead of eight."""
     layers: bool = True
-    """Compute layers by the library that is fastest in the run's precision, on a CPU."""
+    """On a CPU, compute layers with the fastest library for the precision of the run."""
     head: bool = True
-    """Compute the loss in chunks, so that the logits of a micro-batch never exist at once."""
+    """Compute the loss in chunks, without storing all logits of a micro-batch."""
     prefetch: bool = True
-    """Make the next batches while an update is computed; on a GPU copy them there, too."""
+    """Build the next batches during an update and, on a GPU, copy them to it."""
     background_saves: bool = True
-    """Write checkpoints while training goes on."""
+    """Write checkpoints during training."""

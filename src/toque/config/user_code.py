@@ -1,7 +1,7 @@
-"""User code: metrics and callbacks that a configuration names, and where they may be imported.
+"""User code: metrics, callbacks and optimizers that a configuration names.
 
-Code that the user names, in a file of theirs, on the command line or in a program, is theirs to
-run. A run folder may have been handed on, and its configuration names what somebody else chose.
+Code that the user names in a file, on the command line or in a program is trusted. The
+configuration in a run folder is not trusted, because the folder may come from someone else.
 """
 
 from __future__ import annotations
@@ -16,95 +16,106 @@ from typing import Any, Final
 from toque.errors import ConfigError, argument
 
 ForeignCode = Mapping[str, Mapping[str, str]]
-"""`RunConfig.foreign_code`: names that nobody vouches for and where they stand, by setting."""
+"""Untrusted code: setting -> name of the code -> its place in a file."""
 CODE_SETTINGS: Final = {
     "evaluation.metrics": "evaluation.metrics=auto",
     "observe.callbacks": "observe.callbacks=[]",
     "optim.name": "optim.name=adamw",
 }
-"""Settings whose values may be imported and run, each with the override that leaves it out.
+"""Settings that can name code, with an override that removes it.
 
-So may the metrics of a task in data.tasks.
+The metrics of a task in data.tasks can also name code.
 """
-OWN_CONFIG: Final = "config.yaml"  # name of a run's configuration in its folder
-HEADER: Final = (
-    "# Every setting of this run; a comment says where a value that is no default is from.\n"
-)
-"""First line of such a file."""
-_BESIDE: Final = ("checkpoints", "best", "model", "metrics.jsonl", "evaluation.json")
-"""Names of which one makes a folder a run's."""
+_RUN_CONFIG: Final = "config.yaml"
+"""Name of the configuration in a run folder."""
+HEADER: Final = "# All settings of this run. Comments show the origin of values except defaults.\n"
+"""First line of the configuration in a run folder."""
+_RUN_FILES: Final = ("checkpoints", "best", "model", "metrics.jsonl", "evaluation.json")
+"""Files and folders that only a run folder contains."""
 
 
 def is_of_a_run(file: Path) -> bool:
-    """True for the configuration that a run keeps in its folder, and not for a user's file."""
-    named = [path for path in (file, file.resolve()) if path.name == OWN_CONFIG]
-    if any((path.parent / name).exists() for path in named for name in _BESIDE):
+    """Check whether a file is the configuration in a run folder."""
+    paths = [path for path in (file, file.resolve()) if path.name == _RUN_CONFIG]
+    if any((path.parent / name).exists() for path in paths for name in _RUN_FILES):
         return True
-    with file.open("rb") as opened:
-        return bool(named) and opened.read(len(HEADER)) == HEADER.encode()
+    with file.open("rb") as stream:
+        return bool(paths) and stream.read(len(HEADER)) == HEADER.encode()
 
 
 def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The names of code in a configuration's values, by setting.
+    """Find the names of code in the values of a configuration, by setting.
 
     >>> names_of_code({"evaluation": {"metrics": ["auto", "pty:spawn"]}, "observe": {}})
     {'evaluation.metrics': ['pty:spawn']}
     """
+    candidates: dict[str, Any] = {}
     tasks = values.get("data", {}).get("tasks")
-    asked = {
-        f"data.tasks.{name}.metrics": task.get("metrics", ())
-        for name, task in (tasks if isinstance(tasks, Mapping) else {}).items()
-        if isinstance(task, Mapping)
-    }
+    if isinstance(tasks, Mapping):
+        for name, task in tasks.items():
+            if isinstance(task, Mapping):
+                candidates[f"data.tasks.{name}.metrics"] = task.get("metrics", ())
     for setting in CODE_SETTINGS:
         section, _, name = setting.partition(".")
-        asked[setting] = values.get(section, {}).get(name, ())
-    found = {}
-    for setting, given in asked.items():
-        value = [given] if isinstance(given, str) else given
-        names = [item for item in value if ":" in item] if isinstance(value, list | tuple) else []
-        if names:
-            found[setting] = names
-    return found
+        candidates[setting] = values.get(section, {}).get(name, ())
+
+    names_by_setting = {}
+    for setting, value in candidates.items():
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, list | tuple) and (names := [item for item in items if ":" in item]):
+            names_by_setting[setting] = names
+    return names_by_setting
 
 
 def refuse_foreign_code(foreign: ForeignCode, settings: Sequence[str] | None = None) -> None:
-    """Raise a ConfigError where a run's own file names code that nobody has vouched for."""
-    asked = foreign if settings is None else settings
-    found = [(s, name, at) for s in asked for name, at in foreign.get(s, {}).items()]
-    if not found:
-        return
-    told = "; ".join(f"{name} ({setting}, {at}){_file_of(name)}" for setting, name, at in found)
-    raise ConfigError(
-        f"This would run code that a run's own configuration names: {told}. A run folder may come "
-        f"from anyone, so nothing of it was imported. If you know this code, allow it with "
-        f"{argument('trust_code=True')}, or name a configuration of your own; or leave it out: "
-        f"{' '.join(CODE_SETTINGS.get(s, f'{s}=[]') for s in {s: 0 for s, _, _ in found})}."
-    )
+    """Check that the settings, or all settings if None, do not name untrusted code.
+
+    Raises:
+        ConfigError: A setting names untrusted code.
+    """
+    names, overrides = list[str](), list[str]()
+    for setting in foreign if settings is None else settings:
+        places = foreign.get(setting, {})
+        names += [f"{name} ({setting}, {at}){_file_of(name)}" for name, at in places.items()]
+        if places:
+            overrides.append(CODE_SETTINGS.get(setting, f"{setting}=[]"))
+    if names:
+        raise ConfigError(
+            f"The configuration of a run names code: {'; '.join(names)}. Nothing was imported, "
+            "because a run folder may come from anyone. If you trust this code, add "
+            f"{argument('trust_code=True')}, or use a configuration of your own. To continue "
+            f"without the code, set {' '.join(overrides)}."
+        )
 
 
 def imported(foreign: ForeignCode, path: str, *, setting: str, wanted: str) -> Any:
-    """The object that `path` names, "module:name", here or installed, or a ConfigError.
+    """Import the object "module:name" that a setting names, from the current folder or a package.
 
-    `wanted` ends the message and says what should be there.
+    Args:
+        foreign: Untrusted code.
+        path: The object, as "module:name".
+        setting: The setting with this value.
+        wanted: Kind of object that the setting needs, for the error message.
+
+    Raises:
+        ConfigError: The code is untrusted, or cannot be imported.
     """
     refuse_foreign_code(foreign, [setting])
     module, _, attribute = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # the command, unlike `python -m`, does not look where it runs
-        sys.path.append(here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:  # Python adds it for `python -m toque`, but not for `toque`
+        sys.path.append(folder)
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise ConfigError(
-            f"{setting} names {path}, which cannot be imported: {error}. Give "
-            "module:name, the module importable from here (a file beside the configuration "
-            f"you run from, or an installed package), {wanted}."
+            f"{setting} names {path}, which cannot be imported: {error}. Write module:name of "
+            f"{wanted}. The module must be in the current folder or in an installed package."
         ) from error
 
 
 def _file_of(name: str) -> str:
-    """The file that importing a name would run first, which is found without running any."""
-    outermost = name.partition(":")[0].partition(".")[0]
-    spec = PathFinder.find_spec(outermost, [*sys.path, str(Path.cwd())])
+    """Find the file that importing a name would run first, without running it."""
+    package = name.partition(":")[0].partition(".")[0]
+    spec = PathFinder.find_spec(package, [*sys.path, str(Path.cwd())])
     return f" of {spec.origin}" if spec is not None and spec.origin else ""

@@ -1,8 +1,8 @@
-"""YAML reader: plain values, with the line number of each.
+"""YAML reader: plain values with their line numbers.
 
-Differs from `yaml.safe_load` where that surprises: `3e-4` is a number, `no` and `on` are text,
-`1:30` and `2024-01-01` are text, a key given twice is an error, and nothing but null, booleans,
-numbers, text, lists and mappings can be written.
+In contrast to `yaml.safe_load`, `3e-4` is a number, `no`, `on`, `1:30` and `2024-01-01` are text,
+and a duplicate key is an error. Values can only be null, booleans, numbers, text, lists and
+mappings.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import yaml
 
 from toque.errors import ConfigError
 
-Path = tuple[str | int, ...]  # path of a setting: names of sections, indices of lists, its own name
-MAX_DEPTH = 50  # lists and mappings within each other; settings need five
+Path = tuple[str | int, ...]
+"""Path of a setting: names of sections, indices in lists, and its own name."""
+MAX_DEPTH = 50
+"""Maximum nesting of lists and mappings. Settings need five levels."""
 MAX_NODES = 20_000
-"""A configuration has about a hundred; aliases can make a small file grow without end."""
+"""Maximum number of values. A configuration has about a hundred, but aliases can multiply them."""
 
 _INT = r"[-+]?[0-9][0-9_]*"
 _FLOAT = (
@@ -32,7 +34,8 @@ _NULL = r"~|null|Null|NULL|"
 _SCALARS = {
     name: re.compile(rf"\A(?:{text})\Z")
     for name, text in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT))
-}  # spelling of a plain scalar, by its tag; the first that matches counts
+}
+"""Tag of a plain scalar -> its format. The first match decides."""
 _TAG = "tag:yaml.org,2002:"
 _READ: Mapping[str, Callable[[str], Any]] = {
     "str": str,
@@ -40,25 +43,26 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "float": lambda text: float(_NOT_PYTHON.sub("", text)),
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
     "null": lambda _: None,
-}  # functions from the text of a scalar to its value, by its tag
+}
+"""Tag of a scalar -> function from its text to its value."""
 
 
 class _TooDeep(yaml.YAMLError):
-    """Lists and mappings within each other beyond any use, where PyYAML takes quadratic time."""
+    """Nesting beyond `MAX_DEPTH`, for which PyYAML needs quadratic time."""
 
 
 class _TooMany(yaml.YAMLError):
-    """More values than a configuration has, of which PyYAML composes some ten thousand a second."""
+    """More values than `MAX_NODES`. PyYAML reads only about 10,000 per second."""
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader with the scalar rules of YAML 1.2; only its `compose` is used."""
+    """Safe loader with the scalars of YAML 1.2, for `yaml.compose`."""
 
     n_nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.n_nodes += 1
-        if self.n_nodes > 2 * MAX_NODES:  # names of settings are nodes, too
+        if self.n_nodes > 2 * MAX_NODES:  # names of settings are also nodes
             raise _TooMany
         return super().compose_node(parent, index)
 
@@ -80,13 +84,17 @@ for _name, _form in _SCALARS.items():
 
 
 def dotted(path: Path) -> str:
-    """`("data", "sources", 0, "path")` as "data.sources.0.path"."""
+    """Format a path.
+
+    >>> dotted(("data", "sources", 0, "path"))
+    'data.sources.0.path'
+    """
     return ".".join(map(str, path))
 
 
 @dataclass
 class Document:
-    """Values of one YAML text and the line, from 1, where each stands."""
+    """Values of a YAML text, and their line numbers from 1."""
 
     name: str
     value: Any = None
@@ -94,7 +102,15 @@ class Document:
 
 
 def read_yaml(text: str, name: str) -> Document:
-    """Read one YAML document, or raise a ConfigError whose message calls it `name`."""
+    """Read one YAML document.
+
+    Args:
+        text: The document.
+        name: The name of the document in error messages.
+
+    Raises:
+        ConfigError: The text is not YAML, or has values of another type.
+    """
     document = Document(name)
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -102,10 +118,10 @@ def read_yaml(text: str, name: str) -> Document:
         raise ConfigError(f"{name} is nested too deeply. Settings need five levels.") from error
     except _TooMany as error:
         raise ConfigError(
-            f"{name} holds more than {MAX_NODES:,} values, and a configuration about a hundred."
+            f"{name} has more than {MAX_NODES:,} values. A configuration needs about a hundred."
         ) from error
     except yaml.YAMLError as error:
-        raise ConfigError(_not_yaml(error, text, name)) from error
+        raise ConfigError(_explain_syntax_error(error, text, name)) from error
     if node is not None:
         document.value = _value(node, (), document, ())
     return document
@@ -116,21 +132,22 @@ def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ..
     document.lines.setdefault(path, line)
     if id(node) in above or len(document.lines) > MAX_NODES:
         raise ConfigError(
-            f"{document.name}:{line}: an alias (*name) here repeats itself without end, or more "
-            f"than {MAX_NODES:,} values stand before this. Write out what an alias stands for; no "
-            "configuration has so many values."
+            f"{document.name}:{line}: an alias (*name) contains itself, or aliases expand to more "
+            f"than {MAX_NODES:,} values. Replace the aliases by their values."
         )
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, document, above)
     if isinstance(node, yaml.SequenceNode):
-        return [_value(item, (*path, i), document, above) for i, item in enumerate(node.value)]
+        return [
+            _value(item, (*path, index), document, above) for index, item in enumerate(node.value)
+        ]
     try:
         return _READ[node.tag.removeprefix(_TAG)](str(node.value))
     except (KeyError, ValueError):
         raise ConfigError(
-            f"{document.name}:{line}: `{node.tag} {node.value}` is not a value that can be written "
-            "here. Allowed are text, numbers, true, false, null, lists and mappings."
+            f"{document.name}:{line}: `{node.tag} {node.value}` is not a value of a setting. Use "
+            "text, numbers, true, false, null, lists and mappings."
         ) from None
 
 
@@ -142,21 +159,21 @@ def _mapping(
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError(
-                f"{document.name}:{line}: a list or mapping stands where a setting's name belongs. "
+                f"{document.name}:{line}: a setting's name must be text, not a list or a mapping. "
                 "Write `name: value`."
             )
         key = str(key_node.value)
         if key in values:
             raise ConfigError(
                 f"{document.name}:{line}: `{dotted((*path, key))}` is given twice, first in line "
-                f"{document.lines[(*path, key)]}. Remove one of the two."
+                f"{document.lines[(*path, key)]}. Remove one of them."
             )
         document.lines[(*path, key)] = line
         values[key] = _value(value_node, (*path, key), document, above)
     return values
 
 
-def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
+def _explain_syntax_error(error: yaml.YAMLError, text: str, name: str) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
         return (
@@ -166,13 +183,15 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
     problem = str(getattr(error, "problem", ""))
     if problem.startswith("but "):
         problem = f"{getattr(error, 'context', '')}, {problem}"
+
     lines = text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
-    where = f"{name}:{mark.line + 1}"
-    if "\\t" in problem or "\t" in line[: len(line) - len(line.lstrip())]:
-        return f"{where}: the line is indented with a tab. YAML allows only spaces; use two."
-    shown = f" in `{line.strip()[:60]}`" if line.strip() else ""
+    place = f"{name}:{mark.line + 1}"
+    indent = line[: len(line) - len(line.lstrip())]
+    if "\\t" in problem or "\t" in indent:
+        return f"{place}: the line is indented with a tab. Use two spaces instead."
+    quote = f" in `{line.strip()[:60]}`" if line.strip() else ""
     return (
-        f"{where}: this is not YAML: {problem}{shown}. Write `name: value`, indent with spaces, "
-        "and quote text that holds a colon, a quote, # or %."
+        f"{place}: this is not YAML: {problem}{quote}. Write `name: value`, indent with spaces, "
+        "and quote text with a colon, a quote, # or %."
     )

@@ -1,7 +1,7 @@
-"""Augmentation of a store's examples by rules: texts that differ from epoch to epoch.
+"""Augmentation of a store's examples by rules: texts that change from epoch to epoch.
 
-An augmented example is a function of (seed, epoch, example): the rules read its words and a 64-bit
-key. Only requests for a whole recipe are changed: other tasks' labels hold for the original text.
+An augmented example is a function of seed, epoch and example. Only requests for recipes are
+changed, because the labels of other tasks belong to the original text.
 """
 
 from __future__ import annotations
@@ -22,17 +22,26 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import prompt_bounds
 from toque.keyed_random import key_of
 
-_AUGMENT = 4  # sets these keys apart from those of the order
-_SAMPLE = 1024  # examples in the sample that `in_words` reports on; it takes a tenth of a second
+_AUGMENT: Final = 4
+"""Part of the keys that makes them different from the keys of the order."""
+_SAMPLE: Final = 1024
+"""Examples in the sample that `in_words` reports, which takes a tenth of a second."""
 
-
-Fate = Literal["plain", "left", "changed"]  # left: too long, or it cannot be read back
+Outcome = Literal["plain", "left", "changed"]
+"""Outcome of the rules for an example. left: changed, but too long or not readable again."""
 
 
 class Rewriting:
-    """Training examples, `rows` of a store, augmented: a function of (row, epoch key).
+    """Augmented training examples of a store, as a function of row and epoch key.
 
-    What would be longer than the longest row stays as it is, so that positions and memory suffice.
+    An example that would become longer than the longest row stays unchanged, so that it fits in
+    memory and in the model's positions.
+
+    Args:
+        rules: The probabilities of the rules.
+        store: The store.
+        rows: The training rows of the store.
+        encoder: True for an encoder-decoder model.
     """
 
     def __init__(
@@ -43,64 +52,72 @@ class Rewriting:
         *,
         encoder: bool,
     ) -> None:
-        codec = store.codec()
-        self._rules, self._store, self._encoder = rules, store, encoder
-        self._codec, self._eos = codec, codec.eos_id
-        self._bounds = prompt_bounds(codec, "encoder-decoder" if encoder else "decoder")
-        prompts, targets = store.prompt_lengths[rows], store.target_lengths[rows]
-        self._most = int(prompts.max()), int(targets.max()), int((prompts + targets).max())
+        self._rules = rules
+        self._store = store
+        self._encoder = encoder
+        self._codec = store.codec()
+        self._bounds = prompt_bounds(self._codec, "encoder-decoder" if encoder else "decoder")
+        prompt_lengths, target_lengths = store.prompt_lengths[rows], store.target_lengths[rows]
+        self._max_prompt = int(prompt_lengths.max())
+        self._max_target = int(target_lengths.max())
+        self._max_length = int((prompt_lengths + target_lengths).max())
 
     @property
     def varied(self) -> Varied:
-        """The examples for an epoch plan."""
+        """Examples for an epoch plan."""
         return Varied(self, encoder=self._encoder)
 
     def in_words(self, rows: NDArray[np.int64], *, seed: int) -> str:
-        """A sentence on the effect of augmentation on a sample of `rows` in the first epoch."""
+        """Describe the effect on a sample of `rows` in the first epoch."""
         sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64)]
         changed, left = self.counts(sample, key_of(seed, 0))
         return (
-            f"augmentation: of {len(sample):,} examples looked at {changed:,} are changed in the "
-            f"first epoch, {left:,} stay plain that would become longer than the longest stored or "
-            "cannot be read back word by word"
+            f"augmentation: in the first epoch, {changed:,} of {len(sample):,} sampled examples "
+            f"are changed. {left:,} stay unchanged because they would become too long, or because "
+            "the tokenizer does not reproduce their text"
         )
 
     def __call__(self, row: int, key: int) -> Sides:
-        """Prompt and target of a store row in the epoch of this key."""
-        return self._rewritten(row, key)[0]
+        """Return prompt and target of a row in the epoch with this key."""
+        return self._rewrite(row, key)[0]
 
     def counts(self, rows: NDArray[np.int64], key: int) -> tuple[int, int]:
-        """Number of `rows` changed in an epoch, and of those left that a rule drew."""
-        fates = Counter(self._rewritten(row, key)[1] for row in rows.tolist())
-        return fates["changed"], fates["left"]
+        """Count the changed rows, and the rows that stay unchanged although a rule applies."""
+        outcomes = Counter(self._rewrite(row, key)[1] for row in rows.tolist())
+        return outcomes["changed"], outcomes["left"]
 
-    def _rewritten(self, row: int, key: int) -> tuple[Sides, Fate]:
+    def _rewrite(self, row: int, key: int) -> tuple[Sides, Outcome]:
         prompt, target = self._store.prompt(row), self._store.target(row)
-        if self._store.spans(row):  # places in a conversation, which an edit would move
+        if self._store.spans(row):  # positions in a conversation, which an edit would shift
             return (prompt, target), "plain"
-        head, asks, tail = _divided(prompt, *self._bounds)
-        _, writes, close = _divided(target, None, self._eos)
-        in_prompt, in_target = edits_of(
+        head, request, tail = _split_off(prompt, *self._bounds)
+        _, text, end = _split_off(target, None, self._codec.eos_id)
+        prompt_edits, target_edits = edits_of(
             self._rules,
-            words_of(self._codec, asks),
-            words_of(self._codec, writes),
+            words_of(self._codec, request),
+            words_of(self._codec, text),
             key=key_of(key, row, _AUGMENT),
-            whole=bool(len(close)),
+            is_complete=bool(len(end)),
         )
-        if not in_prompt and not in_target:
+        if not prompt_edits and not target_edits:
             return (prompt, target), "plain"
-        asked = spliced(self._codec, asks, in_prompt)
-        written = spliced(self._codec, writes, in_target)
-        p, t = len(head) + len(asked) + len(tail), len(written) + len(close)
-        longest = self._most
-        fits = t <= longest[1] and p <= longest[0] if self._encoder else p + t <= longest[2]
-        if not fits or (asked is asks and written is writes):
+
+        new_request = spliced(self._codec, request, prompt_edits)
+        new_text = spliced(self._codec, text, target_edits)
+        n_prompt = len(head) + len(new_request) + len(tail)
+        n_target = len(new_text) + len(end)
+        if self._encoder:
+            fits = n_prompt <= self._max_prompt and n_target <= self._max_target
+        else:
+            fits = n_prompt + n_target <= self._max_length
+        if not fits or (new_request is request and new_text is text):
             return (prompt, target), "left"
-        sides = np.concatenate([head, asked, tail]), np.concatenate([written, close])
+        sides = np.concatenate([head, new_request, tail]), np.concatenate([new_text, end])
         return sides, "changed"
 
 
-def _divided(ids: Ids, begin: int | None, end: int | None) -> tuple[Ids, Ids, Ids]:
+def _split_off(ids: Ids, begin: int | None, end: int | None) -> tuple[Ids, Ids, Ids]:
+    """Split off the special tokens at the beginning and the end of a text."""
     first = int(begin is not None and len(ids) > 0 and ids[0] == begin)
     last = len(ids) - int(end is not None and len(ids) > first and ids[-1] == end)
     return ids[:first], ids[first:last], ids[last:]
@@ -122,59 +139,71 @@ def edits_of(
     target: Sequence[str],
     *,
     key: int,
-    whole: bool,
+    is_complete: bool,
 ) -> tuple[Edits, Edits]:
-    """The edits of each side of an example; `whole` if the target has the true end of its text."""
+    """Return the edits of the prompt and of the target of an example.
 
-    def drawn(technique: int, probability: float) -> bool:
-        return key_of(key, technique, 2) / 2.0**64 < probability
+    Args:
+        rules: The probabilities of the rules.
+        prompt: Words of the prompt.
+        target: Words of the target.
+        key: Key of the example in this epoch.
+        is_complete: True if the target was not cut at the maximum length.
+    """
+
+    def applies(rule: int, probability: float) -> bool:
+        return key_of(key, rule, 2) / 2.0**64 < probability
 
     if not target or target[0] != _TARGET_BEGINS:
         return [], []
-    asked: Edits = []
-    written: Edits = []
-    ends = range(len(_WITH), len(prompt))  # of "using ingredients:", before the first name
-    names_at = next((at for at in ends if tuple(prompt[at - len(_WITH) : at]) == _WITH), None)
+    prompt_edits: Edits = []
+    target_edits: Edits = []
+    # Position of the first name, after "using ingredients:".
+    positions = range(len(_WITH), len(prompt))
+    names_at = next((at for at in positions if tuple(prompt[at - len(_WITH) : at]) == _WITH), None)
     if tuple(prompt[: len(_ASKS)]) == _ASKS:
         form = _FORMATS[key_of(key, _FORMAT) % len(_FORMATS)]
         if rules.prompt_formats and form != _ASKS:
-            asked.append(Edit(0, len(_ASKS), form))
-        if names_at and drawn(_CONNECTION, rules.instructions):
+            prompt_edits.append(Edit(0, len(_ASKS), form))
+        if names_at and applies(_CONNECTION, rules.instructions):
             words = CONNECTIONS[key_of(key, _CONNECTION, 1) % len(CONNECTIONS)]
-            asked.append(Edit(names_at - len(_WITH), names_at, tuple(words.split())))
-    if names_at and drawn(_SUBSTITUTE, rules.substitute):
-        swapped = substitution(prompt, target, names_at, key=key_of(key, _SUBSTITUTE, 1))
-        asked += swapped[0]
-        written += swapped[1]
-    if drawn(_PARAPHRASE, rules.paraphrase):
-        written += _paraphrased(target, key)
-    if whole and drawn(_TIP, rules.tips):
+            prompt_edits.append(Edit(names_at - len(_WITH), names_at, tuple(words.split())))
+    if names_at and applies(_SUBSTITUTE, rules.substitute):
+        swaps = substitution(prompt, target, names_at, key=key_of(key, _SUBSTITUTE, 1))
+        prompt_edits += swaps[0]
+        target_edits += swaps[1]
+    if applies(_PARAPHRASE, rules.paraphrase):
+        target_edits += _paraphrase(target, key)
+    if is_complete and applies(_TIP, rules.tips):
         tip = TIPS[key_of(key, _TIP, 1) % len(TIPS)]
-        written.append(Edit(len(target), len(target), (BREAK, "Tip:", *tip.split())))
-    kept: Edits = []
-    for edit in sorted(written):  # without those that overlap an earlier one
-        if not kept or edit.start >= kept[-1].end:
-            kept.append(edit)
-    return sorted(asked), kept
+        target_edits.append(Edit(len(target), len(target), (BREAK, "Tip:", *tip.split())))
+
+    disjoint_edits: Edits = []
+    for edit in sorted(target_edits):
+        if not disjoint_edits or edit.start >= disjoint_edits[-1].end:
+            disjoint_edits.append(edit)
+    return sorted(prompt_edits), disjoint_edits
 
 
-def _paraphrased(target: Sequence[str], key: int) -> Edits:
-    """Replace verbs that begin a sentence of the steps; keeping the verb is one of the choices."""
+def _paraphrase(target: Sequence[str], key: int) -> Edits:
+    """Replace verbs at the beginning of sentences by a random synonym, or keep them."""
     edits: Edits = []
     first = target.index(_STEPS_BEGIN) + 1 if _STEPS_BEGIN in target else len(target)
-    for at in range(first, len(target)):
-        others = VERBS.get(target[at]) if target[at - 1].endswith(".") else None
-        choice = key_of(key, _PARAPHRASE, 3, at) % (len(others) + 1) if others else 0
-        if others and choice:
-            edits.append(Edit(at, at + 1, tuple(others[choice - 1].split())))
+    for index in range(first, len(target)):
+        synonyms = VERBS.get(target[index])
+        if synonyms is None or not target[index - 1].endswith("."):
+            continue
+        choice = key_of(key, _PARAPHRASE, 3, index) % (len(synonyms) + 1)
+        if choice:
+            edits.append(Edit(index, index + 1, tuple(synonyms[choice - 1].split())))
     return edits
 
 
-CONNECTIONS: Final[tuple[str, ...]] = (  # for "using ingredients:" between dish and foods
+CONNECTIONS: Final[tuple[str, ...]] = (  # replacements of "using ingredients:"
     "with", "using:", "with these ingredients:", "made from", "I have", "that uses",
 )  # fmt: skip
 
-VERBS: Final[dict[str, tuple[str, ...]]] = {  # verbs that begin a sentence of a recipe
+VERBS: Final[dict[str, tuple[str, ...]]] = {  # synonyms of verbs that begin a sentence
     "Add": ("Put in",), "Arrange": ("Lay out",), "Beat": ("Whisk",), "Blend": ("Mix",),
     "Chill": ("Refrigerate",), "Combine": ("Mix", "Mix together"), "Drain": ("Strain",),
     "Garnish": ("Decorate",), "Heat": ("Warm",), "Mix": ("Combine", "Stir together"),
@@ -190,4 +219,5 @@ TIPS: Final[tuple[str, ...]] = (
     "Leftovers keep best in a closed container in the refrigerator.",
     "A sharp knife makes the work quicker and safer.",
     "Clean up as you go, and there is little left to do at the end.",
-)  # tips that hold for any dish
+)
+"""Tips for any dish."""

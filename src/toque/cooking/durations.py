@@ -1,4 +1,4 @@
-"""Times that a record or a step says: "1 1/2 hours", "45-60 min", "1h30", "PT1H20M"."""
+"""Parser of times in records and steps: "1 1/2 hours", "45-60 min", "1h30", "PT1H20M"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from toque.cooking.ingredients.tokens import number, plain
 
-# One digit first: a search then runs from digit to digit. "1 1/2", "1-1/2", "3/4", "1.5", "20".
+# Begins with one digit, so that a search only stops at digits. "1 1/2", "1-1/2", "3/4", "1.5", "20"
 _REST: Final = r"\d*+(?:[ -]\d{1,2}/[1-9]\d?+|/[1-9]\d?+|\.\d++)?+"
 _NUMBER: Final = rf"([0-9](?<![0-9/][0-9]){_REST})(?:\s*+(?:-|to|or)\s*+(\d{_REST}))?"
 _IN_STEPS: Final = re.compile(
@@ -16,7 +16,7 @@ _IN_STEPS: Final = re.compile(
 _DAYS: Final = re.compile(rf"{_NUMBER}\s*+d(?:ays?)?+\b", re.IGNORECASE)
 _HOURS: Final = re.compile(
     rf"{_NUMBER}\s*+h[a-z]*+\.?+(?:\s*+(\d{{1,2}}+)(?!\s*+[a-z\d/.]))?", re.IGNORECASE
-)  # "1h30": what follows without a unit is minutes
+)  # in "1h30", a number without a unit is in minutes
 _MINUTES: Final = re.compile(rf"{_NUMBER}\s*+m", re.IGNORECASE)
 _CLOCK: Final = re.compile(r"(\d{1,3}):([0-5]\d)(?::[0-5]\d)?")
 _ISO: Final = re.compile(
@@ -28,7 +28,7 @@ _MINUTES_IN: Final = (7 * 1440.0, 1440.0, 60.0, 1.0, 1 / 60.0)  # week, day, hou
 
 
 def minutes_in_step(text: str) -> list[float]:
-    """Minutes of each time in hours and minutes; of a range the longer end.
+    """List the times in a step in minutes. For a range, the longer time.
 
     >>> minutes_in_step("Rest 1/2 hour, bake for 1½ to 2 hours, keep for 3 days.")
     [30.0, 120.0]
@@ -40,7 +40,7 @@ def minutes_in_step(text: str) -> list[float]:
 
 
 def minutes_of(text: str) -> float | None:
-    """Minutes of a time that a record states, also as a clock or in ISO 8601; None without a unit.
+    """Parse a time, also as h:mm or in ISO 8601. Return minutes, or None without a unit.
 
     >>> minutes_of("1½ hours"), minutes_of("1h30"), minutes_of("2 days 1 hour"), minutes_of("0:45")
     (90.0, 90.0, 2940.0, 45.0)
@@ -56,9 +56,11 @@ def minutes_of(text: str) -> float | None:
     days, hours, minutes = (pattern.search(text) for pattern in (_DAYS, _HOURS, _MINUTES))
     if not (days or hours or minutes):
         return None
-    found = sum(
+    total = sum(
         number(match[2] or match[1]) * factor
         for match, factor in ((days, 1440.0), (hours, 60.0), (minutes, 1.0))
         if match
     )
-    return found + (int(hours[3] or 0) if hours and not minutes else 0)
+    if hours and not minutes:
+        total += int(hours[3] or 0)
+    return total

@@ -1,4 +1,4 @@
-"""Amounts, times and temperatures that a kitchen can have."""
+"""Check of amounts, times and temperatures for plausibility."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ MOST: Final[dict[str, float]] = {
     "volume": 10_000.0,  # millilitres
     "length": 100.0,  # centimetres
     "count": 100.0,
-}  # largest plausible amounts of one ingredient; chosen by hand
-MOST_OF_A_SPOON: Final = 24.0  # largest plausible number of tea- or tablespoons
+}
+"""Largest plausible amount of an ingredient, by kind of unit. A guess."""
+MOST_OF_A_SPOON: Final = 24.0
+"""Largest plausible number of teaspoons or tablespoons. A guess."""
 MOST_OF_A_STRONG_ONE: Final = 60.0
-"""Millilitres (a quarter of a cup) of a leavening, an extract or a ground spice.
+"""Largest plausible amount of a leavening, an extract or a ground spice in millilitres (1/4 cup).
 
-Of 13,953 such lines in 20,000 recipes of allrecipes and epicurious 16 hold more.
+In 20,000 recipes of allrecipes and epicurious, 16 of 13,953 such lines exceed it.
 """
 _STRONG: Final = re.compile(
     r"\bbaking (?:soda|powder)\b|\bcream of tartar\b|\b(?:onion|garlic) powder\b"
@@ -31,10 +33,11 @@ _STRONG: Final = re.compile(
     re.IGNORECASE,
 )
 DEGREES: Final = (30.0, 600.0)
-MINUTES: Final = (0.0, 3 * 24 * 60.0)  # plausible temperatures and times in steps
+"""Plausible temperatures in steps, in either unit."""
+MINUTES: Final = (0.0, 3 * 24 * 60.0)
+"""Plausible times in steps."""
 
-# A line without a number of two digits, a lone zero or the name of a large number is plausible,
-# unless it names something strong: every other bound above is over nine.
+# Only such lines can exceed a limit above 9, so other lines need no parser.
 _MAY_BE_MANY: Final = re.compile(
     r"\d\d|(?<![\d.,/])0(?![\d.,/])|\bhundred|\bthousand|\bmillion|\bdozen", re.IGNORECASE
 )
@@ -45,19 +48,19 @@ _MEASURE: Final = re.compile(
 
 
 def quantity_sanity(recipe: ParsedRecipe) -> float | None:
-    """Share of plausible amounts, temperatures and times; None without any."""
-    sane = [is_sane_line(line) for line in recipe.ingredients]
-    sane += [plausible for step in recipe.steps for _, plausible in _measures(step)]
-    return sum(sane) / len(sane) if sane else None
+    """Compute the share of plausible amounts, temperatures and times, or None without any."""
+    verdicts = [is_sane_line(line) for line in recipe.ingredients]
+    verdicts += [is_plausible for step in recipe.steps for _, is_plausible in _measures(step)]
+    return sum(verdicts) / len(verdicts) if verdicts else None
 
 
 def sane_times(step: str) -> list[bool]:
-    """True for each time in a step that a kitchen can have, False for each other."""
-    return [plausible for is_time, plausible in _measures(step) if is_time]
+    """Check each time in a step for plausibility."""
+    return [is_plausible for is_time, is_plausible in _measures(step) if is_time]
 
 
 def _measures(step: str) -> Iterator[tuple[bool, bool]]:
-    """For each time and temperature in a step: is it a time, and is it plausible?"""
+    """Yield (is a time, is plausible) for each time and temperature in a step."""
     for digits, unit in _MEASURE.findall(step):
         amount = float(digits)
         if unit[0] in "mMhH":
@@ -69,22 +72,24 @@ def _measures(step: str) -> Iterator[tuple[bool, bool]]:
 
 @lru_cache(maxsize=1 << 16)
 def is_sane_line(line: str) -> bool:
-    """True unless an ingredient line names an amount that no kitchen has."""
-    strong = _STRONG.search(line) is not None
-    if not (strong or _MAY_BE_MANY.search(line)):
+    """Check whether all amounts in an ingredient line are plausible."""
+    is_strong = _STRONG.search(line) is not None
+    if not (is_strong or _MAY_BE_MANY.search(line)):
         return True
     for amount in parse_line(line).amounts:
         if amount.quantity is None:
             continue
-        high, unit = amount.quantity[1], UNITS.get(amount.unit or "")
+        high = amount.quantity[1]
         if high <= 0.0:
             return False
+        unit = UNITS.get(amount.unit or "")
         kind = unit.kind if unit is not None else "count"
-        most, size = MOST[kind], unit.size if unit is not None and kind != "count" else 1.0
-        if strong and kind == "volume":
-            most = MOST_OF_A_STRONG_ONE
+        limit = MOST[kind]
+        size = unit.size if unit is not None and kind != "count" else 1.0
+        if is_strong and kind == "volume":
+            limit = MOST_OF_A_STRONG_ONE
         elif unit is not None and unit.name in {"teaspoon", "tablespoon"}:
-            most, size = MOST_OF_A_SPOON, 1.0
-        if high * size > most:
+            limit, size = MOST_OF_A_SPOON, 1.0
+        if high * size > limit:
             return False
     return True

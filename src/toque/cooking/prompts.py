@@ -1,10 +1,9 @@
-"""Prompts of each task, and the dish and ingredients in what a person types, however worded."""
+"""Prompts of the recipe tasks, and a parser of requests in any wording."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from toque.config.field_types import TaskName
@@ -45,9 +44,10 @@ RECIPE_TASKS: Final[dict[Task, TaskTemplate]] = {
         "Name the dish of this recipe:\nIngredients: {foods}\n{steps}", "{title}"
     ),
 }
-"""The tasks of a recipe; a place in the table is a code of the column `task`.
+"""Templates of the recipe tasks, with the fields of `toque.cooking.examples`.
 
-The fields are those of `toque.cooking.examples`, the classes in the order of their columns' codes.
+The index of a task is its code in the store's column `task`. The index of a class is its code in
+the column of its label.
 """
 TASKS: Final = tuple(RECIPE_TASKS)
 CLASSES: Final = {name: task.classes for name, task in RECIPE_TASKS.items() if task.classes}
@@ -55,7 +55,8 @@ QUESTIONS: Final[dict[Task, str]] = {
     name: f"{str(task.prompt).partition('{')[0].splitlines()[0].rstrip()} "
     for name, task in RECIPE_TASKS.items()
     if name not in ("write", "request")
-}  # beginning of each question about a recipe
+}
+"""Beginning of each question about a recipe."""
 
 REQUESTS: Final[tuple[str, ...]] = (
     "How do I make {title}?",
@@ -66,9 +67,11 @@ REQUESTS: Final[tuple[str, ...]] = (
     "What is a good recipe for {title}? I have {foods} at home.",
     "I need {title} for {servings} people.",
     "Is there a way to make {title} in {minutes} minutes?",
-)  # Open-ended requests. Those that need a missing field (servings, minutes) are skipped
+)
+"""Requests of the task `request`. A recipe without servings or minutes skips requests with them."""
 
-MAX_PROMPT_INGREDIENTS = 20  # most ingredient names in a prompt; real requests are shorter
+MAX_PROMPT_INGREDIENTS = 20
+"""Maximum number of ingredient names in a prompt. Real requests are shorter."""
 
 PROMPT_FORMATS: tuple[str, ...] = (
     "Create a recipe: {text}",
@@ -78,11 +81,12 @@ PROMPT_FORMATS: tuple[str, ...] = (
     "How to prepare: {text}",
     "Cooking instructions: {text}",
     "{text}",
-)  # paraphrased requests for augmentation; `text` names the dish
+)
+"""Other prompts for the task `write`, for augmentation. `text` is the dish."""
 
 
 def own_templates(data: DataConfig) -> dict[str, TaskTemplate]:
-    """The tasks of a user's own, by name."""
+    """Return the templates of the tasks that the user defines, by name."""
     return {
         name: TaskTemplate(task.prompt, task.target, task.classes, task.metrics)
         for name, task in data.own_tasks.items()
@@ -90,9 +94,8 @@ def own_templates(data: DataConfig) -> dict[str, TaskTemplate]:
 
 
 def task_table(data: DataConfig) -> dict[str, TaskTemplate]:
-    """Every task that the data's store may hold, a recipe's and the user's own, by their codes."""
-    table: dict[str, TaskTemplate] = {**dict(RECIPE_TASKS.items()), **own_templates(data)}
-    return table
+    """Return the templates of all tasks of a store, in the order of their codes."""
+    return {**dict(RECIPE_TASKS.items()), **own_templates(data)}
 
 
 FIELD: Final = re.compile(r"\{\w+\}")
@@ -100,12 +103,12 @@ _PARTS: Final = tuple(FIELD.split(form) for form in REQUESTS)
 
 
 def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
-    """True if the answer to a prompt should be a whole recipe.
+    """Check whether the answer to a prompt should be a recipe.
 
     Args:
-        prompt: as the model reads it.
-        knows_recipes: the model was trained on recipes. What another is asked in the words of
-            `REQUESTS` ("How do I make a payment?") may be anything.
+        prompt: The prompt of the model.
+        knows_recipes: True if the model was trained on recipes. For other models, a prompt in the
+            form of `REQUESTS` can be about anything ("How do I make a payment?").
     """
     prompt = prompt.strip()
     if prompt.startswith(ASKS_FOR):
@@ -119,23 +122,23 @@ def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
 
 
 def write_prompt(title: str, ingredients: Sequence[str]) -> str:
-    """The request for a whole recipe; names only, each once: the model chooses the amounts."""
+    """Write the prompt for a recipe from its title and ingredient lines, without amounts."""
     return prompt_of_names(title, [ingredient_name(line) for line in ingredients])
 
 
 def prompt_of_names(title: str, ingredients: Iterable[str]) -> str:
-    """`write_prompt` for names without commas."""
+    """Write the prompt for a recipe from its title and names of ingredients without commas."""
     names = different(ingredients)
     request = f"{ASKS_FOR} {title}"
     return f"{request}{WITH_INGREDIENTS}{', '.join(names)}" if names else request
 
 
 def different(names: Iterable[str]) -> list[str]:
-    """The first `MAX_PROMPT_INGREDIENTS` distinct names, ignoring case."""
-    once: dict[str, str] = {}
+    """Drop duplicate names, ignoring case, and return the first `MAX_PROMPT_INGREDIENTS` names."""
+    distinct: dict[str, str] = {}
     for name in names:
-        once.setdefault(name.casefold(), name)
-    return list(islice(once.values(), MAX_PROMPT_INGREDIENTS))
+        distinct.setdefault(name.casefold(), name)
+    return list(distinct.values())[:MAX_PROMPT_INGREDIENTS]
 
 
 _POLITE: Final = r"(?:please |can you |could you |would you |will you |kindly ){0,4}"
@@ -171,12 +174,15 @@ _SENTENCE: Final = re.compile(r"[.!?] ")
 
 
 def dish_and_foods(request: str) -> tuple[str, tuple[str, ...]]:
-    """The dish that a request names, or the whole of what is no request; foods after a colon."""
-    words = " ".join(request.split())
-    found = next(filter(None, (opening.fullmatch(words) for opening in _FREE_FORMS)), None)
-    words = request.strip() if found is None else found["dish"].rstrip(_END)
-    title, _, listed = words.partition(":")
-    if found is not None:
+    """Extract the dish of a request, and the foods after a colon.
+
+    The dish of a text in another form is the text before the colon.
+    """
+    text = " ".join(request.split())
+    match = next(filter(None, (form.fullmatch(text) for form in _FREE_FORMS)), None)
+    text = request.strip() if match is None else match["dish"].rstrip(_END)
+    title, _, food_list = text.partition(":")
+    if match is not None:
         title = _SENTENCE.split(title)[0]  # "How do I make pancakes? I have eggs."
-    foods = tuple(food.strip() for food in listed.split(",") if food.strip())
+    foods = tuple(food.strip() for food in food_list.split(",") if food.strip())
     return title.strip(), foods

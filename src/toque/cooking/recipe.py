@@ -1,4 +1,4 @@
-"""Recipes and their plain-text form, which the models read and write.
+"""Recipes and their text format, which models are trained to write.
 
 Ingredients:
 - 2 large eggs
@@ -25,7 +25,7 @@ NUTRITION_CLASSES: tuple[NutritionClass, ...] = ("Healthy", "Moderate", "Indulge
 
 @dataclass(frozen=True)
 class Recipe:
-    """One dish. `ingredients` are lines as written; `steps` are not numbered."""
+    """Recipe of a dish. `ingredients` are lines of text. `steps` have no numbers."""
 
     title: str
     ingredients: tuple[str, ...]
@@ -35,32 +35,32 @@ class Recipe:
     minutes: int | None = None
     source: str = ""
     nutrition: Mapping[str, float] | None = None
-    """Known nutrients per serving: energy_kcal, fat_g, sugar_g, salt_g, protein_g, sodium_mg."""
+    """Nutrients per serving: energy_kcal, fat_g, sugar_g, salt_g, protein_g, sodium_mg."""
     difficulty: Difficulty | None = None
     nutrition_class: NutritionClass | None = None
 
 
 @dataclass(frozen=True)
 class ParsedRecipe:
-    """Result of `parse_text`; empty tuples and False for missing parts."""
+    """Recipe parsed from text. Missing parts are empty."""
 
     ingredients: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     has_ingredients_header: bool = False
     has_instructions_header: bool = False
-    """True if a line reads "Instructions" or "Steps"; a "Directions" or "Method" section is
-    parsed as well but is not the requested form."""
+    """True for the header "Instructions" or "Steps". Other headers such as "Method" are parsed, but
+    are not the requested format."""
 
 
 def difficulty_of(n_ingredients: int, n_steps: int) -> Difficulty:
-    """Difficulty by the curriculum's bounds on ingredients and steps: 6 and 6, then 12 and 12."""
+    """Estimate the difficulty: easy up to 6 ingredients and steps, medium up to 12."""
     if n_ingredients <= 6 and n_steps <= 6:
         return "easy"
     return "medium" if n_ingredients <= 12 and n_steps <= 12 else "hard"
 
 
 def to_text(recipe: Recipe) -> str:
-    r"""The text a model learns to write: two headed lists, without the title.
+    r"""Format a recipe as the target of training: two lists with headers, without the title.
 
     >>> to_text(Recipe("Toast", ("1 slice bread",), ("Toast the bread.",)))
     'Ingredients:\n- 1 slice bread\n\nInstructions:\n1. Toast the bread.'
@@ -70,7 +70,8 @@ def to_text(recipe: Recipe) -> str:
     return f"Ingredients:\n{ingredients}\n\nInstructions:\n{steps}"
 
 
-LONGEST_HEADER = 40  # longest header line in characters, without decoration
+LONGEST_HEADER = 40
+"""Maximum length of a header in characters, without decoration."""
 _DECORATION = " \t#*_=:"
 _INGREDIENT_HEADERS = frozenset({"ingredients", "ingredient list"})
 _FORM_HEADERS = frozenset({"instructions", "steps"})
@@ -78,40 +79,49 @@ _STEP_HEADERS = _FORM_HEADERS | {"directions", "method", "preparation", "cooking
 _INLINE_HEADER = re.compile(
     r"\W*(ingredients|instructions|steps|directions|method|preparation)\s*:\W*(?=\w)", re.IGNORECASE
 )
-_BULLET = re.compile(r"\s*(?:[-*•·–]\s*)+")  # "--" too: a small model may stutter
+_BULLET = re.compile(r"\s*(?:[-*•·–]\s*)+")  # also "--", because small models repeat characters
 _NUMBER = re.compile(r"\s*(?:step\s*)?\d{1,3}\s*[.):](?!\d)\s*", re.IGNORECASE)
 
 
 def parse_text(text: str) -> ParsedRecipe:
-    """Parse a model's output, however odd; the inverse of `to_text` on well-formed text.
+    """Parse the output of a model. For well-formed text, it is the inverse of `to_text`.
 
-    Headers may be decorated or carry their first item. Without headers, bulleted lines are
-    ingredients and numbered ones steps.
+    Headers may be decorated, and their first item may be on the same line. Without headers, lines
+    with bullets are ingredients, and lines with numbers are steps.
     """
     ingredients: list[str] = []
     steps: list[str] = []
     headers: set[str] = set()
-    items: list[str] | None = None
-    bulleted = False
-    for line in text.splitlines():
-        bare = line.strip(_DECORATION).strip()
-        header = " ".join(bare.casefold().split()) if len(bare) <= LONGEST_HEADER else ""
-        rest = ""
+    section: list[str] | None = None
+    has_bullets = False
+    for full_line in text.splitlines():
+        content = full_line.strip(_DECORATION).strip()
+        if not content:
+            continue
+        line = full_line
+        header = " ".join(content.casefold().split()) if len(content) <= LONGEST_HEADER else ""
+        first_item = ""
         if inline := _INLINE_HEADER.match(line):
-            header, rest = inline[1].casefold(), line[inline.end() :]
+            header = inline[1].casefold()
+            first_item = line[inline.end() :]
         if header in _INGREDIENT_HEADERS or header in _STEP_HEADERS:
             headers.add(header)
-            items, line = ingredients if header in _INGREDIENT_HEADERS else steps, rest  # noqa: PLW2901
+            section = ingredients if header in _INGREDIENT_HEADERS else steps
+            line = first_item
+
         bullet, number = _BULLET.match(line), _NUMBER.match(line)
-        if items is ingredients and number and bulleted:
-            items = steps  # a numbered line after bulleted ones: the header is missing
-        unheaded = ingredients if bullet else steps if number else None
-        into = items if items is not None else unheaded
-        mark = bullet if into is ingredients else number or bullet
+        if section is ingredients and number and has_bullets:
+            section = steps  # numbers after bullets: the header is missing
+        items = section
+        if items is None:
+            items = ingredients if bullet else steps if number else None
+        if items is None:
+            continue
+        mark = bullet if items is ingredients else number or bullet
         item = (line[mark.end() :] if mark else line).strip()
-        if bare and into is not None:
-            bulleted |= into is ingredients and bullet is not None
-            into += [item] if item else []
+        has_bullets |= items is ingredients and bullet is not None
+        if item:
+            items.append(item)
     return ParsedRecipe(
         ingredients=tuple(ingredients),
         steps=tuple(steps),

@@ -1,14 +1,12 @@
-"""Recipe's form as patterns, for constrained decoding: two headed lists, asked ingredients first.
-
-The requested ingredients come first, each once, in the order and amounts that the model likes; what
-else it wants to use follows. So nothing is left out and nothing asked for is listed twice.
-"""
+"""Forms of answers for constrained decoding: the recipe format as patterns, and JSON schemas."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Generator, Sequence
-from typing import Final
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from toque.cooking.ingredients.names import forms, stem
 from toque.cooking.ingredients.number_words import WORDS
@@ -20,13 +18,19 @@ from toque.cooking.ingredients.vocabulary import (
     SIZES,
     SPELLINGS,
 )
+from toque.errors import ConfigError, argument
+from toque.user_paths import named_path
 
-MOST_MORE: Final = 5  # most ingredients that were not requested; a guess
-MOST_STEPS: Final = 30  # most steps, a guess: long recipes have twenty
+MOST_MORE: Final = 5
+"""Maximum number of ingredients that were not requested. A guess."""
+MOST_STEPS: Final = 30
+"""Maximum number of steps. A guess: long recipes have 20."""
+SHIPPED: Final = {"recipe": Path(__file__).with_name("recipe.schema.json")}
+"""Schemas that come with Toque."""
 
 
 def _any_of(words: frozenset[str]) -> str:
-    """A group of the words, the longest first."""
+    """Return a pattern that matches any of the words. The longest word is first."""
     return f"(?:{'|'.join(re.escape(w) for w in sorted(words, key=lambda w: (-len(w), w)))})"
 
 
@@ -35,7 +39,7 @@ _DIGITS: Final = rf"[0-9{_FRACTIONS}]{{1,5}}(?:[./,-][0-9]{{1,3}})?"
 _COUNT: Final = rf"(?:{_DIGITS}(?: (?:to |or |x )?{_DIGITS})?|{_any_of(frozenset(WORDS) | {'a'})})"
 _SIZE_OF_CAN: Final = r"\([0-9][0-9A-Za-z ./-]{0,20}\)"
 _UNIT: Final = rf"{_any_of(frozenset(SPELLINGS))}\.?(?: of)?"
-_PLAIN_ADVERBS: Final = frozenset(filter(str.isalpha, ADVERBS))  # not "fresh-"
+_PLAIN_ADVERBS: Final = frozenset(filter(str.isalpha, ADVERBS))  # without "fresh-"
 _DONE: Final = rf"(?:{_any_of(_PLAIN_ADVERBS)} )?{_any_of(PREPARED)}"
 _STATES: Final = frozenset(w for w in SEGMENT_PREPARED if w in PREPARED or w.endswith("ed"))
 _STATE: Final = rf"(?:{_any_of(_PLAIN_ADVERBS)} )?{_any_of(_STATES | {'split', 'cold', 'warm'})}"
@@ -52,23 +56,29 @@ _FREE_ITEM: Final = rf"- {_AMOUNT}\w[\w'-]*(?: [\w'&-]+){{0,4}}{_REMARK}\n"
 _STEP: Final = r"\w.*[.!?)]"
 
 
-def recipe_form(asked: Sequence[str]) -> Generator[str, str, None]:
-    """The patterns of a recipe that uses the names `asked`, if any; a `Form` of generation."""
-    missing = list({name.casefold(): name for name in asked}.values())
-    before = r"Ingredients:\n"
+def recipe_form(ingredients: Sequence[str]) -> Generator[str, str, None]:
+    """Yield the patterns of a recipe with the requested ingredients, as a `Form` of generation.
+
+    The requested `ingredients` are first in the list, each once, in any order and with any amounts.
+    Other ingredients may follow. After each pattern except the last, the generator receives the
+    text that the model wrote.
+    """
+    missing = list({name.casefold(): name for name in ingredients}.values())
+    header = r"Ingredients:\n"
     while len(missing) > 1:
-        written = yield before + _item(missing)
-        line = written.rstrip("\n").rpartition("\n")[2] + "\n"
-        # The longest name that it has, as "oil" is also in "olive oil".
+        text = yield header + _item(missing)
+        line = text.rstrip("\n").rpartition("\n")[2] + "\n"
+        # Prefer the longest name, because a line with "olive oil" also matches "oil".
         names = sorted(missing, key=len, reverse=True)
         missing.remove(next(name for name in names if re.fullmatch(_item([name]), line)))
-        before = ""
-    steps = ""  # 1. to MOST_STEPS, each a sentence: 1. S(\n2. S(\n3. S)?)?
-    for number in range(MOST_STEPS, 0, -1):
-        steps = rf"{number}\. {_STEP}" + (rf"(?:\n{steps})?" if steps else "")
-    # In one part with the last of them, because "\n\n" may be one token.
-    first = _item(missing) if missing else _FREE_ITEM
-    yield f"{before}{first}(?:{_FREE_ITEM}){{0,{MOST_MORE}}}" + rf"\nInstructions:\n{steps}"
+        header = ""
+
+    steps = rf"{MOST_STEPS}\. {_STEP}"  # 1. S(?:\n2. S(?:\n3. S)?)?
+    for number in range(MOST_STEPS - 1, 0, -1):
+        steps = rf"{number}\. {_STEP}(?:\n{steps})?"
+    # The last ingredients and the steps are one pattern, because "\n\n" may be one token.
+    first_item = _item(missing) if missing else _FREE_ITEM
+    yield f"{header}{first_item}(?:{_FREE_ITEM}){{0,{MOST_MORE}}}\\nInstructions:\\n{steps}"
 
 
 def _item(names: Sequence[str]) -> str:
@@ -76,8 +86,32 @@ def _item(names: Sequence[str]) -> str:
 
 
 def _name(name: str) -> str:
-    """A name as asked or in small letters, its last word singular or plural."""
-    opening, blank, last = name.strip().rpartition(" ")
-    ends = _any_of(frozenset({last, *forms(stem(last.casefold()))}))
-    openings = {opening + blank, (opening + blank).casefold()}
-    return f"{_any_of(frozenset(openings))}{ends}"
+    """Return a pattern of a name, unchanged or in lower case, with the last word in any number."""
+    first_words, space, last_word = name.strip().rpartition(" ")
+    prefix = first_words + space
+    prefixes = _any_of(frozenset({prefix, prefix.casefold()}))
+    return prefixes + _any_of(frozenset({last_word, *forms(stem(last_word.casefold()))}))
+
+
+def answer_schema(schema: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a JSON schema: a mapping unchanged, a shipped schema by name, or a schema in a file.
+
+    Raises:
+        ConfigError: The file cannot be read or is not a JSON object.
+    """
+    if isinstance(schema, Mapping):
+        return schema
+
+    file = SHIPPED.get(str(schema)) or named_path(schema)
+    problem = ""
+    try:
+        content = json.loads(file.read_bytes())
+        if isinstance(content, dict):
+            return content
+        problem = f"is a JSON {type(content).__name__}, not an object"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except (ValueError, RecursionError) as error:
+        problem = f"is not JSON: {error}"
+    names = f"a JSON file with {argument('schema')}, or one of {', '.join(SHIPPED)}"
+    raise ConfigError(f"The schema {file} {problem}. Name {names}.")

@@ -1,14 +1,15 @@
-"""Recipe scores of one generated text and its prompt, each in [0, 1]; `recipe_score` combines them.
+"""Recipe scores of a generated text, each in [0, 1]. `recipe_score` combines them.
 
-* ingredient_coherence: share of items in the ingredient section with a quantity and a name.
+* ingredient_coherence: share of ingredients with a quantity and a name.
 * instruction_quality: share of steps with a cooking verb.
-* completeness: 0.33 for an ingredient section, 0.33 for an instruction section, 0.34 for a
-  length of 100 to 2000 characters.
-* format_correctness: 0.5 for an "Ingredients" header, 0.5 for "Instructions" or "Steps".
-* form: the mean of the four. It is no quality: a step repeated twelve times is perfect to it.
+* completeness: 0.33 for ingredients, 0.33 for steps, 0.34 for a length of 100 to 2000 characters.
+* format_correctness: 0.5 for the header "Ingredients", 0.5 for "Instructions" or "Steps".
+* form: the mean of these four. It does not measure quality: a text with one step repeated twelve
+  times has the form 1.
 
-The others judge consistency with the prompt, the title and itself, by words of the food table; 1 is
-best, but 0 of `hallucinated_ingredients`. A score that does not apply to a text is None.
+All other scores measure consistency with the prompt, with the title and within the text, by the
+names of foods. The best value is 1, and for `hallucinated_ingredients` 0. A score that does not
+apply to a text is None.
 """
 
 from __future__ import annotations
@@ -51,39 +52,44 @@ _AROUND_TITLES: Final = sorted(
         for before, _, after in (form.partition("{title}") for form in REQUESTS)
     ),
     key=lambda around: -len(around[0]) - len(around[1]),
-)  # text just before and just after the title in each request, the longest first
+)
+"""Texts before and after the title in each request. The longest are first."""
 
-
-POOR: Final = 0.6  # of five collections, 97 to 99 % of the recipes have a better score
-NAMES: Final = (  # of the scores in `text_metrics`; a text has those that apply to it
+POOR: Final = 0.6
+"""Limit of poor scores. In five collections, 97 to 99 % of the recipes have a better score."""
+NAMES: Final = (
     "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
     "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
     "ingredient_coherence", "instruction_quality", "completeness", "format_correctness", "form",
     "times_and_heat", "sentences_once", "oven_fits",
 )  # fmt: skip
-_APART: Final = ("variety", "title_kept", "form", "times_and_heat", "sentences_once", "oven_fits")
-"""Scores that are no part of the mean: factors of it, and those that are younger than it."""
+"""Names of the scores in `text_metrics`."""
+_NOT_IN_MEAN: Final = {
+    *("variety", "title_kept", "form", "times_and_heat", "sentences_once", "oven_fits")
+}
+"""Scores that are not in the mean of `recipe_score`. Two are factors, and later scores would change
+its meaning."""
 
 RECIPE_SCORES: Final = frozenset(NAMES)
 
 
 def text_metrics(prompt: str, text: str, *, knows_recipes: bool = True) -> dict[str, float]:
-    """Every recipe score of a text, `recipe_score` first; empty if no recipe was asked for.
+    """Compute all recipe scores of a text. Empty if the prompt does not request a recipe.
 
     Args:
-        prompt: as the model reads it.
-        text: what it wrote.
-        knows_recipes: see `asks_for_a_recipe`.
+        prompt: The prompt of the model.
+        text: The text that the model wrote.
+        knows_recipes: As in `asks_for_a_recipe`.
     """
     if not asks_for_a_recipe(prompt, knows_recipes=knows_recipes):
         return {}
-    recipe, asked = parse_text(text), asked_ingredients(prompt)
-    found: dict[str, float | None] = {}
-    if asked:
-        found["ingredient_coverage"] = ingredient_coverage(asked, text)
-        if len(asked) < MAX_PROMPT_INGREDIENTS:  # a longer list was truncated
-            found["hallucinated_ingredients"] = hallucinated_ingredients(asked, recipe)
-    found |= {
+    recipe, requested = parse_text(text), asked_ingredients(prompt)
+    all_scores: dict[str, float | None] = {}
+    if requested:
+        all_scores["ingredient_coverage"] = ingredient_coverage(requested, text)
+        if len(requested) < MAX_PROMPT_INGREDIENTS:  # a longer list was truncated
+            all_scores["hallucinated_ingredients"] = hallucinated_ingredients(requested, recipe)
+    all_scores |= {
         "ingredients_used": ingredients_used(recipe),
         "steps_listed": steps_listed(recipe),
         "title_kept": title_kept(title_of(prompt), recipe),
@@ -95,55 +101,56 @@ def text_metrics(prompt: str, text: str, *, knows_recipes: bool = True) -> dict[
         "sentences_once": sentences_once(recipe),
         "oven_fits": oven_fits(title_of(prompt), recipe),
     }
-    scores = {name: score for name, score in found.items() if score is not None}
+    scores = {name: score for name, score in all_scores.items() if score is not None}
     n_parts = bool(recipe.ingredients) + bool(recipe.steps)
-    return {"recipe_score": recipe_score(scores, whole=n_parts / 2), **scores}
+    return {"recipe_score": recipe_score(scores, share_of_parts=n_parts / 2), **scores}
 
 
-def recipe_score(scores: Mapping[str, float], *, whole: float = 1.0) -> float:
-    """One number in [0, 1] to rank recipes by, for good form cannot make up for a low factor.
+def recipe_score(scores: Mapping[str, float], *, share_of_parts: float = 1.0) -> float:
+    """Combine the scores of a recipe to one number in [0, 1].
 
-    The mean of the scores, hallucinated ingredients counted as 1 minus theirs, times `variety`,
-    times (1 + `title_kept`) / 2, times `whole`: the share of the two parts that the text has.
+    It is the mean of the scores (1 - score for hallucinated_ingredients), multiplied by three
+    factors: `variety`, (1 + `title_kept`) / 2, and `share_of_parts`, the share of ingredients and
+    steps that the text has. A good form cannot compensate for a low factor.
     """
     parts = [
         1.0 - score if name == "hallucinated_ingredients" else score
         for name, score in scores.items()
-        if name not in _APART
+        if name not in _NOT_IN_MEAN
     ]
     mean = sum(parts) / len(parts)
     factor = scores.get("variety", 1.0) * (1.0 + scores.get("title_kept", 1.0)) / 2.0
-    return mean * factor * whole
+    return mean * factor * share_of_parts
 
 
 def hint(score: float) -> str:
-    """A sentence about texts of this mean recipe score and what to do; "" if they are not poor."""
+    """Return advice about texts with a poor mean recipe score, or ""."""
     if score >= POOR:
         return ""
     return (
-        f"The texts are still poor: their recipe score is {score:.2f} of 1; recipes that people "
-        "wrote score about 0.9. Train longer, on more recipes, or start from a pretrained model "
-        "(model.start_from), and read a few texts before you trust any single score."
+        f"The texts are still poor: their recipe score is {score:.2f} of 1. Recipes by people have "
+        "about 0.9. Train longer, train on more recipes, or start from a pretrained model "
+        "(model.start_from). Read a few texts before you trust a single score."
     )
 
 
 def title_of(prompt: str) -> str:
-    """The dish that a prompt of `write_prompt` or one of `REQUESTS` names; "" if none is found."""
+    """Extract the dish from a prompt of `write_prompt` or `REQUESTS`. Return "" for other texts."""
     request = prompt.strip()
     if request.startswith(ASKS_FOR):
         return request.removeprefix(ASKS_FOR).partition(WITH_INGREDIENTS)[0].strip()
-    for opening, ending in _AROUND_TITLES:
-        _, found, rest = request.partition(opening)
-        title, ended, _ = rest.partition(ending)
-        if found and ended:
+    for before, after in _AROUND_TITLES:
+        _, start, rest = request.partition(before)
+        title, end, _ = rest.partition(after)
+        if start and end:
             return title.strip()
     return ""
 
 
 def asked_ingredients(prompt: str) -> list[str]:
-    """The ingredient names in a prompt of `write_prompt`."""
-    _, _, listed = prompt.partition(WITH_INGREDIENTS)
-    return [name.strip() for name in listed.split(",") if name.strip()]
+    """Extract the names of ingredients from a prompt of `write_prompt`."""
+    _, _, names = prompt.partition(WITH_INGREDIENTS)
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 MIN_CHARS = 100
@@ -151,7 +158,7 @@ MAX_CHARS = 2000
 
 
 def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
-    """All five scores of a recipe's text without its title; `recipe`: the same, parsed."""
+    """Compute the scores of the form of a text. `recipe` is the parsed text."""
     is_long_enough = MIN_CHARS <= len(text.strip()) <= MAX_CHARS
     parts = 33 * bool(recipe.ingredients) + 33 * bool(recipe.steps) + 34 * is_long_enough
     headers = recipe.has_ingredients_header + recipe.has_instructions_header
@@ -164,18 +171,23 @@ def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
     return scores | {"form": sum(scores.values()) / 4}
 
 
-FREE_SHARE: Final = 0.3  # share that may repeat, as salt does in a cake with its frosting
-RUN_WORDS: Final = 4  # words of a sequence, as in the metric `repetition`
+FREE_SHARE: Final = 0.3
+"""Share of repetitions without a penalty: a cake and its frosting may both need salt."""
+RUN_WORDS: Final = 4
+"""Words in a sequence, as in the metric `repetition`."""
 
 
 def variety(recipe: ParsedRecipe) -> float:
-    """The least share of different ingredients, steps and sequences; `FREE_SHARE` may repeat."""
+    """Compute the lowest share of distinct ingredients, steps and sequences of words.
+
+    `FREE_SHARE` of them may be repetitions.
+    """
     words = [word for text in (*recipe.ingredients, *recipe.steps) for word in words_of(text)]
-    runs = list(zip(*(words[at:] for at in range(RUN_WORDS)), strict=False))
+    sequences = list(zip(*(words[start:] for start in range(RUN_WORDS)), strict=False))
     shares = (
         share_different([ingredient_name(line).casefold() for line in recipe.ingredients]),
         share_different([" ".join(words_of(step)) for step in recipe.steps]),
-        share_different(runs),
+        share_different(sequences),
     )
     return min(1.0, min(shares) / (1.0 - FREE_SHARE))
 
@@ -184,16 +196,21 @@ _SENTENCE_END: Final = re.compile(r"[.!?;](?=\s)")
 
 
 def sentences_once(recipe: ParsedRecipe) -> float | None:
-    """Share of different sentences among those of `RUN_WORDS` words or more; None without any.
+    """Compute the share of distinct sentences of at least `RUN_WORDS` words, or None without any.
 
-    A single sentence said again, within one step or in two, is too little for `variety` to fall.
+    `variety` does not change if a single sentence is repeated.
     """
-    said = [s.lower().split() for step in recipe.steps for s in _SENTENCE_END.split(step)]
-    sentences = [" ".join(words).rstrip(".!") for words in said if len(words) >= RUN_WORDS]
+    sentences = []
+    for step in recipe.steps:
+        for sentence in _SENTENCE_END.split(step):
+            words = sentence.lower().split()
+            if len(words) >= RUN_WORDS:
+                sentences.append(" ".join(words).rstrip(".!"))
     return share_different(sentences) if sentences else None
 
 
-STAPLES: Final = frozenset({"water", "salt", "pepper"})  # head nouns never hallucinated
+STAPLES: Final = frozenset({"water", "salt", "pepper"})
+"""Head nouns that never count as hallucinated."""
 
 _COLLECTIVE: Final = re.compile(
     r"\b(?:all|remaining|other|rest of|dry|wet)\b(?: \w+){0,2} ingredients\b|\beverything\b"
@@ -204,57 +221,62 @@ _ENDED: Final = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
 
 
 def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
-    """Share of the requested names or lines whose head noun occurs, in any number; 1.0 of none."""
+    """Compute the share of ingredients with a head noun in the text, in any number."""
     n_missed = len(missed_ingredients(ingredients, text))
     return (len(ingredients) - n_missed) / len(ingredients) if ingredients else 1.0
 
 
 def missed_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
-    """The requested ingredients whose head noun does not occur in the text."""
+    """List the ingredients without a head noun in the text."""
     words = set(words_of(text))
     return [line for line in ingredients if forms_in_line(line).isdisjoint(words)]
 
 
 def unlisted_ingredients(ingredients: Sequence[str], recipe: ParsedRecipe) -> list[str]:
-    """The requested ingredients that the steps name and the ingredient list does not."""
+    """List the requested ingredients that are in the steps but not in the list of the recipe."""
     unlisted = missed_ingredients(ingredients, "\n".join(recipe.ingredients))
     unused = missed_ingredients(unlisted, "\n".join(recipe.steps))
     return [line for line in unlisted if line not in unused]
 
 
-def hallucinated_ingredients(asked: Sequence[str], recipe: ParsedRecipe) -> float | None:
-    """Share of listed ingredients whose head noun is no word of a requested name; None of none."""
-    if not recipe.ingredients:
-        return None
-    known = STAPLES | {stem(word) for name in asked for word in words_of(name)}
+def hallucinated_ingredients(names: Sequence[str], recipe: ParsedRecipe) -> float | None:
+    """Compute the share of ingredients in the list that were not requested. None if it is empty.
+
+    An ingredient was requested if its head noun is a word of the requested `names`.
+    """
     lines = recipe.ingredients
-    return sum(head_of_line(line) not in known for line in lines) / len(lines)
+    if not lines:
+        return None
+    requested = STAPLES | {stem(word) for name in names for word in words_of(name)}
+    return sum(head_of_line(line) not in requested for line in lines) / len(lines)
 
 
 def ingredients_used(recipe: ParsedRecipe) -> float | None:
-    """Share of the ingredients that a step mentions, "everything" each; None if none is listed."""
+    """Compute the share of ingredients in the list that the steps use. None if it is empty."""
+    if not recipe.ingredients:
+        return None
     text = " ".join(recipe.steps)
-    if not recipe.ingredients or _COLLECTIVE.search(text.lower()):
-        return 1.0 if recipe.ingredients else None
+    if _COLLECTIVE.search(text.lower()):  # e.g. "mix everything"
+        return 1.0
     return ingredient_coverage(recipe.ingredients, text)
 
 
 def structure_score(text: str, recipe: ParsedRecipe) -> float:
-    """Share of six things a well-formed recipe has; see the comments."""
+    """Compute the share of six properties of a well-formed recipe."""
     if not recipe.ingredients or not recipe.steps:
         return 0.0
     numbers = [int(n) for n in _NUMBERED.findall("\n" + text)]
     folded = text.lower()
     lines = "\n".join((*recipe.ingredients, *recipe.steps)).lower().split("\n")
-    held = (
+    properties = (
         0 <= folded.find("ingredients") < max(folded.rfind("instructions"), folded.rfind("steps")),
         len(recipe.ingredients) > 1,
         len(recipe.steps) > 1,
-        numbers == list(range(1, len(recipe.steps) + 1)),  # numbered from 1, none left out
+        numbers == list(range(1, len(recipe.steps) + 1)),  # consecutive numbers from 1
         len(set(lines)) == len(lines),  # no repetition
         text.rstrip().endswith(_ENDED),  # not cut off
     )
-    return sum(held) / len(held)
+    return sum(properties) / len(properties)
 
 
 _NAMES_DISHES: Final = frozenset(
@@ -266,50 +288,56 @@ _NAMES_DISHES: Final = frozenset(
     sherbet soup spaghetti spice spread steak stew sweet tea toast tortilla vegetable vinaigrette
     water wing
     """.split()  # noqa: SIM905
-)  # words of the table that often name a dish, or a kind, instead of a food: "coffee cake"
+)
+"""Foods of the table that often are the name of a dish or a kind instead: "coffee cake"."""
 UNLISTED: Final = frozenset(
     """
     broth butter flour garlic herb ice juice liquid oil onion pepper salt sauce spice stock sugar
     vegetable water wine
     """.split()  # noqa: SIM905
-)  # foods that steps may use without listing them, and words for what they make of others
+)
+"""Foods that steps may use although they are not in the list, and words for mixtures."""
 
 
 def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
-    """Share of the title's foods, before the dish or after "with", that occur; None without any."""
-    wanted = foods_of_title(title)
-    if not wanted:
+    """Compute the share of the foods in the title that the recipe uses, or None without foods."""
+    foods = foods_of_title(title)
+    if not foods:
         return None
-    there = _listed(recipe) | {stem(word) for step in recipe.steps for word in words_of(step)}
-    return len(wanted & there) / len(wanted)
+    words = _words_of_list(recipe) | _words_of_steps(recipe)
+    return len(foods & words) / len(foods)
 
 
 @lru_cache(maxsize=1 << 14)
 def foods_of_title(title: str) -> frozenset[str]:
-    """Words of foods that a dish of this title holds."""
-    first, *others = (words_of(part) for part in parts_of_title(title))
-    named = {stem(word) for word in (*first[:-1], *(word for part in others for word in part))}
-    return frozenset(word for word in named - _NAMES_DISHES if _is_food(word))
+    """Extract the foods of a title, before the name of the dish and after "with"."""
+    dish, *additions = (words_of(part) for part in parts_of_title(title))
+    words = {stem(word) for word in (*dish[:-1], *(word for part in additions for word in part))}
+    return frozenset(word for word in words - _NAMES_DISHES if _is_food(word))
 
 
 def steps_listed(recipe: ParsedRecipe) -> float | None:
-    """Share of the foods in the steps that are listed; None if the steps name none."""
-    listed = _listed(recipe)
-    named = {stem(word) for step in recipe.steps for word in words_of(step)}
-    unlisted = named - listed - UNLISTED - _NAMES_DISHES
-    foods = (named & listed) | set(filter(_is_food, unlisted))
-    return len(foods & listed) / len(foods) if foods else None
+    """Compute the share of the foods in the steps that are in the list, or None without foods."""
+    list_words = _words_of_list(recipe)
+    step_words = _words_of_steps(recipe)
+    unlisted = step_words - list_words - UNLISTED - _NAMES_DISHES
+    foods = (step_words & list_words) | set(filter(_is_food, unlisted))
+    return len(foods & list_words) / len(foods) if foods else None
 
 
-def _listed(recipe: ParsedRecipe) -> set[str]:
-    """Words of the listed ingredients, and of every name of their foods."""
-    listed: set[str] = set()
+def _words_of_steps(recipe: ParsedRecipe) -> set[str]:
+    return {stem(word) for step in recipe.steps for word in words_of(step)}
+
+
+def _words_of_list(recipe: ParsedRecipe) -> set[str]:
+    """Collect the words of the ingredients, and of all names of their foods."""
+    words: set[str] = set()
     for line in recipe.ingredients:
-        listed.update(map(stem, words_of(line)))
+        words.update(map(stem, words_of(line)))
         food = find_food(ingredient_name(line))
-        if food is not None:  # "spaghetti" is listed for "drain the pasta"
-            listed.update(stem(word) for name in food.names for word in words_of(name))
-    return listed
+        if food is not None:  # the steps may call spaghetti "pasta"
+            words.update(stem(word) for name in food.names for word in words_of(name))
+    return words
 
 
 @lru_cache(maxsize=1 << 15)

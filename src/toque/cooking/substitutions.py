@@ -1,7 +1,7 @@
-"""Edits of words, and ingredient substitution, throughout prompt and recipe or not at all.
+"""Edits of words, and substitution of an ingredient in a prompt and its recipe.
 
-A swap is made only if the request lists exactly that food, the recipe names it, and no other word
-of the example refers to it ("buttered", "peanut butter", "the beef") or to its replacement.
+A food is replaced only if the prompt lists exactly this food, the recipe contains it, and no other
+word refers to it ("buttered", "peanut butter", "the beef") or to its replacement.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import key_of
 
 Ids = NDArray[np.generic]
-BREAK = "\n"  # the word that stands for a line break
+BREAK = "\n"
+"""Word of a line break."""
 _SPACED_BREAK = re.compile(f" ?{BREAK} ?")
-Forms = tuple[str, str]  # singular and plural
+Forms = tuple[str, str]
+"""Singular and plural of a food."""
 
 
 def _forms(food: str) -> Forms:
-    one, _, several = food.partition("|")
-    return one, several or one
+    singular, _, plural = food.partition("|")
+    return singular, plural or singular
 
 
-_SWAPS: Final = (  # at the same weight; all begin with a consonant, so that "a" stays right
+# Foods of equal weight. All begin with a consonant, so that the article "a" stays correct.
+_SWAPS: Final = (
     "walnut|walnuts = pecan|pecans; butter = margarine; vegetable oil = canola oil; "
     "sunflower oil = canola oil; parsley = cilantro; lemon juice = lime juice; "
     "chicken broth = vegetable broth; beef broth = vegetable broth; "
@@ -52,11 +55,12 @@ _SIDES: Final = frozenset(
     sprout sprouts lettuce sauce vinegar flavored flavoured paste powder seeds seed oil mustard
     flakes root
     """.split()  # noqa: SIM905
-)  # words next to a food that make it another one
+)
+"""Words before or after a food that change its meaning."""
 
 
 class Edit(NamedTuple):
-    """Replace words[start:end]."""
+    """Replacement of words[start:end]."""
 
     start: int
     end: int
@@ -64,28 +68,28 @@ class Edit(NamedTuple):
 
 
 def edited(words: Sequence[str], edits: Sequence[Edit]) -> list[str]:
-    """The words after `edits`."""
-    out: list[str] = []
-    at = 0
+    """Apply edits, which must be in order."""
+    result: list[str] = []
+    position = 0
     for edit in edits:
-        out += [*words[at : edit.start], *edit.words]
-        at = edit.end
-    return [*out, *words[at:]]
+        result += [*words[position : edit.start], *edit.words]
+        position = edit.end
+    return [*result, *words[position:]]
 
 
 def joined(words: Sequence[str]) -> str:
-    """The text of words: a space between two, none beside a line break."""
+    """Join words with spaces, except at line breaks."""
     return _SPACED_BREAK.sub(BREAK, " ".join(words))
 
 
 def words_of(codec: Codec, ids: Ids) -> list[str]:
-    """The words of a text, without spaces; line breaks are words."""
+    """Decode a text and split it at spaces. Line breaks are words."""
     text = codec.decode(ids.tolist())
     return [word for word in text.replace(BREAK, f" {BREAK} ").split(" ") if word]
 
 
 def spliced(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
-    """The ids of the text with `edits` made in order; `ids` if its words are not read back."""
+    """Apply edits to a tokenized text, or return `ids` if the codec does not reproduce the text."""
     words = words_of(codec, ids)
     if not edits or codec.encode(joined(words)) != ids.tolist():
         return ids
@@ -95,67 +99,71 @@ def spliced(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
 def substitution(
     prompt: Sequence[str], target: Sequence[str], names_at: int, *, key: int
 ) -> tuple[list[Edit], list[Edit]]:
-    """The edits of one swap in each side, or none; names begin at the prompt's word `names_at`."""
-    listed = {name.casefold() for name in " ".join(prompt[names_at:]).split(", ")}
+    """Return the edits of prompt and target that replace one ingredient, or no edits.
+
+    The names of the ingredients begin at the word `names_at` of the prompt.
+    """
+    names = {name.casefold() for name in " ".join(prompt[names_at:]).split(", ")}
     text = " ".join((*prompt, *target)).casefold()
     swaps = [
         (old, new)
         for one, other in PAIRS
         for old, new in ((one, other), (other, one))
-        if listed & set(old) and not any(stem(word) in text for word in _own(new, old))
+        if names & set(old) and not any(stem(word) in text for word in _distinct_words(new, old))
     ]
     if not swaps:
         return [], []
     old, new = swaps[key_of(key) % len(swaps)]
-    asked, written = _swapped(prompt, old, new), _swapped(target, old, new)
-    return (asked, written) if asked and written else ([], [])
+    prompt_edits, target_edits = _replace_food(prompt, old, new), _replace_food(target, old, new)
+    return (prompt_edits, target_edits) if prompt_edits and target_edits else ([], [])
 
 
-def _own(food: Forms, other: Forms) -> list[str]:
+def _distinct_words(food: Forms, other: Forms) -> list[str]:
+    """List the words of a food that another food does not have."""
     return [word for word in food[0].split() if word not in other[0].split()]
 
 
-def _swapped(words: Sequence[str], old: Forms, new: Forms) -> list[Edit] | None:
-    """Replace every mention; None if another word refers to the food."""
+def _replace_food(words: Sequence[str], old: Forms, new: Forms) -> list[Edit] | None:
+    """Replace every occurrence of a food. Return None if another word refers to it."""
     edits: list[Edit] = []
-    telling = {stem(word) for word in _own(old, new)}
-    at = 0
-    while at < len(words):
-        found = _mention(words, at, old, new)
-        if found is None:
-            if any(part in words[at].casefold() for part in telling):
+    stems = {stem(word) for word in _distinct_words(old, new)}
+    index = 0
+    while index < len(words):
+        edit = _replace_food_at(words, index, old, new)
+        if edit is None:
+            if any(part in words[index].casefold() for part in stems):
                 return None
-            at += 1
+            index += 1
             continue
-        before, after = (
-            {word.casefold().strip("(" + _CLOSING) for word in side}
-            for side in (words[max(0, at - 1) : at], words[found.end :][:1])
-        )
-        ends = words[found.end - 1][-1] in _CLOSING
-        if not _SIDES.isdisjoint(before if ends else before | after):
+        neighbours = list(words[max(0, index - 1) : index])
+        if words[edit.end - 1][-1] not in _CLOSING:
+            neighbours += words[edit.end : edit.end + 1]
+        if any(word.casefold().strip("(" + _CLOSING) in _SIDES for word in neighbours):
             return None
-        edits.append(found)
-        at = found.end
+        edits.append(edit)
+        index = edit.end
     return edits
 
 
-def _mention(words: Sequence[str], at: int, old: Forms, new: Forms) -> Edit | None:
-    for form, other in zip(old, new, strict=True):
-        parts, replacing = form.split(), other.split()
-        here = list(words[at : at + len(parts)])
-        if len(here) < len(parts):
+def _replace_food_at(words: Sequence[str], index: int, old: Forms, new: Forms) -> Edit | None:
+    """Replace a food that begins at this word, with the same case and punctuation."""
+    for old_form, new_form in zip(old, new, strict=True):
+        n_words = len(old_form.split())
+        end = index + n_words
+        occurrence = list(words[index:end])
+        if len(occurrence) < n_words:
             continue
-        opening = here[0][: len(here[0]) - len(here[0].lstrip("("))]
-        closing = here[-1][len(here[-1].rstrip(_CLOSING)) :]
-        bare = " ".join(here)[len(opening) :].removesuffix(closing)
-        if bare.casefold() != form:
+        opening = occurrence[0][: len(occurrence[0]) - len(occurrence[0].lstrip("("))]
+        closing = occurrence[-1][len(occurrence[-1].rstrip(_CLOSING)) :]
+        name = " ".join(occurrence)[len(opening) :].removesuffix(closing)
+        if name.casefold() != old_form:
             continue
-        if bare.isupper() and len(bare) > 1:
-            replacing = [word.upper() for word in replacing]
-        elif bare[0].isupper():
-            titled = len(parts) == 1 or here[-1][0].isupper()
-            replacing = [w.capitalize() if titled or not i else w for i, w in enumerate(replacing)]
-        replacing[0] = opening + replacing[0]
-        replacing[-1] += closing
-        return Edit(at, at + len(parts), tuple(replacing))
+        if name.isupper() and len(name) > 1:
+            new_form = new_form.upper()  # noqa: PLW2901
+        elif name[0].isupper():
+            first, *others = new_form.split()
+            if n_words == 1 or occurrence[-1][0].isupper():
+                others = [word.capitalize() for word in others]
+            new_form = " ".join([first.capitalize(), *others])  # noqa: PLW2901
+        return Edit(index, end, tuple(f"{opening}{new_form}{closing}".split()))
     return None

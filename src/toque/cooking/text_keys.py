@@ -1,4 +1,4 @@
-"""Words and keys of recipe texts, fast for ASCII; and the verbs of cooking."""
+"""Words and keys of recipe texts, and cooking verbs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Final
 
 _LETTERS: Final = bytes(
     ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32 for code in range(256)
-)  # bytes of ASCII: letters in lower case, everything else a blank
+)
+"""Translation of ASCII: letters to lower case, other characters to spaces."""
 _LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
 _NOT_ALPHANUMERIC: Final = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
@@ -21,14 +22,14 @@ _PARTING: Final = re.compile(r"\b(?:with|and|in|on|over|of|for|from)\b|[&,:;(/-]
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case: runs of letters. A fraction such as "½" is no word."""
-    if text.isascii():  # most texts are, and bytes are faster than a pattern
+    """Split a text into words of letters in lower case, without numbers and fractions."""
+    if text.isascii():  # faster than a pattern, and most texts are ASCII
         return text.encode().translate(_LETTERS).decode().split()
     return _WORD.findall(_SIGNS.sub(" ", text).lower())
 
 
 def normalised(text: str) -> bytes:
-    """Key of a text for finding duplicates: its letters and digits, case-folded, in UTF-8.
+    """Compute a key for detecting duplicates: the letters and digits, case-folded, in UTF-8.
 
     >>> normalised("1½ Cups -- Crème!").decode()
     '1½cupscrème'
@@ -39,7 +40,7 @@ def normalised(text: str) -> bytes:
 
 
 def parts_of_title(title: str) -> list[str]:
-    """The dish of a title, then what it is with, in, on or from.
+    """Split a title at words such as "with" and "in". The first part is the dish.
 
     >>> parts_of_title("Soup of Beans")
     ['Soup ', ' Beans']
@@ -48,13 +49,13 @@ def parts_of_title(title: str) -> list[str]:
 
 
 def share(good: Iterable[bool]) -> float:
-    """Share of what is True; 0.0 of nothing."""
-    found = list(good)
-    return sum(found) / len(found) if found else 0.0
+    """Compute the share of true values. 0.0 without values."""
+    values = list(good)
+    return sum(values) / len(values) if values else 0.0
 
 
 def share_different(items: Sequence[Hashable]) -> float:
-    """Number of different items among all of them; 1.0 of nothing."""
+    """Compute the share of distinct items. 1.0 without items."""
     return len(set(items)) / len(items) if items else 1.0
 
 
@@ -77,14 +78,15 @@ ACTION_VERBS: frozenset[str] = frozenset(
     sprinkle squeeze stack stand steam steep stew stir strain stretch stuff sweat swirl taste tear
     temper tenderize thaw thicken thin thread tilt tip toast top toss transfer trim truss turn
     twist uncover unmold unroll unwrap use warm wash weigh whip whirl whisk wilt wipe work wrap zest
-    """.split()  # noqa: SIM905  # a block of words can be read; a list of 270 strings cannot
-)  # cooking verbs, in the imperative
+    """.split()  # noqa: SIM905  # more readable than a list of 270 strings
+)
+"""Cooking verbs in the imperative."""
 
 _VOWELS = "aeiou"
 
 
 def _verb_forms() -> frozenset[str]:
-    """Every verb with its -s, -ed and -ing forms, spelling doubled or shortened as English does."""
+    """Return every verb with its regular forms in -s, -ed and -ing."""
     forms = set(ACTION_VERBS)
     for verb in ACTION_VERBS:
         root = verb.removesuffix("e")
@@ -98,9 +100,9 @@ def _verb_forms() -> frozenset[str]:
     return frozenset(forms)
 
 
-VERB_FORMS: frozenset[str] = _verb_forms()  # every verb in each of its regular forms
+VERB_FORMS: frozenset[str] = _verb_forms()
 
 
 def has_action_verb(step: str) -> bool:
-    """True if a step contains one of `ACTION_VERBS`, in any of its regular forms."""
+    """Check whether a step contains a cooking verb in any regular form."""
     return not VERB_FORMS.isdisjoint(words_of(step))

@@ -1,4 +1,4 @@
-"""Scores of the times that steps say and of the oven they heat."""
+"""Scores of times, temperatures and the use of an oven in the steps of a recipe."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from toque.cooking.recipe import ParsedRecipe
 from toque.cooking.text_keys import parts_of_title, words_of
 
 OVEN_CELSIUS: Final = (50.0, 300.0)
-OVEN_FAHRENHEIT: Final = (120.0, 575.0)  # bounds of what an oven is set to
+"""Plausible temperatures of an oven in degrees Celsius."""
+OVEN_FAHRENHEIT: Final = (120.0, 575.0)
+"""Plausible temperatures of an oven in degrees Fahrenheit."""
 
 _TAKES_TIME: Final = re.compile(
     r"(?:^|[.;:,!)]\s*+|\b(?:and|then|or|let)\s++)(?:bake|roast|simmer|boil|braise|poach|steam"
     r"|chill|refrigerate|freeze|marinate|broil|microwave|soak)\b",
     re.IGNORECASE,
-)  # "simmer the beans", but neither "a baking sheet" nor "bring to a boil"
+)  # matches "simmer the beans", but not "a baking sheet" or "bring to a boil"
 _SAYS_WHEN: Final = re.compile(
     r"(?:\b|(?<=\d))(?:minutes?|mins?|hours?|hrs?|seconds?|secs?|days?|weeks?|moments?)\b"
     r"|\b(?:overnight|night|until|till|immediately|when|while|before|if|ready|done|needed|desired"
     r"|use|serving|package|box|label|directed|directions)\b",
     re.IGNORECASE,
-)  # times, and words that say until when or where it is written
+)
+"""Times, and other descriptions of a duration: "until", "overnight", "as directed"."""
 _IN_OVEN: Final = re.compile(
     r"(?<!microwave )(?<!dutch )(?<!toaster )\boven\b|(?:^|[.;:,!)]\s*+|\b(?:and|then)\s++)bake\b",
     re.IGNORECASE,
@@ -39,34 +42,37 @@ _OTHER_HEAT: Final = re.compile(
     r"\bbroil|\bgas mark\b|\bas directed\b|\bdirections\b|\binstructions\b|\bpackage\b|\bbox\b"
     r"|\b(?:moderate|hot|slow|warm|low|cool|medium|high)\b(?: \w+)? oven",
     re.IGNORECASE,
-)  # heat of an oven in words
+)
+"""Temperatures of an oven without a number."""
 
 
 def times_and_heat(recipe: ParsedRecipe) -> float | None:
-    """Share of times and temperatures that are there and sane; None where none is needed or said.
+    """Compute the share of present and plausible times and temperatures, or None without any.
 
-    A step that bakes, simmers, chills ... needs a time, or says until when; the step after it may
-    say so. A recipe with an oven needs its heat. What is said must be sane: an oven's heat within
-    `OVEN_CELSIUS` or `OVEN_FAHRENHEIT` (in either, where no unit is named), times as in
-    `plausible_amounts`.
+    A step that bakes, simmers, chills and so on needs a duration, in itself or in the next step. A
+    recipe with an oven needs a temperature. Every temperature of an oven must be within
+    `OVEN_CELSIUS` or `OVEN_FAHRENHEIT` (in one of them if it has no unit), and every time must be
+    plausible as in `plausible_amounts`.
     """
-    held: list[bool] = []
+    verdicts: list[bool] = []
     needs_heat = states_heat = False
-    for step, after in zip_longest(recipe.steps, recipe.steps[1:], fillvalue=""):
+    for step, next_step in zip_longest(recipe.steps, recipe.steps[1:], fillvalue=""):
         if _TAKES_TIME.search(step):
-            held.append(_SAYS_WHEN.search(f"{step} {after}") is not None)
+            verdicts.append(_SAYS_WHEN.search(f"{step} {next_step}") is not None)
         in_oven = _IN_OVEN.search(step) is not None
         needs_heat |= in_oven
         states_heat |= _OTHER_HEAT.search(step) is not None
-        for degrees, sign, letter, bare in _HEAT.findall(step):
+        for degrees, sign, letter, bare_number in _HEAT.findall(step):
             states_heat = True
             scale = (sign or letter).lower()
             low = OVEN_FAHRENHEIT[0] if scale == "f" else OVEN_CELSIUS[0]
             high = OVEN_CELSIUS[1] if scale == "c" else OVEN_FAHRENHEIT[1]
-            held += [low <= float(degrees or bare) <= high] if in_oven else []
-        held += sane_times(step)
-    held += [states_heat] if needs_heat else []
-    return sum(held) / len(held) if held else None
+            if in_oven:
+                verdicts.append(low <= float(degrees or bare_number) <= high)
+        verdicts += sane_times(step)
+    if needs_heat:
+        verdicts.append(states_heat)
+    return sum(verdicts) / len(verdicts) if verdicts else None
 
 
 _NUMERAL: Final = re.compile(r"[ivx]+")  # "Carrot Soup II"
@@ -80,14 +86,14 @@ _NO_OVEN: Final = frozenset(
     tabbouleh tea vinaigrette fried-rice hot-chocolate ice-cream whipped-cream
     """.split()  # noqa: SIM905
 )
-"""Dishes that are made without an oven: of 12,014 such recipes among 68,004 5 % heat one, soups and
-salads most often, 8 %."""
+"""Dishes without an oven. In 68,004 recipes, 5 % of 12,014 such dishes need an oven (8 % of soups
+and salads)."""
 
 
 def oven_fits(title: str, recipe: ParsedRecipe) -> float | None:
-    """1.0 if a dish that is made without an oven heats none, 0.0 if it does; None for others.
+    """Score the use of an oven: 0.0 if a dish of `_NO_OVEN` uses one, else 1.0.
 
-    The dish is the last word or two of the title, or of its part before "with", "in" and the like.
+    None for any other dish. The dish is the end of the title, or of its part before "with" or "in".
     """
     dish = parts_of_title(title.replace("-", " "))[0]  # "Beef Stir-Fry"
     words = [stem(word) for word in words_of(dish) if not _NUMERAL.fullmatch(word)]

@@ -1,14 +1,13 @@
-"""Best-of-n: of several texts that were drawn for one prompt, the best by a score.
+"""Best-of-n: several texts for one prompt, ranked by a score.
 
-A score is one that needs no reference: a recipe score, or the likelihood, which is the mean
-log-probability of a text's tokens in nats, the end token among them.
+The score needs no reference. It is a recipe score or the likelihood: the mean log-probability of
+the tokens of a text, in nats, including the end token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any, Final
 
@@ -23,35 +22,35 @@ LIKELIHOOD: Final = "likelihood"
 
 @dataclass(frozen=True)
 class Chosen:
-    """The score by which a text was chosen, beside those of the others."""
+    """The score of a chosen text, compared with all texts for its prompt."""
 
     by: str
+    """Name of the score."""
     score: float | None
-    """None where this text lacks it, and stands behind those that have it."""
+    """None if this text has no such score. It then ranks last."""
     mean: float
     """Mean over the texts that have the score."""
     texts: int
     """Number of texts that were written for the prompt."""
 
     def record(self) -> dict[str, Any]:
-        """Its content in JSON."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
-        """The choice for people."""
-        own = f"no {self.by}" if self.score is None else f"{self.by} {self.score:.3f}"
-        return f"[{own}; mean of {self.texts} texts {self.mean:.3f}]"
+        score = f"no {self.by}" if self.score is None else f"{self.by} {self.score:.3f}"
+        return f"[{score}; mean of {self.texts} texts {self.mean:.3f}]"
 
 
 @dataclass(frozen=True)
 class BestOf:
-    """The choice among `n` texts for a prompt."""
+    """Settings of the choice among several texts for a prompt."""
 
     n: int = 1
-    """Texts to choose among; 1 chooses nothing."""
+    """Number of texts to choose among; 1 for no choice."""
     by: str | None = None
-    """Name of a score; None: recipe_score where a recipe is asked for, those whose `oven_fits` is 0
-    behind all others, else likelihood."""
+    """Name of a score. By default, recipe_score if the prompt asks for a recipe, otherwise the
+    likelihood."""
 
     def __post_init__(self) -> None:
         if self.by is not None and self.by not in (LIKELIHOOD, *NAMES):
@@ -63,48 +62,55 @@ class BestOf:
             raise ConfigError(f"{argument('best_of')} is {self.n}; it must be at least 1.")
         if self.by is not None and self.n == 1:
             raise ConfigError(
-                f"{self.by} would choose among one text for each prompt. Write several with "
-                f"{argument('best_of=8')}, or name no score."
+                f"{self.by} needs several texts to choose among, and there is one for each prompt. "
+                f"Add {argument('best_of=8')}, or leave the score out."
             )
 
-    def check(self, options: GenerationOptions, *, wanted: int) -> None:
-        """Raise a ConfigError where `wanted` texts of a prompt cannot be chosen among `n`."""
+    def check(self, options: GenerationOptions, *, n_results: int) -> None:
+        """Check that the `n_results` best texts of a prompt can be chosen.
+
+        Raises:
+            ConfigError: All texts would be the same, or there are too few.
+        """
         if self.n == 1:
             return
         if options.is_greedy:
             raise ConfigError(
-                f"{argument('best_of')} is {self.n} and {argument('temperature')} 0, which takes "
-                f"the likeliest token every time: all {self.n} texts would be the same. Take a "
-                f"temperature such as 0.7, or leave {argument('best_of')} out."
+                f"{argument('best_of')} is {self.n}, but at {argument('temperature')} 0 all "
+                f"{self.n} texts would be the same. Use a temperature such as 0.7, or leave "
+                f"{argument('best_of')} out."
             )
-        if wanted > self.n:
+        if n_results > self.n:
             raise ConfigError(
-                f"{argument('best_of')} is {self.n}, and {wanted} texts cannot be chosen among "
-                f"them. {argument('n')} may be up to {self.n}."
+                f"{argument('n')} is {n_results}, but {argument('best_of')} writes only {self.n} "
+                f"texts to choose from. {argument('n')} may be up to {self.n}."
             )
 
     def check_prompts(
         self, prompts: Iterable[str], *, in_json: bool, knows_recipes: bool = True
     ) -> None:
-        """Raise a ConfigError where the texts for a prompt will not have the score that is named.
+        """Check that the texts for each prompt will have the requested score.
 
         Args:
-            prompts: as the model reads them.
-            in_json: texts are held to a schema; the recipe scores read no JSON.
-            knows_recipes: the model was trained on recipes.
+            prompts: Prompts in the format that the model expects.
+            in_json: Whether the answers follow a JSON schema. Recipe scores do not read JSON.
+            knows_recipes: Whether the model was trained on recipes.
+
+        Raises:
+            ConfigError: A recipe score is requested for an answer that is not a recipe.
         """
         if self.by in (None, LIKELIHOOD):
             return
-        asks = partial(asks_for_a_recipe, knows_recipes=knows_recipes)
-        other = next((p for p in prompts if in_json or not asks(p)), None)
-        if other is not None:
-            wrong = "is answered in JSON" if in_json else "asks for no recipe"
+        for prompt in prompts:
+            if asks_for_a_recipe(prompt, knows_recipes=knows_recipes) and not in_json:
+                continue
+            reason = "is answered in JSON" if in_json else "does not ask for a recipe"
             raise ConfigError(
-                f"{self.by} is a score of recipes, and the prompt {other[:100]!r} {wrong}. Name no "
-                f"score, or {LIKELIHOOD}, which every text has."
+                f"{self.by} is a score of recipes, and the prompt {prompt[:100]!r} {reason}. Use "
+                f"{LIKELIHOOD}, which every text has, or leave the score out."
             )
 
-    def ranked(
+    def rank(
         self,
         prompt: str,
         texts: Sequence[str],
@@ -113,37 +119,42 @@ class BestOf:
         in_json: bool = False,
         knows_recipes: bool = True,
     ) -> list[tuple[int, Chosen]]:
-        """Numbers of a prompt's texts, best first, and how each was judged.
+        """Rank the texts for a prompt. Return their numbers and scores, the best first.
 
-        Equal scores go by likelihood, then by number. A text without the score comes after those
-        that have it; where none has it, likelihood decides. Where no score is named, recipes whose
-        `oven_fits` is 0 come after the others.
+        Texts without the score come last. If no text has it, all are ranked by likelihood. Without
+        a requested score, recipes with an `oven_fits` of 0 come last. Equal
+        scores are ranked by likelihood, then by number.
 
         Args:
-            prompt: as the model reads it.
-            texts: what was written.
-            logprobs: log-probabilities of each text's tokens.
-            in_json: see `check_prompts`.
-            knows_recipes: see `check_prompts`.
+            prompt: Prompt in the format that the model expects.
+            texts: Texts that the model wrote for it.
+            logprobs: Log-probabilities of the tokens of each text.
+            in_json: See `check_prompts`.
+            knows_recipes: See `check_prompts`.
         """
-        likelihoods = [fmean(each) for each in logprobs]
         is_recipe = asks_for_a_recipe(prompt, knows_recipes=knows_recipes) and not in_json
         by = self.by or ("recipe_score" if is_recipe else LIKELIHOOD)
+        likelihoods = [fmean(values) for values in logprobs]
         scores: list[float | None] = [*likelihoods]
-        misfit = [False] * len(texts)
+        misses_oven = [False] * len(texts)
         if by != LIKELIHOOD:
-            metrics_of = partial(text_metrics, prompt, knows_recipes=knows_recipes)
-            judged = [metrics_of(text) for text in texts]
-            scores = [metrics.get(by) for metrics in judged]
-            misfit = [self.by is None and metrics.get("oven_fits") == 0.0 for metrics in judged]
-        known = [score for score in scores if score is not None]
-        if not known:
-            by, scores, known = LIKELIHOOD, [*likelihoods], likelihoods
+            metrics = [text_metrics(prompt, text, knows_recipes=knows_recipes) for text in texts]
+            scores = [values.get(by) for values in metrics]
+            if self.by is None:
+                misses_oven = [values.get("oven_fits") == 0.0 for values in metrics]
+
+        present = [score for score in scores if score is not None]
+        if not present:
+            by = LIKELIHOOD
+            scores = [*likelihoods]
+            present = likelihoods
+        mean = fmean(present)
         sign = -1.0 if metric_named(by).better == "lower" else 1.0
 
-        def place(number: int) -> tuple[bool, bool, float, float]:
+        def sort_key(number: int) -> tuple[bool, bool, float, float]:
             score = scores[number]
-            return score is None, misfit[number], -sign * (score or 0.0), -likelihoods[number]
+            is_missing = score is None
+            return is_missing, misses_oven[number], -sign * (score or 0.0), -likelihoods[number]
 
-        ranking, mean = sorted(range(len(texts)), key=place), fmean(known)
+        ranking = sorted(range(len(texts)), key=sort_key)
         return [(number, Chosen(by, scores[number], mean, len(texts))) for number in ranking]

@@ -1,8 +1,9 @@
-"""Intervals of scores and of differences: texts resampled, 95 %, percentiles (Efron 1979).
+"""Confidence intervals of scores and differences by the percentile bootstrap (Efron 1979).
 
-A score is a function of sums over texts (BLEU of ten sums), so a resample is a row of integer
-weights, and all resamples of all scores are one matrix product. Replicate b depends only on the
-seed and b. The sums are kept in a file, without the texts, to compare runs text by text.
+A score is a function of sums over texts, e.g. BLEU of ten sums. Therefore a resample is a row of
+integer weights, and one matrix product computes all resamples of all scores. Replicate b depends
+only on the seed and b. A file stores the sums per text, without the texts, so that runs can be
+compared text by text.
 """
 
 from __future__ import annotations
@@ -28,50 +29,56 @@ Floats = NDArray[np.float64]
 RESAMPLES: Final = 1000
 COVERAGE: Final = 0.95
 SEED: Final = 17
-FEWEST_TEXTS: Final = 10  # over fewer, which are drawn again and again, intervals are too short
-_AT_ONCE: Final = 32  # replicates drawn together
+MIN_TEXTS: Final = 10
+"""Texts for an interval of a difference. With fewer texts, bootstrap intervals are too short."""
+_REPLICATES_PER_STEP: Final = 32
 
 
 @dataclass(frozen=True)
 class PerText:
-    """A metric's sufficient statistics of each text: numbers whose sums give the score."""
+    """Sufficient statistics of a metric per text. The score is a function of their sums."""
 
-    values: Floats  # [texts, k]
-    score: Callable[[Floats], Floats]  # sums [..., k] -> scores [...], NaN for sums of no text
-    applies: NDArray[np.bool_]  # [texts]; where the metric does not apply, the row of values is 0
+    values: Floats
+    """[texts, k] Statistics per text. They are 0 if the metric does not apply to the text."""
+    score: Callable[[Floats], Floats]
+    """Function from sums [..., k] to scores [...], with NaN for the sums of no text."""
+    applies: NDArray[np.bool_]
+    """[texts] Whether the metric applies to the text."""
 
     @classmethod
     def mean(cls, values: Floats) -> PerText:
-        """The mean of [texts] values; NaN marks texts to which the metric does not apply."""
+        """Describe a mean of [texts] values. NaN marks texts to which the metric does not apply."""
         return cls.ratio(values, (~np.isnan(values)).astype(float))
 
     @classmethod
     def ratio(cls, above: Floats, below: Floats) -> PerText:
-        """A sum over texts divided by another; a text with nothing below does not count."""
+        """Describe a sum over texts divided by another. Texts with nothing below do not count."""
         applies = below > 0
         both = np.stack([np.where(applies, above, 0.0), np.where(applies, below, 0.0)], axis=1)
 
         def quotient(sums: Floats) -> Floats:
-            found: Floats = np.full(sums.shape[:-1], np.nan)
-            np.divide(sums[..., 0], sums[..., 1], out=found, where=sums[..., 1] > 0)
-            return found
+            ratio: Floats = np.full(sums.shape[:-1], np.nan)
+            np.divide(sums[..., 0], sums[..., 1], out=ratio, where=sums[..., 1] > 0)
+            return ratio
 
         return cls(both, quotient, applies)
 
-    def among(self, before: int, total: int) -> PerText:
-        """The same as the texts from `before` on, of `total`; it applies to none of the others."""
-        here = slice(before, before + len(self.values))
-        values, applies = np.zeros((total, self.values.shape[1])), np.zeros(total, bool)
-        values[here], applies[here] = self.values, self.applies
+    def among(self, start: int, total: int) -> PerText:
+        """Insert the texts at row `start` of a table of `total` texts."""
+        rows = slice(start, start + len(self.values))
+        values = np.zeros((total, self.values.shape[1]))
+        applies = np.zeros(total, bool)
+        values[rows] = self.values
+        applies[rows] = self.applies
         return PerText(values, self.score, applies)
 
     @property
-    def known(self) -> NDArray[np.bool_]:
-        """[texts] where the metric applies and is finite."""
+    def is_finite(self) -> NDArray[np.bool_]:
+        """[texts] Whether the metric applies to the text and is finite."""
         return self.applies & np.isfinite(self.values).all(axis=1)
 
     def at(self, rows: NDArray[np.int64]) -> PerText:
-        """The statistics of some of the texts."""
+        """Select the statistics of some texts."""
         return PerText(self.values[rows], self.score, self.applies[rows])
 
 
@@ -80,9 +87,11 @@ class Estimate:
     """A score with its interval."""
 
     value: float
-    low: float | None  # None for fewer than two texts
+    low: float | None
+    """None with fewer than two texts."""
     high: float | None
-    n: int  # texts to which it applies
+    n: int
+    """Number of texts to which the metric applies."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +99,14 @@ class Interval:
     """The mean of paired differences with its 95 % interval."""
 
     mean: float
-    low: float | None  # None with too few pairs: fewer than two runs, or than `FEWEST_TEXTS` texts
+    low: float | None
+    """None with fewer than two runs or `MIN_TEXTS` texts."""
     high: float | None
     pairs: int
 
     @property
     def decided(self) -> bool:
-        """True if the interval leaves zero out."""
+        """True if the interval excludes zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
@@ -107,42 +117,64 @@ def estimates(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[str, Estimate]:
-    """Scores over some texts (None: all) that apply to any, with the interval of the resamples."""
-    of_these = measures if rows is None else {n: m.at(rows) for n, m in measures.items()}
-    some = {name: m for name, m in of_these.items() if m.applies.any()}
-    if not some:
+    """Compute the scores over some texts, by default all, with bootstrap intervals.
+
+    Metrics that do not apply to any text are left out.
+    """
+    if rows is not None:
+        measures = {name: measure.at(rows) for name, measure in measures.items()}
+    measures = {name: measure for name, measure in measures.items() if measure.applies.any()}
+    if not measures:
         return {}
-    stacked = np.concatenate([m.values for m in some.values()], axis=1)
-    totals, n_texts, replicates = stacked.sum(axis=0), len(stacked), list[Floats]()
-    for start in range(0, resamples if n_texts > 1 else 0, _AT_ONCE):
-        chosen = [draws(n_texts, k, seed=seed) for k in range(start, resamples)[:_AT_ONCE]]
-        times = np.stack([np.bincount(c, minlength=n_texts) for c in chosen]).astype(float)
-        replicates.append(times @ stacked)
-    every = np.concatenate(replicates) if replicates else None
-    found, at = {}, 0
-    for name, measure in some.items():
-        part = slice(at, at + measure.values.shape[1])
-        at, n = part.stop, int(measure.applies.sum())
+
+    statistics_of_all = np.concatenate([m.values for m in measures.values()], axis=1)
+    totals = statistics_of_all.sum(axis=0)
+    resampled = _resample_sums(statistics_of_all, resamples, seed)
+    scores: dict[str, Estimate] = {}
+    first = 0
+    for name, measure in measures.items():
+        columns = slice(first, first + measure.values.shape[1])
+        first = columns.stop
+        n = int(measure.applies.sum())
         low, high = None, None
-        if every is not None and n > 1:
-            scores = measure.score(every[:, part])
-            if len(known := scores[~np.isnan(scores)]):
-                tail = (1.0 - COVERAGE) / 2.0
-                low, high = np.quantile(known, [tail, 1.0 - tail]).tolist()
-        found[name] = Estimate(float(measure.score(totals[part])), low, high, n)
-    return found
+        if len(resampled) and n > 1:
+            low, high = _percentiles(measure.score(resampled[:, columns]))
+        scores[name] = Estimate(float(measure.score(totals[columns])), low, high, n)
+    return scores
+
+
+def _resample_sums(values: Floats, resamples: int, seed: int) -> Floats:
+    """Sum the statistics [texts, k] of each resample. The result is [resamples, k]."""
+    n_texts = len(values)
+    sums = [np.empty((0, values.shape[1]))]
+    for start in range(0, resamples if n_texts > 1 else 0, _REPLICATES_PER_STEP):
+        replicates = range(start, resamples)[:_REPLICATES_PER_STEP]
+        chosen = [draws(n_texts, replicate, seed=seed) for replicate in replicates]
+        counts = np.stack([np.bincount(texts, minlength=n_texts) for texts in chosen])
+        sums.append(counts.astype(float) @ values)
+    return np.concatenate(sums)
+
+
+def _percentiles(scores: Floats) -> tuple[float | None, float | None]:
+    """Return the ends of the interval of resampled scores. NaN is ignored."""
+    valid = scores[~np.isnan(scores)]
+    if not len(valid):
+        return None, None
+    tail = (1.0 - COVERAGE) / 2.0
+    low, high = np.quantile(valid, [tail, 1.0 - tail]).tolist()
+    return low, high
 
 
 def draws(n: int, replicate: int, *, seed: int = SEED) -> NDArray[np.int64]:
-    """[n] the texts of one resample, drawn with replacement."""
-    bits = np.random.Philox(key=[seed, replicate])  # counter-based: no state runs on
+    """Sample the [n] texts of one resample with replacement."""
+    bits = np.random.Philox(key=[seed, replicate])  # counter-based, without state
     return np.random.Generator(bits).integers(0, n, size=n, dtype=np.int64)
 
 
 def paired(with_it: Sequence[float | None], without: Sequence[float | None]) -> Interval | None:
-    """Mean and interval of the differences of runs with the same seed; None without a whole pair.
+    """Compute the mean difference of runs with the same seed. Return None without a complete pair.
 
-    Student's t over the differences (Student 1908), exact for normal ones.
+    The interval is Student's t over the differences (Student 1908), exact for normal differences.
 
     >>> paired([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])
     Interval(mean=2.0, low=-0.484..., high=4.484..., pairs=3)
@@ -160,8 +192,8 @@ def paired(with_it: Sequence[float | None], without: Sequence[float | None]) -> 
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % point of Student's t with `freedom` degrees of freedom."""
-    # Above ten to 1e-3: Fisher and Cornish's expansion about the normal point (Hill 1970, eq. 3).
+    """Return the 97.5 % point of Student's t with `freedom` degrees of freedom."""
+    # Above ten: the expansion of Fisher and Cornish (Hill 1970, eq. 3), with an error below 1e-3.
     if freedom <= len(_T):
         return _T[freedom - 1]
     z = 1.959964
@@ -177,70 +209,70 @@ _T: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.2
 
 
 def over_texts(ours: PerText, theirs: PerText) -> Interval | None:
-    """Score of `ours` minus that of `theirs`, both of the same texts in the same order.
+    """Subtract the score of `theirs` from `ours`, over the same texts in the same order.
 
-    Each resample draws the same texts for both (the paired bootstrap; Koehn 2004), so what makes a
-    text hard for both is in neither end of the interval. None where no text counts for both.
+    Each resample has the same texts for both runs (paired bootstrap; Koehn 2004), so texts that are
+    hard for both do not widen the interval. Return None if no text counts for both.
     """
-    both, k = ours.applies & theirs.applies, ours.values.shape[1]
+    both = ours.applies & theirs.applies
+    k = ours.values.shape[1]
     if not both.any():
         return None
-    joined = np.concatenate([ours.values, theirs.values], axis=1)[both]
+    values = np.concatenate([ours.values, theirs.values], axis=1)[both]
 
     def difference(sums: Floats) -> Floats:
         return ours.score(sums[..., :k]) - theirs.score(sums[..., k:])
 
-    found = estimates({"difference": PerText(joined, difference, both[both])})["difference"]
-    bounds = (found.low, found.high) if found.n >= FEWEST_TEXTS else (None, None)
-    return Interval(found.value, *bounds, found.n)
+    estimate = estimates({"difference": PerText(values, difference, both[both])})["difference"]
+    bounds = (estimate.low, estimate.high) if estimate.n >= MIN_TEXTS else (None, None)
+    return Interval(estimate.value, *bounds, estimate.n)
 
 
-FILE: Final = "scores_by_text.json"  # name of the file in a run's folder, beside evaluation.json
+FILE: Final = "scores_by_text.json"
+"""Name of the file in the folder of a run, next to evaluation.json."""
 _FORM: Final = 1
 _DIGITS: Final = 6
-_BLEU_SUMS: Final = 10  # of each text
-_GONE: Final = "chrf"  # of earlier runs, 18 sums a text; a user's own of the name has two
+_BLEU_SUMS: Final = 10
 
 
 def key_of_text(prompt: str, reference: str) -> str:
-    """A short name of a prompt with its reference; the same in every run."""
+    """Return a short hash of a prompt and its reference, equal in all runs."""
     text = f"{prompt}\0{reference}".encode("utf-8", "replace")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Measures of some texts, a row a text."""
+    """Statistics of several texts, one row per text."""
 
     keys: Sequence[str]
+    """Hash per text, see `key_of_text`."""
     measures: Mapping[str, PerText]
 
     def in_order(self, keys: Sequence[str]) -> TextTable:
-        """The same for these of its texts, in this order."""
-        at = {key: row for row, key in enumerate(self.keys)}
-        rows = np.array([at[key] for key in keys], dtype=np.int64)
+        """Select the texts with these keys, in this order."""
+        row_of = {key: row for row, key in enumerate(self.keys)}
+        rows = np.array([row_of[key] for key in keys], dtype=np.int64)
         return TextTable(keys, {name: m.at(rows) for name, m in self.measures.items()})
 
     def record(self) -> dict[str, Any]:
-        """The table as JSON; null where a measure does not apply or is no finite number."""
-        return {
-            "keys": list(self.keys),
-            "measures": {
-                name: [
-                    [round(value, _DIGITS) for value in row] if known else None
-                    for row, known in zip(m.values.tolist(), m.known.tolist(), strict=True)
-                ]
-                for name, m in self.measures.items()
-            },
-        }
+        """Return the table as JSON values, with null for statistics that do not apply."""
+        measures: dict[str, list[list[float] | None]] = {}
+        for name, measure in self.measures.items():
+            rows = zip(measure.values.tolist(), measure.is_finite.tolist(), strict=True)
+            measures[name] = [
+                [round(value, _DIGITS) for value in row] if is_finite else None
+                for row, is_finite in rows
+            ]
+        return {"keys": list(self.keys), "measures": measures}
 
 
 def losses_table(
     keys: Sequence[str], nats: Floats, tokens: Floats, size: Floats, weight: Floats | float = 1.0
 ) -> TextTable:
-    """Held-out loss of examples by their nats, tokens and weight; bits a byte by bytes of text.
+    """Make a table of the loss and the bits per byte of held-out examples.
 
-    `size` holds the bytes of each target, 0 where it is no whole text.
+    `size` has the bytes per target, or 0 if the target is not a complete text.
     """
     measures = {"loss": PerText.ratio(weight * nats, weight * tokens)}
     if len(keys) and size.all():
@@ -249,7 +281,7 @@ def losses_table(
 
 
 def to_json(*, examples: TextTable, texts: TextTable, step: int | None) -> str:
-    """The content of `FILE`."""
+    """Return the content of `FILE`."""
     tables = {"examples": examples.record(), "texts": texts.record()}
     return json.dumps({"form": _FORM, "step": step, **tables}, allow_nan=False)
 
@@ -268,7 +300,7 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ByText:
-    """The content of a run's file."""
+    """The content of `FILE` of a run."""
 
     examples: TextTable
     texts: TextTable
@@ -276,39 +308,40 @@ class ByText:
 
 
 def from_json(data: bytes) -> ByText:
-    """The tables of a file, which may come from anyone: ValueError where it is damaged."""
-    found = decode_json(data, _File)
-    if found.form != _FORM:
-        raise ValueError(f"its form is {found.form}, and this version reads {_FORM}")
-    return ByText(_table(found.examples), _table(found.texts), found.step)
+    """Read the tables of an untrusted file.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    file = decode_json(data, _File)
+    if file.form != _FORM:
+        raise ValueError(f"form must be {_FORM}, not {file.form}")
+    return ByText(_text_table(file.examples), _text_table(file.texts), file.step)
 
 
-def _table(found: _Table) -> TextTable:
-    wrong = [name for name, rows in found.measures.items() if len(rows) != len(found.keys)]
-    if wrong:
-        raise ValueError(f"{wrong[0]} is not of {len(found.keys)} texts")
-    kept = {
-        name: rows
-        for name, rows in found.measures.items()
-        if name != _GONE or all(row is None or len(row) == 2 for row in rows)
-    }
-    return TextTable(found.keys, {name: _measure(name, rows) for name, rows in kept.items()})
+def _text_table(table: _Table) -> TextTable:
+    measures: dict[str, PerText] = {}
+    for name, rows in table.measures.items():
+        if len(rows) != len(table.keys):
+            raise ValueError(f"{name} has {len(rows)} rows for {len(table.keys)} texts")
+        measures[name] = _measure(name, rows)
+    return TextTable(table.keys, measures)
 
 
 def _measure(name: str, rows: Sequence[Sequence[float] | None]) -> PerText:
     width = next((len(row) for row in rows if row is not None), 2)
     filled = [[0.0] * width if row is None else row for row in rows]
     if any(len(row) != width for row in filled):
-        raise ValueError(f"the rows of {name} are not of one length")
+        raise ValueError(f"the rows of {name} differ in length")
     values = np.array(filled, float).reshape(len(rows), width)
     if not np.isfinite(values).all():
-        raise ValueError(f"{name} holds a number that is not finite")
+        raise ValueError(f"{name} has a number that is not finite")
     applies = np.array([row is not None for row in rows], dtype=bool)
     if name.endswith("bleu") and width == _BLEU_SUMS:
         return PerText(values, bleu_of, applies)
     if name.endswith("macro_f1") and width and width % 3 == 0:
         return PerText(values, macro_f1_of, applies)
     if width != 2:
-        raise ValueError(f"{name} has {width} numbers a text")
+        raise ValueError(f"{name} has {width} numbers per text")
     ratio = PerText.ratio(values[:, 0], values[:, 1])
     return PerText(ratio.values, ratio.score, ratio.applies & applies)

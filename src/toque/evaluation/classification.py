@@ -11,17 +11,20 @@ from numpy.typing import NDArray
 
 from toque.evaluation.answer_scores import f1_of, macro_f1_of
 
-BINS: Final = 10  # bins of confidence that calibration is measured over
-MOST_MISTAKES: Final = 3  # wrong answers named beside a class
+BINS: Final = 10
+"""Bins of confidence for the calibration error."""
+MAX_MISTAKES: Final = 3
+"""Wrong answers that are listed per class, the most frequent first."""
 _Row = tuple[str, str, str, str, str]
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Answers counted against the true classes."""
+    """Counts of answers per true class, and the scores that they give."""
 
     classes: tuple[str, ...]
-    confusion: NDArray[np.int64]  # [classes, classes] counts: true class, then answer
+    confusion: NDArray[np.int64]
+    """[classes, classes] Number of examples by true class and answer."""
 
     @property
     def accuracy(self) -> float:
@@ -30,17 +33,17 @@ class ClassScores:
 
     @property
     def majority(self) -> float:
-        """Accuracy of always answering the most frequent class: the baseline."""
+        """Accuracy of the most frequent class, the baseline."""
         return float(self.confusion.sum(axis=1).max() / self.confusion.sum())
 
     @property
     def f1(self) -> dict[str, float]:
-        """F1 of each class; 0 for one that is neither true nor answered."""
+        """F1 by class. It is 0 for a class without examples or answers."""
         return dict(zip(self.classes, f1_of(self._sums).tolist(), strict=True))
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 over the classes that are true of at least one example."""
+        """Mean F1 over the classes with at least one example."""
         return float(macro_f1_of(self._sums))
 
     @property
@@ -49,7 +52,7 @@ class ClassScores:
         return np.concatenate(counts).astype(float)
 
     def lines(self) -> list[str]:
-        """The confusion table for people, a line a class."""
+        """Format the confusion table, one line per class."""
         heads, rows = class_rows(self.classes, self.confusion.tolist())
         width = max(map(len, self.classes)) + 2
         return [
@@ -59,9 +62,10 @@ class ClassScores:
 
 
 def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tuple[_Row, list[_Row]]:
-    """Heads and rows of a table: a true class, how many, how many right, F1, commonest mistakes.
+    """Make the column heads and rows of a table of classes.
 
-    Classes that neither occur nor are answered are left out.
+    The columns are the true class, its examples, the right answers, F1 and the most frequent
+    mistakes. Classes without examples or answers are left out.
 
     >>> class_rows(["Thai", "Greek"], [[3, 1], [0, 2]])[1]
     [('Thai', '4', '3', '0.857', 'Greek 1'), ('Greek', '2', '2', '0.800', '')]
@@ -73,48 +77,61 @@ def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tupl
         if not n_true + answered[at]:
             continue
         wrong = sorted(((-n, i) for i, n in enumerate(counts) if n and i != at))
-        told = ", ".join(f"{names[i]} {-n:,}" for n, i in wrong[:MOST_MISTAKES])
-        more = -sum(n for n, _ in wrong[MOST_MISTAKES:])
+        mistakes = [f"{names[i]} {-n:,}" for n, i in wrong[:MAX_MISTAKES]]
+        if n_other := -sum(n for n, _ in wrong[MAX_MISTAKES:]):
+            mistakes.append(f"others {n_other:,}")
         f1 = 2 * counts[at] / (n_true + answered[at])
-        told += f", others {more:,}" if more else ""
-        rows.append((names[at], f"{n_true:,}", f"{counts[at]:,}", f"{f1:.3f}", told))
+        rows.append((names[at], f"{n_true:,}", f"{counts[at]:,}", f"{f1:.3f}", ", ".join(mistakes)))
     return ("true class", "of it", "right", "F1", "taken for"), rows
 
 
 def class_scores(
     answers: Sequence[str], truths: Sequence[str], classes: Sequence[str]
 ) -> ClassScores:
-    """Count answers against true classes; surrounding blanks do not matter, nor does case.
+    """Count answers by true class. Surrounding blanks and case are ignored.
 
-    Case matters where it alone tells two classes apart.
+    Case is not ignored if two classes differ only in case.
+
+    Raises:
+        ValueError: The lists differ in length or are empty, or a name is not a class.
     """
     if not truths or len(answers) != len(truths):
-        raise ValueError(f"{len(answers)} answers to {len(truths)} questions; at least one each.")
+        raise ValueError(
+            f"There are {len(answers)} answers for {len(truths)} examples; the numbers must be "
+            "equal and above 0."
+        )
     names = [name.strip() for name in classes]
-    folded = len({name.casefold() for name in names}) == len(set(names))
-    key = str.casefold if folded else str
-    place = {key(name): i for i, name in enumerate(names)}
-    unknown = {name for name in (*truths, *answers) if key(name.strip()) not in place}
+    ignores_case = len({name.casefold() for name in names}) == len(set(names))
+    key = str.casefold if ignores_case else str
+    index = {key(name): i for i, name in enumerate(names)}
+    unknown = {name for name in (*truths, *answers) if key(name.strip()) not in index}
     if unknown:
         raise ValueError(f"{min(unknown)!r} is not one of the classes {', '.join(classes)}.")
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     for truth, answer in zip(truths, answers, strict=True):
-        confusion[place[key(truth.strip())], place[key(answer.strip())]] += 1
+        confusion[index[key(truth.strip())], index[key(answer.strip())]] += 1
     return ClassScores(tuple(classes), confusion)
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
-    """Expected calibration error over bins of equal width (Naeini et al. 2015, Guo et al. 2017).
+    """Compute the expected calibration error (Naeini et al. 2015, Guo et al. 2017).
 
-    ECE = sum over bins of (n_b / n) * |accuracy_b - confidence_b|; a bin is closed above, and the
-    first holds 0 too. A confidence is the probability given to the answer, in [0, 1].
+    ECE = sum over bins of (n_b / n) * |accuracy_b - confidence_b|. The bins have equal width and
+    include their upper limit. A confidence is the probability of the answer, from 0 to 1.
+
+    Raises:
+        ValueError: The lists differ in length or are empty, or a confidence is out of range.
     """
-    sure, hit = np.asarray(confidences, float), np.asarray(right, float)
-    if not len(sure) or sure.shape != hit.shape:
-        raise ValueError(f"{len(sure)} confidences for {len(hit)} answers; at least one each.")
-    if not ((sure >= 0) & (sure <= 1)).all():  # NaN fails both
-        raise ValueError("A confidence is outside 0 to 1.")
-    which = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
-    # A bin's n times the difference of its means is the difference of its sums.
-    gaps = np.bincount(which, weights=hit) - np.bincount(which, weights=sure)
-    return float(np.abs(gaps).sum() / len(sure))
+    confidence = np.asarray(confidences, float)
+    is_right = np.asarray(right, float)
+    if not len(confidence) or confidence.shape != is_right.shape:
+        raise ValueError(
+            f"There are {len(confidence)} confidences for {len(is_right)} answers; the numbers "
+            "must be equal and above 0."
+        )
+    if not ((confidence >= 0) & (confidence <= 1)).all():  # also refuses NaN
+        raise ValueError("Confidences must be from 0 to 1.")
+    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    # The size of a bin times the difference of its means is the difference of its sums.
+    gaps = np.bincount(bins, weights=is_right) - np.bincount(bins, weights=confidence)
+    return float(np.abs(gaps).sum() / len(confidence))

@@ -1,6 +1,6 @@
-"""Constrained choice: the likeliest of a few allowed answers, exactly.
+"""Constrained choice: exact probabilities of a few allowed answers.
 
-Every allowed answer is scored by the log-probability of its tokens and the end token.
+The score of an answer is the log-probability of its tokens and the end token.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from toque.models.generation.kv_cache import neighbours
 from toque.models.lora.frozen import computing
 from toque.reporter import Count, uncounted
 
-TOKENS_AT_ONCE: Final = 4096  # most tokens of a batch, about
+TOKENS_PER_BATCH: Final = 4096
+"""Approximate limit of tokens per batch."""
 
 
 class _Answered:
-    """Every prompt with every allowed answer, as examples for a layout."""
+    """Examples for a layout: every prompt with every allowed answer."""
 
     def __init__(
         self, prompts: Sequence[NDArray[np.int64]], answers: Sequence[NDArray[np.int64]]
     ) -> None:
-        self.prompts, self.answers = prompts, answers
+        self.prompts = prompts
+        self.answers = answers
 
     def prompt(self, row: int, /) -> NDArray[np.int64]:
         return self.prompts[row // len(self.answers)]
@@ -51,37 +53,41 @@ def choose(
     *,
     autocast: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> NDArray[np.float64]:
-    """[prompts, answers] probabilities of a model's allowed answers; each row sums to 1.
+    """Compute the probabilities of the allowed answers, [prompts, answers]. Each row sums to 1.
 
-    Draws nothing at random and leaves the model in the mode it was in. `autocast` is that of a
-    training; without it the model computes as it is held.
+    No random numbers are used, and the training mode of the model is restored. Without the
+    `autocast` of a training run, the model computes in the precision of its weights.
     """
-    ids = [[*codec.encode(codec.normalise(answer)), codec.eos_id] for answer in answers]
-    examples = _Answered(*([np.array(one, np.int64) for one in some] for some in (prompts, ids)))
+    answer_ids = [[*codec.encode(codec.normalise(answer)), codec.eos_id] for answer in answers]
+    examples = _Answered(
+        [np.array(ids, np.int64) for ids in prompts],
+        [np.array(ids, np.int64) for ids in answer_ids],
+    )
     layout = Layout(
         examples,
-        # Unpacked rows are as long as they must be.
+        # Unpacked rows are as long as their example.
         shape=RowShape(int(model.config.is_encoder_decoder), 1),
         pad_id=codec.pad_id,
         start_id=getattr(model.config, "decoder_start_token_id", None) or 0,
         packed=False,
     )
-    scores, n = np.zeros((len(prompts), len(answers))), len(answers)
-    # Prompts of about one length side by side, so that few tokens are padding.
+    n = len(answers)
+    scores = np.zeros((len(prompts), n))
+    # Prompts of similar length share a batch, so that few tokens are padding.
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
     sizes = [n * (len(prompts[i]) + 8) for i in order]
     on_progress(0, len(prompts))
     with evaluating(model), torch.no_grad():
-        for some in neighbours(sizes, max_wasted=TOKENS_AT_ONCE, max_tokens=TOKENS_AT_ONCE):
-            chosen = order[some]
+        for part in neighbours(sizes, max_wasted=TOKENS_PER_BATCH, max_tokens=TOKENS_PER_BATCH):
+            chosen = order[part]
             batch = layout.batch([(i * n + a,) for i in chosen for a in range(n)])
             batch = batch.to(model.device)
             with computing(model) if autocast is None else autocast():
-                found = log_probabilities(model, batch).float()
-            held = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
-            each = torch.where(held > 0, found, 0.0).sum(1).reshape(len(chosen), n)
-            scores[chosen] = each.double().cpu().numpy()
-            on_progress(some.stop, len(prompts))
+                logprobs = log_probabilities(model, batch).float()
+            segments = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
+            sums = torch.where(segments > 0, logprobs, 0.0).sum(1).reshape(len(chosen), n)
+            scores[chosen] = sums.double().cpu().numpy()
+            on_progress(part.stop, len(prompts))
     likely = np.exp(scores - scores.max(axis=1, keepdims=True))
     shares: NDArray[np.float64] = likely / likely.sum(axis=1, keepdims=True)
     return shares

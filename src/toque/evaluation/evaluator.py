@@ -1,4 +1,7 @@
-"""Evaluator of a run, which every rank calls: held-out loss, texts of fixed prompts, scores."""
+"""Evaluator of a run: held-out loss, and scores of texts for fixed prompts.
+
+Every rank calls it.
+"""
 
 from __future__ import annotations
 
@@ -22,156 +25,198 @@ from toque.runs.history import metric_named
 from toque.runs.run_record import BITS, HELD_OUT
 from toque.training.callbacks import Goal
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import Sharing
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.stopping import CommandClock, TimeLimit
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Metrics and texts of an evaluation, and its cost."""
+    """Metrics, texts and cost of an evaluation."""
 
-    metrics: Mapping[str, float] = field(default_factory=dict)  # on every rank the same
-    texts: Mapping[str, float] = field(default_factory=dict)  # scores of texts, a part of metrics
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """All metrics, equal on all ranks."""
+    texts: Mapping[str, float] = field(default_factory=dict)
+    """Scores of texts, a subset of `metrics`."""
     held_out: Sequence[Sample] = ()
-    own: Sequence[Sample] = ()  # texts for the user's own prompts
-    failed: Mapping[str, str] = field(default_factory=dict)  # metrics that raised, with the error
+    """Texts for held-out prompts."""
+    own: Sequence[Sample] = ()
+    """Texts for the prompts of the user."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Error of each metric that raised one."""
     seconds: float = 0.0
-    texts_seconds: float = 0.0  # seconds of writing texts and scoring them, a part of `seconds`
-    left_out: int = 0  # texts that were not written, or not finished, in the time that was left
+    texts_seconds: float = 0.0
+    """Seconds for generating and scoring texts, a part of `seconds`."""
+    left_out: int = 0
+    """Number of texts that were not finished before the time limit."""
 
 
 @dataclass
 class Evaluator:
-    """Evaluates the weights that are in the model when it is called.
+    """Evaluator of the present weights of a model.
 
-    Draws nothing at random, and leaves the model in the mode it was in. The sampler writes for
-    `n_held_out` prompts with references, then for the user's own.
+    It uses no random numbers and restores the training mode. The first `n_held_out` prompts of the
+    sampler have references. The prompts of the user follow.
     """
 
     heldout: HeldOut
     model: nn.Module
-    sharing: Sharing
+    sharing: DataParallel
     sampler: Sampler
     n_held_out: int
     ranks: Ranks
     scores: Callable[[], ScoresByTask]
     watched: Sequence[str] = ()
-    """Metrics that the run goes by; one that cannot be measured is NaN, which is no improvement."""
-    known: Sequence[str] = ()  # names that metrics may have; the user's functions may give others
+    """Metrics that decide on the best checkpoint or on stopping. A missing one is NaN, which never
+    counts as an improvement."""
+    known: Sequence[str] = ()
+    """Names of the metrics of Toque. The user's functions may add others."""
     reporter: Reporter = SILENT
-    interrupted: Callable[[], bool] = bool  # asked after every batch and token whether to leave
-    limit: TimeLimit | None = None  # of the command, which texts must keep; on the first rank alone
+    interrupted: Callable[[], bool] = bool
+    """Called after every batch and token. True stops the evaluation."""
+    limit: TimeLimit | None = None
+    """Time limit of the command, only on the first rank."""
     last: Evaluated = Evaluated()
 
     def __call__(self) -> dict[str, float]:
-        """All metrics by name; raises Interrupted, with nothing measured, if any rank is."""
-        began = time.perf_counter()
+        """Compute all metrics by name.
+
+        Raises:
+            Interrupted: A rank was interrupted. Nothing is measured.
+        """
+        started = time.perf_counter()
         metrics = self.losses()
-        between = time.perf_counter()
-        samples = self._written()
+        loss_seconds = time.perf_counter() - started
+
+        samples = self._write_samples()
         held_out = [sample for n, sample in samples.items() if n < self.n_held_out]
-        own = [sample for n, sample in samples.items() if n >= self.n_held_out]
-        left_out = len(self.sampler.prompts) - len(samples)
+        own_samples = [sample for n, sample in samples.items() if n >= self.n_held_out]
         texts: dict[str, float] = {}
         failed: dict[str, str] = {}
-        # Scores of fewer texts would not compare with those of the other evaluations.
+        # Scores of fewer texts would not be comparable with earlier evaluations.
         if held_out and len(held_out) == self.n_held_out:
             if self.ranks.is_main:
-                scores = self.scores()
-                scores.add(held_out)
-                found = scores.result(resamples=0)
-                texts, failed = found.metrics, dict(found.failed)
-            # The user's metrics may differ by rank; what the run goes by must not.
+                accumulated = self.scores()
+                accumulated.add(held_out)
+                scores = accumulated.result(resamples=0)
+                texts = scores.metrics
+                failed = dict(scores.failed)
+            # The user's metrics may differ by rank, but all ranks must decide alike.
             texts, failed = self.ranks.broadcast((texts, failed))
-            self._fill(texts, failed)
+            self._fill_missing(texts, failed)
         elif self.n_held_out:
-            of_losses = (*HELD_OUT, BITS)
-            texts = {name: math.nan for name in self.watched if name not in of_losses}
-        ended = time.perf_counter()
+            texts = dict.fromkeys(self._watched_texts(), math.nan)
+
+        seconds = time.perf_counter() - started
         self.last = Evaluated(
-            metrics | texts, texts, held_out, own, failed, ended - began, ended - between, left_out
+            metrics=metrics | texts,
+            texts=texts,
+            held_out=held_out,
+            own=own_samples,
+            failed=failed,
+            seconds=seconds,
+            texts_seconds=seconds - loss_seconds,
+            left_out=len(self.sampler.prompts) - len(samples),
         )
         return dict(self.last.metrics)
 
     def losses(self) -> dict[str, float]:
-        """The figures of the held-out examples alone: loss, perplexity, bits a byte."""
+        """Compute the metrics of the held-out examples: loss, perplexity and bits per byte."""
         with counting(self.reporter, "evaluating", "held-out examples") as count:
-            return self.heldout(self.model, self._told(count, together=self.heldout.in_step))
+            count_or_stop = self._stop_if_interrupted(count, together=self.heldout.in_step)
+            return self.heldout(self.model, count_or_stop)
 
     def record(self) -> dict[str, Any]:
-        """Further fields of the newest evaluation's event."""
-        found: dict[str, Any] = {"seconds": self.last.seconds}
+        """Return additional fields of the event of the newest evaluation."""
+        fields: dict[str, Any] = {"seconds": self.last.seconds}
         if self.last.held_out or self.last.own:
-            n_texts, texts = len(self.last.held_out), dict(self.last.texts)
-            found |= {"texts_seconds": self.last.texts_seconds, "n_texts": n_texts, "texts": texts}
+            fields["texts_seconds"] = self.last.texts_seconds
+            fields["n_texts"] = len(self.last.held_out)
+            fields["texts"] = dict(self.last.texts)
         if self.last.left_out:
-            found["texts_left_out"] = self.last.left_out
-        return found
+            fields["texts_left_out"] = self.last.left_out
+        return fields
 
-    def _written(self) -> dict[int, Sample]:
+    def _write_samples(self) -> dict[int, Sample]:
         if not self.sampler.prompts:
             return {}
         with (
-            self.sharing.whole() as model,
+            self.sharing.full_model() as model,
             counting(self.reporter, "writing", "texts") as count,
         ):
-            return self.written(self.sampler, model, self._told(count))
+            return self.written(self.sampler, model, self._stop_if_interrupted(count))
 
     def written(
         self, sampler: Sampler, model: nn.Module, on_progress: Count, *, final: bool = False
     ) -> dict[int, Sample]:
-        """Samples by the number of their prompt, as many as the time limit has time for.
+        """Write as many texts as the time limit permits. Return the samples by prompt number.
 
-        Every rank calls it. `final`: training is over, and nothing but the end needs the rest.
+        Every rank calls it. If training is over, `final` allows the texts to use the time that is
+        otherwise reserved for training.
         """
-        prompts, samples = sampler.prompts, dict[int, Sample]()
+        prompts = sampler.prompts
+        samples: dict[int, Sample] = {}
         clock = CommandClock() if self.limit is None else self.limit.clock
-        at, unfinished = 0, False
-        while at < len(prompts) and not unfinished:
-            fit: tuple[int, float] = (len(prompts) - at, math.inf)
+        start = 0
+        while start < len(prompts):
+            fit: tuple[int, float] = (len(prompts) - start, math.inf)
             if self.limit is not None:
                 fit = self.limit.texts_that_fit(fit[0], final=final)
-            n, seconds = self.ranks.broadcast(fit)  # the first rank's, as all of them write
+            n, seconds = self.ranks.broadcast(fit)  # all ranks use the numbers of the first
             if n == 0:
                 break
 
-            began = clock.seconds()
-            part = replace(sampler, prompts=prompts[at : at + n])
-            in_time = _until(clock, began + seconds, on_progress)
-            finished = sample_on_all_ranks(part, model, self.ranks, in_time)
+            started = clock.seconds()
+            part = replace(sampler, prompts=prompts[start : start + n])
+            count_in_time = _until(clock, started + seconds, on_progress)
+            finished = sample_on_all_ranks(part, model, self.ranks, count_in_time)
             if self.limit is not None:
-                self.limit.wrote(n, clock.seconds() - began)
-            samples |= {at + number: sample for number, sample in finished.items()}
-            at, unfinished = at + n, len(finished) < n
+                self.limit.wrote(n, clock.seconds() - started)
+            samples |= {start + number: sample for number, sample in finished.items()}
+            if len(finished) < n:
+                break
+            start += n
         return samples
 
-    def _told(self, count: Count, *, together: bool = False) -> Count:
-        """A count that leaves the evaluation when asked; `together`: all ranks call it as often."""
+    def _stop_if_interrupted(self, count: Count, *, together: bool = False) -> Count:
+        """Wrap a count to raise Interrupted when a signal arrived.
 
-        def told(done: int, total: int, share: float | None = None, /) -> None:
+        With `together`, all ranks call it equally often and stop together.
+        """
+
+        def count_or_stop(done: int, total: int, share: float | None = None, /) -> None:
             count(done, total, share)
-            leave = int(self.interrupted())
-            if self.ranks.all_reduce_max(leave) if together else leave:
+            stop = int(self.interrupted())
+            if together:
+                stop = self.ranks.all_reduce_max(stop)
+            if stop:
                 raise Interrupted(LEFT)
 
-        return told
+        return count_or_stop
 
-    def _fill(self, texts: dict[str, float], failed: Mapping[str, str]) -> None:
-        raised = any(":" in name for name in failed)
-        for name in self.watched:
-            if name in texts or name in (*HELD_OUT, BITS):
+    def _watched_texts(self) -> list[str]:
+        return [name for name in self.watched if name not in (*HELD_OUT, BITS)]
+
+    def _fill_missing(self, texts: dict[str, float], failed: Mapping[str, str]) -> None:
+        """Set watched scores that are missing to NaN.
+
+        Raises:
+            ConfigError: A watched metric does not exist.
+        """
+        user_metric_failed = any(":" in name for name in failed)
+        for name in self._watched_texts():
+            if name in texts:
                 continue
-            if name not in self.known and not raised:
+            if name not in self.known and not user_metric_failed:
                 raise ConfigError(
-                    f"The run goes by {name} (train.best_by or train.early_stopping.metric), and "
-                    "neither Toque nor a function in evaluation.metrics measures it. Measured are "
-                    f"{', '.join([*HELD_OUT, *texts])}."
+                    f"{name} in train.best_by or train.early_stopping.metric is not a metric of "
+                    "this run. Neither Toque nor a function in evaluation.metrics measures it. "
+                    f"Measured metrics: {', '.join([*HELD_OUT, *texts])}."
                 )
             texts[name] = math.nan
 
 
 def _until(clock: CommandClock, end: float, on_progress: Count) -> Count:
-    """`on_progress`, which raises TimeIsUp once the clock is past `end`."""
+    """Wrap a count to raise TimeIsUp after the time `end`."""
 
     def count(done: int, total: int, share: float | None = None, /) -> None:
         if clock.seconds() > end:
@@ -184,23 +229,23 @@ def _until(clock: CommandClock, end: float, on_progress: Count) -> Count:
 def sample_on_all_ranks(
     sampler: Sampler, model: nn.Module, ranks: Ranks, on_progress: Count = uncounted
 ) -> dict[int, Sample]:
-    """A sample for each prompt, by its number, a part from each rank; without unfinished ones.
+    """Divide the prompts among the ranks. Return the finished samples by prompt number.
 
-    All are Interrupted where one is.
+    Raises:
+        Interrupted: At least one rank was interrupted. All ranks raise it.
     """
-    own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
     n = len(sampler.prompts)
+    numbers = range(ranks.rank, n, ranks.world_size)
+    local_sampler = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
 
     def count(done: int, total: int, share: float | None = None) -> None:
-        on_progress(round(n * done / max(1, total)), n, share)  # the others do about as many
+        on_progress(round(n * done / max(1, total)), n, share)  # estimated from this rank
 
-    written: list[tuple[int, dict[str, Any]]] | None = None
+    local_samples: list[tuple[int, dict[str, Any]]] | None = None
     with suppress(Interrupted):
-        numbers = range(ranks.rank, n, ranks.world_size)
-        written = [
-            (numbers[i], asdict(sample)) for i, sample in own.by_number(model, count).items()
-        ]
-    shares = ranks.all_gather(written)
+        finished = local_sampler.by_number(model, count)
+        local_samples = [(numbers[i], asdict(sample)) for i, sample in finished.items()]
+    shares = ranks.all_gather(local_samples)
     if any(share is None for share in shares):
         raise Interrupted(LEFT)
     samples = {number: sample for share in shares for number, sample in share}
@@ -208,7 +253,7 @@ def sample_on_all_ranks(
 
 
 def goal_of(metric: str) -> Goal:
-    """The metric as a goal."""
+    """Return the goal to raise or lower a metric."""
     return Goal(metric, rises=metric_named(metric).better != "lower")
 
 
@@ -220,32 +265,49 @@ def watched_metrics(
     *,
     bits: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """The metrics that the run goes by, and those that come with Toque and it measures.
+    """List the metrics that the run depends on, and all metrics of Toque that it measures.
 
-    `prompts` are written for at every evaluation; with `bits` the targets' bytes are known.
+    Args:
+        train: Settings with the metrics for checkpoints and early stopping.
+        evaluation: Settings with the metrics of texts.
+        data: Settings with the tasks.
+        prompts: Prompts of every evaluation.
+        bits: Whether the number of bytes of the targets is known.
+
+    Raises:
+        ConfigError: The run depends on a metric that it does not measure.
     """
-    asked = {"train.best_by": train.best_by}
+    metric_of_setting = {"train.best_by": train.best_by}
     if train.early_stopping is not None:
-        asked["train.early_stopping.metric"] = train.early_stopping.metric
-    known, own = [*HELD_OUT], False
+        metric_of_setting["train.early_stopping.metric"] = train.early_stopping.metric
+
+    known = [*HELD_OUT]
+    has_user_metrics = False
     table = task_table(data)
     for task in dict.fromkeys(prompt.task for prompt in prompts):
         names: Sequence[str] = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
-        names = metrics_of(table[task]) if task else names
-        own |= any(":" in name for name in names)
-        found = names_in(groups_in(names)) + [NO_CLASS] * bool(task and table[task].classes)
-        known += [f"{task}_{name}" if task else name for name in found]
-    known += [BITS] if bits else []
-    for setting, metric in asked.items():
-        if metric in known or own:
-            continue  # what functions of the user's give is known when they have been called
-        told = f"{setting} is {metric}, which the evaluations of this run do not measure."
-        told += nearest_hint(metric, known)
-        told += f" Allowed: {', '.join(known)}."
+        if task:
+            names = metrics_of(table[task])
+        has_user_metrics |= any(":" in name for name in names)
+        scores = names_in(groups_in(names))
+        if task and table[task].classes:
+            scores.append(NO_CLASS)
+        known += [f"{task}_{name}" if task else name for name in scores]
+    if bits:
+        known.append(BITS)
+
+    for setting, metric in metric_of_setting.items():
+        if metric in known or has_user_metrics:
+            continue  # the names of user metrics are known only after the first call
+        hint = nearest_hint(metric, known)
+        message = (
+            f"{setting} is {metric}, which the evaluations of this run do not measure.{hint} "
+            f"Allowed: {', '.join(known)}."
+        )
         if not prompts:
-            told += (
-                " Scores of texts are measured where held-out examples have prompts, and "
-                "evaluation.texts and evaluation.generate are above 0."
+            message += (
+                " Scores of texts need held-out examples with prompts, and evaluation.texts and "
+                "evaluation.generate above 0."
             )
-        raise ConfigError(told)
-    return list(dict.fromkeys(asked.values())), known
+        raise ConfigError(message)
+    return list(dict.fromkeys(metric_of_setting.values())), known

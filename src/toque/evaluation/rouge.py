@@ -1,9 +1,10 @@
 """ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004): F1 of each pair of texts.
 
-The scores of texts of ASCII words equal rouge-score 0.1.2 bit for bit, and the tests compare them.
-rouge-score reads a-z and 0-9 alone; the words here are `folded_words`, in any script, not stemmed.
-Two texts without words, such as emoji, score 1 if they are equal.
-Longest common subsequences are computed in the bits of one integer (Hyyrö 2004), one bit per word
+For ASCII words, the scores equal rouge-score 0.1.2 bit for bit. rouge-score reads only a-z
+and 0-9. The words of this module are `folded_words` of any script, not stemmed. Two texts without
+words, such as emoji, score 1 if they are equal.
+
+The longest common subsequence is computed in the bits of an integer (Hyyrö 2004), one bit per word
 of the reference.
 """
 
@@ -23,7 +24,7 @@ NAMES: Final = ("rouge1", "rouge2", "rougeL")
 
 
 def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """[pairs, 3] F1, a column for each of `NAMES`; text i is scored against reference i.
+    """Score text i against reference i. The result is [pairs, 3], a column for each of `NAMES`.
 
     >>> rouge_f1(["the cat sat"], ["the cat ran"])[0, 1].item()
     0.5
@@ -53,16 +54,16 @@ def _f1(hits: int, n_predicted: int, n_reference: int) -> float:
 
 
 def _shared(ours: Iterable[object], theirs: Iterable[object]) -> int:
-    """Number of ours among theirs, each counted as often as both sides have it."""
+    """Count the common items, including repeated ones."""
     return (Counter(ours) & Counter(theirs)).total()
 
 
 def _subsequence_length(reference: Sequence[str], words: Iterable[str]) -> int:
-    """Length of the longest common subsequence."""
-    masks: dict[str, int] = {}  # the positions of each word, as bits
+    """Compute the length of the longest common subsequence."""
+    masks: dict[str, int] = {}  # positions of each word, as bits
     for at, word in enumerate(reference):
         masks[word] = masks.get(word, 0) | 1 << at
-    # A zero at bit i: the subsequence within reference[: i + 1] is longer than without word i.
+    # Bit i is zero if word i makes the subsequence within reference[: i + 1] longer.
     lengths = every = (1 << len(reference)) - 1
     for word in words:
         if mask := masks.get(word):

@@ -1,4 +1,4 @@
-"""Sample texts of every evaluation: kept in samples.jsonl, their scores and cost logged."""
+"""Sample writer: a callback that stores the texts of evaluations in samples.jsonl."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from toque.training.callbacks import Callback, RunEnd, RunStart
 from toque.training.observers.live_progress import Highlight
 from toque.units import Progress
 
-MOST_LINES: Final = 30  # of a text, that are shown
-MOST_LETTERS: Final = 200  # letters of a line that are shown
+MAX_LINES: Final = 30
+"""Lines of a text in the log."""
+MAX_LETTERS: Final = 200
+"""Characters of a line in the log."""
 _QUALITY: Final = (
     "recipe_score",
     "ingredient_coherence",
@@ -27,60 +29,69 @@ _QUALITY: Final = (
     "completeness",
     "format_correctness",
 )
-_SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)  # metrics.jsonl has all scores
-_EXCERPT_LINES: Final = 3  # of a text at the end of a run
-_MAIN: Final = ("recipe_score", "rougeL")  # scores that a row shows, the first that was measured
+_SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
+"""Scores in the log. All scores are in metrics.jsonl."""
+_EXCERPT_LINES: Final = 3
+"""Lines of a text at the end of a run."""
+_MAIN: Final = ("recipe_score", "rougeL")
+"""Main scores. A line of progress shows the first that was measured."""
 _NAMES: Final = {"bleu": "BLEU, of 100"} | {f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"}
 
 
 @dataclass
 class SampleWriter(Callback):
-    """Keeps and logs the texts of evaluations; `warn` receives failures of keeping or scoring."""
+    """Callback that stores and logs the texts of evaluations."""
 
     evaluator: Evaluator
     path: Path
-    watched: Sequence[str] = ()  # metrics that the run goes by
+    watched: Sequence[str] = ()
+    """Metrics that decide on the best checkpoint or on stopping."""
     reporter: Reporter = SILENT
     warn: Callable[[Progress, str], None] = lambda _at, _message: None
+    """Function called if texts cannot be stored or scored."""
     _before: Mapping[str, float] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
-    _left_out: list[int] = field(default_factory=list)  # texts by evaluation, where some were
+    _left_out: list[int] = field(default_factory=list)
+    """Number of texts that were left out, per evaluation that left any out."""
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Begin to count the texts that are left out."""
+        """Reset the count of texts that were left out."""
         self._left_out = []
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Keep the texts; log the scores, the cost, and the texts for the user's own prompts."""
-        found = self.evaluator.last
-        samples = [*found.held_out, *found.own]
+        """Store the texts. Log their scores, their cost, and the texts for the user's prompts."""
+        evaluated = self.evaluator.last
+        samples = [*evaluated.held_out, *evaluated.own]
         path = current_path(self.path.parent) / self.path.name  # the run may have been moved
-        refused = append_samples(path, samples, step=at.step) if samples else None
-        if refused is not None:
-            self.warn(at, refused)
-        if found.left_out and self.evaluator.limit is not None:
+        warning = append_samples(path, samples, step=at.step) if samples else None
+        if warning is not None:
+            self.warn(at, warning)
+
+        if evaluated.left_out and self.evaluator.limit is not None:
             if not self._left_out:
-                n_texts = len(samples) + found.left_out
-                self.warn(at, self.evaluator.limit.left_out(found.left_out, n_texts))
-            self._left_out.append(found.left_out)
-        for name in [name for name in found.failed if name not in self._failed]:
-            self._failed.add(name)
-            self.warn(at, f"scores of texts: {name} {found.failed[name]}")
-        lines = block(found, self._before, self.watched)
-        self.reporter.detail("\n".join([*lines, cost(found)]))
-        for sample in found.own:
+                n_texts = len(samples) + evaluated.left_out
+                self.warn(at, self.evaluator.limit.left_out(evaluated.left_out, n_texts))
+            self._left_out.append(evaluated.left_out)
+        for name, error in evaluated.failed.items():
+            if name not in self._failed:
+                self._failed.add(name)
+                self.warn(at, f"scores of texts: {name} {error}")
+
+        lines = block(evaluated, self._before, self.watched)
+        self.reporter.detail("\n".join([*lines, cost(evaluated)]))
+        for sample in evaluated.own:
             self.reporter.detail(shown(sample, step=at.step))
-        self._before = found.texts
+        self._before = evaluated.texts
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Report how many texts were left out, if it was more than once."""
+        """Report the number of texts that were left out, if several evaluations did so."""
         if len(self._left_out) > 1:
             n, times = sum(self._left_out), len(self._left_out)
             self.warn(end.progress, f"{n:,} texts of {times:,} evaluations were not written")
 
 
 def main_score(names: Collection[str], watched: Sequence[str] = ()) -> str:
-    """The score of texts that a line has space for: that the run selects by, or the usual; or "".
+    """Choose the score for a line of progress: a watched one, or a common one, or "".
 
     >>> main_score(["bleu", "recipe_score"]), main_score(["bleu"]), main_score([])
     ('recipe_score', 'bleu', '')
@@ -89,7 +100,7 @@ def main_score(names: Collection[str], watched: Sequence[str] = ()) -> str:
 
 
 def excerpt(sample: Sample, *, columns: int) -> str:
-    """The first lines of a text under its prompt.
+    """Format the first lines of a text below its prompt.
 
     >>> text = chr(10).join(["Bread.", "Toast.", "Butter.", "Eat."])
     >>> print(excerpt(Sample("make toast", text, 9, None, {}), columns=40))
@@ -100,63 +111,72 @@ def excerpt(sample: Sample, *, columns: int) -> str:
         ... (1 more line in samples.jsonl)
     """
     lines = [one_line(line, columns - 4) for line in sample.text.splitlines() if line.strip()]
-    left = len(lines) - _EXCERPT_LINES
-    if left > 0:
-        lines[_EXCERPT_LINES:] = [f"... ({left} more line{'s' * (left > 1)} in samples.jsonl)"]
+    n_hidden = len(lines) - _EXCERPT_LINES
+    if n_hidden > 0:
+        noun = "line" if n_hidden == 1 else "lines"
+        lines[_EXCERPT_LINES:] = [f"... ({n_hidden} more {noun} in samples.jsonl)"]
     prompt = one_line(title_of(sample.prompt) or sample.prompt, columns - 17)
     heading = f'For "{prompt}" it writes:'
     return "\n".join([heading, *(f"    {line}" for line in lines or ["(nothing)"])])
 
 
-def highlight(found: Evaluated, watched: Sequence[str] = ()) -> Highlight:
-    """The score of an evaluation that a row has space for, and its first text.
+def highlight(evaluated: Evaluated, watched: Sequence[str] = ()) -> Highlight:
+    """Choose the main score of an evaluation, and its first text.
 
-    Without texts the score is bits per byte.
+    Without texts, the score is bits per byte or the perplexity.
     """
-    name = main_score(found.texts, watched)
-    name = name or next((n for n in (BITS, "perplexity") if n in found.metrics), "")
-    value = found.texts.get(name, found.metrics.get(name, math.nan))
-    samples = [*found.own, *found.held_out]
+    name = main_score(evaluated.texts, watched)
+    name = name or next((n for n in (BITS, "perplexity") if n in evaluated.metrics), "")
+    value = evaluated.texts.get(name, evaluated.metrics.get(name, math.nan))
+    samples = [*evaluated.own, *evaluated.held_out]
     return Highlight(name.replace("_", " "), value, samples[0].text if samples else "")
 
 
-def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] = ()) -> list[str]:
-    """The lines of the scores of held-out prompts' texts, with changes from those `before`."""
-    n = len(found.held_out)
+def block(
+    evaluated: Evaluated, before: Mapping[str, float], watched: Sequence[str] = ()
+) -> list[str]:
+    """Format the scores of texts for held-out prompts, with the changes from `before`."""
+    n = len(evaluated.held_out)
     if not n:
         return []
-    lines = [f"  {n} text{'s' * (n > 1)} for held-out prompts:"]
-    of_tasks = tuple(f"{task}_" for task in {s.task: 0 for s in found.held_out} if task)
-    own = [name for name in found.texts if name.startswith(of_tasks)] if of_tasks else []
-    for name in dict.fromkeys((*_SHOWN, *watched, *own)):
-        if name not in found.texts:
+
+    noun = "text" if n == 1 else "texts"
+    lines = [f"  {n} {noun} for held-out prompts:"]
+    prefixes = tuple({f"{sample.task}_" for sample in evaluated.held_out if sample.task})
+    of_tasks = [name for name in evaluated.texts if name.startswith(prefixes)]
+    for name in dict.fromkeys((*_SHOWN, *watched, *of_tasks)):
+        if name not in evaluated.texts:
             continue
-        words, form = _NAMES.get(name, name.replace("_", " ")), ".2f" if name == "bleu" else ".4f"
-        value = found.texts[name]
-        said = "not measured" if math.isnan(value) else f"{value:{form}}"
+        title = _NAMES.get(name, name.replace("_", " "))
+        digits = ".2f" if name == "bleu" else ".4f"
+        value = evaluated.texts[name]
+        value_text = "not measured" if math.isnan(value) else f"{value:{digits}}"
+        line = f"    {title:22}{value_text:>8}"
         change = value - before.get(name, math.nan)
-        lines.append(
-            f"    {words:22}{said:>8}" + (f"  ({change:+{form}})" if math.isfinite(change) else "")
-        )
+        if math.isfinite(change):
+            line += f"  ({change:+{digits}})"
+        lines.append(line)
     return lines
 
 
-def cost(found: Evaluated) -> str:
-    """The cost of an evaluation.
+def cost(evaluated: Evaluated) -> str:
+    """Format the duration of an evaluation.
 
     >>> cost(Evaluated(seconds=4.2, texts_seconds=3.1, own=["a text"]))
     '  evaluated in 4.2 s, 3.1 s of it for texts'
     """
-    entire, writing = (
-        f"{seconds:.1f} s" if seconds < 60 else clock_text(seconds)
-        for seconds in (found.seconds, found.texts_seconds)
-    )
-    texts = f", {writing} of it for texts" if found.held_out or found.own else ""
-    return f"  evaluated in {entire}{texts}"
+    line = f"  evaluated in {_format_seconds(evaluated.seconds)}"
+    if evaluated.held_out or evaluated.own:
+        line += f", {_format_seconds(evaluated.texts_seconds)} of it for texts"
+    return line
+
+
+def _format_seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else clock_text(seconds)
 
 
 def shown(sample: Sample, *, step: int) -> str:
-    """A text with its prompt and its quality, indented so that it stands apart.
+    """Format a text with its prompt and its quality.
 
     >>> scores = {"recipe_score": 0.5, "completeness": 1.0}
     >>> print(shown(Sample("make toast", "Bread.", 2, None, scores, asked="Recipe: toast"), step=9))
@@ -168,15 +188,16 @@ def shown(sample: Sample, *, step: int) -> str:
     lines = [f"step {step:,}  {sample.prompt}"]
     if sample.asked is not None:
         lines.append(f"  asked as: {sample.asked}")
-    named = [
+    quality = [
         f"{name.replace('_', ' ')} {sample.metrics[name]:.2f}"
         for name in _QUALITY
         if name in sample.metrics
     ]
-    if named:
-        lines.append(f"  quality: {', '.join(named)}")
+    if quality:
+        lines.append(f"  quality: {', '.join(quality)}")
+
     text = [line for line in sample.text.splitlines() if line.strip()] or ["(nothing)"]
-    text = [line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]} ..." for line in text]
-    if len(text) > MOST_LINES:
-        text[MOST_LINES:] = [f"... ({len(text) - MOST_LINES} more lines in samples.jsonl)"]
+    text = [line if len(line) <= MAX_LETTERS else f"{line[:MAX_LETTERS]} ..." for line in text]
+    if len(text) > MAX_LINES:
+        text[MAX_LINES:] = [f"... ({len(text) - MAX_LINES} more lines in samples.jsonl)"]
     return "\n".join([*lines, *(f"    {line}" for line in text)])

@@ -1,7 +1,7 @@
 """Words of texts in any script, for scores that count words.
 
-A word is a run of letters, marks and decimal digits. Where a script writes no blanks between its
-words, each character with its marks is a word, as sacrebleu's tokenizer "zh" cuts Chinese.
+A word is a run of letters, marks and decimal digits. In a script without blanks between words, each
+character with its marks is a word, as in sacrebleu's tokenizer "zh".
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import unicodedata
 from typing import Final
 
 _ORDINALS: Final = "ªº"  # letters of Unicode that English texts use as signs, as in "350 ºF"
-_JOINERS: Final = "\u200c\u200d"  # they shape letters within a word
+_JOINERS: Final = "\u200c\u200d"  # change the shape of letters within a word
 _UNSPACED: Final = re.compile(
     "[\u0e00-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1b7f"  # Thai to Burmese, Khmer
     "\u3005-\u3007\u3021-\u3029\u3031-\u303c\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff"  # kana, Zhuyin
     "\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua980-\ua9ff\uaa60-\uaadf\uf900-\ufaff\uff66-\uff9f"
     "\U0001aff0-\U0001b16f\U00020000-\U0003ffff]"
 )
-"""Blocks of scripts without blanks: Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan, ..."""
+"""Blocks of scripts without blanks, such as Chinese, Japanese, Thai, Lao, Khmer and Burmese."""
 _FULL_WIDTH: Final = re.compile("[\u3001-\u303f\uff00-\uffef]")
 
 
@@ -59,7 +59,7 @@ _ASCII_WORD: Final = re.compile("[a-z0-9]+")
 
 
 def folded_words(text: str) -> list[str]:
-    """The words of a text, without regard to case and to Unicode's composed and decomposed forms.
+    """Split a text into words. Ignore case and the difference of composed and decomposed forms.
 
     >>> folded_words("2 Cups CAFÉ, हिन्दी 豆腐")
     ['2', 'cups', 'café', 'हिन्दी', '豆', '腐']
@@ -72,9 +72,9 @@ def folded_words(text: str) -> list[str]:
 
 
 def with_blanks(text: str) -> str:
-    """A text in composed form, with blanks around characters without blanks of their own.
+    """Compose a text, and add blanks around each character of a script without blanks.
 
-    These are the characters that are words by themselves, and full-width punctuation.
+    Full-width punctuation is also surrounded by blanks.
 
     >>> with_blanks("豆腐 tofu").split()
     ['豆', '腐', 'tofu']

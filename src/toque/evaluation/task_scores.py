@@ -1,4 +1,4 @@
-"""Task scores: held-out loss of each task; accuracy and calibration of class tasks."""
+"""Task scores: the held-out loss per task, and the accuracy and calibration of class tasks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,23 @@ from toque.runs.run_record import TASK_SCORES
 
 @dataclass(frozen=True)
 class TaskScores:
-    """One task on held-out examples."""
+    """Scores of a task on held-out examples."""
 
     task: str
     n: int
-    loss: float  # nats per target token
+    """Number of held-out examples."""
+    loss: float
+    """Nats per target token."""
     perplexity: float
     classes: ClassScores | None = None
-    ece: float = 0.0  # expected calibration error of the classes
-    truncated: int = 0  # class examples whose prompt was cut to data.max_prompt_tokens or fills it
+    """Scores of the chosen classes, if the task has classes."""
+    ece: float = 0.0
+    """Expected calibration error of the classes."""
+    truncated: int = 0
+    """Examples with a prompt of data.max_prompt_tokens tokens, which was probably truncated."""
 
     def measured(self) -> dict[str, float]:
-        """Its scores by name."""
+        """Return the scores by metric name."""
         numbers = self._numbers()
         return {name: numbers[field] for name, field in TASK_SCORES.items() if field in numbers}
 
@@ -46,25 +51,25 @@ class TaskScores:
         return numbers
 
     def record(self) -> dict[str, Any]:
-        """The scores as evaluation.json has them."""
-        rest: dict[str, Any] = {}
+        """Return the content of the task in evaluation.json."""
+        class_fields: dict[str, Any] = {}
         if (scores := self.classes) is not None:
-            rest = {
+            class_fields = {
                 "f1": {name: round(value, 6) for name, value in scores.f1.items()},
                 "classes": list(scores.classes),
                 "confusion": scores.confusion.tolist(),
                 "full_prompts": self.truncated,
             }
         rounded = {name: round(value, 6) for name, value in self._numbers().items()}
-        return {"examples": self.n, **rounded, **rest}
+        return {"examples": self.n, **rounded, **class_fields}
 
     def lines(self) -> list[str]:
-        """The scores in lines, for people."""
+        """Format the scores for the terminal."""
         lines = [f"task {self.task}: loss {self.loss:.4f} over {self.n} examples"]
         if (scores := self.classes) is not None:
             lines[0] += (
-                f"; the likeliest of its classes: accuracy {scores.accuracy:.3f} "
-                f"(always the most frequent class: {scores.majority:.3f}), "
+                f"; most likely class: accuracy {scores.accuracy:.3f} "
+                f"(baseline, always the most frequent class: {scores.majority:.3f}), "
                 f"macro-F1 {scores.macro_f1:.3f}, ECE {self.ece:.3f}"
             )
             lines += [f"  {line}" for line in scores.lines()]
@@ -80,7 +85,7 @@ def score_tasks(
     at_most: int | None,
     reporter: Reporter = SILENT,
 ) -> list[TaskScores]:
-    """Scores of every task of `data` that has held-out examples, this process's `heldout`."""
+    """Score every configured task with held-out examples, in this process."""
     if tuple(data.tasks) == ("write",):
         return []
     held_out = store.rows("validation")
@@ -104,9 +109,9 @@ def _score(
     reporter: Reporter,
 ) -> TaskScores:
     packed = choose_rows(store, rows, heldout.layout.shape)
-    own = replace(heldout, rows=packed, weights=None)
+    task_heldout = replace(heldout, rows=packed, weights=None)
     with counting(reporter, "evaluating", f"examples of the task {task}") as count:
-        losses = own(model, count)
+        losses = task_heldout(model, count)
     scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
     if not classes:
         return scores
@@ -131,15 +136,16 @@ def choose_classes(
     rows: NDArray[np.int64],
     on_progress: Count = uncounted,
 ) -> tuple[NDArray[np.float64], list[str]]:
-    """[rows, classes] probabilities of a task's classes for some examples, and their truths."""
-    codec, prompts = store.codec(), [store.prompt(row) for row in rows.tolist()]
+    """Compute the [rows, classes] probabilities of classes. Also return the true class per row."""
+    codec = store.codec()
+    prompts = [store.prompt(row) for row in rows.tolist()]
     shares = choose(model, codec, prompts, classes, on_progress, autocast=heldout.autocast)
     return shares, [codec.decode(store.target(row)) for row in rows.tolist()]
 
 
 def classes_of(store: TokenStore, task: str, classes: Sequence[str]) -> list[str]:
-    """The classes of a task that the store's examples have, in the order of their codes."""
-    if task not in RECIPE_TASKS or not classes:  # of one's own, every class has an example
+    """List the classes of a task that occur in the store, in the order of their codes."""
+    if task not in RECIPE_TASKS or not classes:  # in tasks of the user, every class occurs
         return list(classes)
     codes = np.asarray(store.column(task)).astype(np.float64)
     used = np.unique(codes[(codes >= 0) & (codes < UNKNOWN)]).astype(int)

@@ -1,4 +1,4 @@
-"""Samples: texts a model generates for held-out prompts, with the domain's metrics."""
+"""Samples: texts that a model generates for held-out prompts, with their metrics."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from toque.reporter import Count, uncounted
 from toque.sources.records import NO_TASK, TaskTemplate, attempted
 from toque.storage.json_files import append_json_lines
 
-_BEYOND: Final = 8  # tokens that an answer may have beyond the longest class, to see what it is
-LENGTHS: Final = (("short", 100), ("medium", 200))  # up to so many words; above, long
+_EXTRA_TOKENS: Final = 8
+"""Tokens of an answer beyond the longest class, so that wrong answers can be recognised."""
+LENGTHS: Final = (("short", 100), ("medium", 200))
+"""Largest number of words per label. Longer texts are labelled long."""
 
 
 def metrics_of(task: TaskTemplate) -> tuple[str, ...]:
-    """The metrics of a task's answers alone; () where they are scored among all other texts."""
+    """Return the separate metrics of a task, or () if its answers are scored with other texts."""
     return task.metrics or (OF_CLASSES if task.classes else ())
 
 
@@ -42,12 +44,17 @@ class Prompt:
     """A prompt as ids and as text, and its reference, if any."""
 
     ids: tuple[int, ...]
-    text: str  # the prompt as the model reads it
+    text: str
+    """Prompt in the format that the model expects."""
     reference: str | None = None
-    slices: Mapping[str, str] = field(default_factory=dict)  # e.g. {"difficulty": "easy"}
-    typed: str | None = None  # the prompt in the words of a person, where those are others
-    task: str = ""  # the task that it is of, where that has metrics of its own
-    most: int | None = None  # most tokens of an answer of use, where they are few
+    slices: Mapping[str, str] = field(default_factory=dict)
+    """Label per slicing, such as {"difficulty": "easy"}."""
+    typed: str | None = None
+    """Prompt that the user typed, if it differs from `text`."""
+    task: str = ""
+    """Name of the task, if it has separate metrics."""
+    max_tokens: int | None = None
+    """Limit of tokens of an answer, if answers are short."""
 
 
 @dataclass(frozen=True)
@@ -60,53 +67,63 @@ class Sample:
     reference: str | None
     metrics: Mapping[str, float]
     slices: Mapping[str, str] = field(default_factory=dict)
-    failed: str = ""  # error of the domain's metrics on it, in words; `metrics` is then empty
-    asked: str | None = None  # the prompt as the model read it, where a person typed another
-    task: str = ""  # as of its prompt
+    failed: str = ""
+    """Error of the recipe metrics. `metrics` is then empty."""
+    asked: str | None = None
+    """Prompt in the format that the model expects, if the user typed another one."""
+    task: str = ""
+    """Name of the task, if it has separate metrics."""
 
     def record(self) -> dict[str, Any]:
-        """The content of its line in samples.jsonl."""
-        found: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
-        found["metrics"] = {name: round(score, 4) for name, score in self.metrics.items()}
-        found |= {"asked": self.asked, "reference": self.reference, "failed": self.failed or None}
-        found["task"] = self.task or None
-        return {name: value for name, value in found.items() if value is not None}
+        """Return the content of the line in samples.jsonl."""
+        fields = {
+            "prompt": self.prompt,
+            "text": self.text,
+            "tokens": self.tokens,
+            "metrics": {name: round(score, 4) for name, score in self.metrics.items()},
+            "asked": self.asked,
+            "reference": self.reference,
+            "failed": self.failed or None,
+            "task": self.task or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TimeIsUp(Exception):  # noqa: N818 - control flow, not an error anyone sees
-    """Raised by a count of texts to end the writing; texts that are not finished are left out."""
+    """Signal of a count to stop writing texts. Unfinished texts are left out."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Generates the likeliest text for each of some prompts."""
+    """Greedy generator of one text per prompt."""
 
     prompts: Sequence[Prompt]
     codec: Codec
-    record: Provenance  # of the model, which says how long its texts are and what repeats in them
+    record: Provenance
+    """Record of the model, with the length of its texts."""
     on_notice: Callable[[str], object] = lambda _: None
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
-        """One sample for each prompt, in their order; `on_progress` is `generate`'s.
+        """Generate a sample per prompt, in their order. `on_progress` is passed to `generate`.
 
-        When it raises TimeIsUp, only the prompts with a finished text have a sample.
+        If it raises TimeIsUp, only the prompts with a finished text have a sample.
         """
         return [*self.by_number(model, on_progress).values()]
 
     def by_number(self, model: nn.Module, on_progress: Count = uncounted) -> dict[int, Sample]:
-        """As a call, each sample by the number of its prompt."""
+        """Generate a sample per prompt, like a call, by the number of the prompt."""
         longest = self.record.max_new_tokens
-        limits = [min(p.most or longest, longest) for p in self.prompts]
+        limits = [min(prompt.max_tokens or longest, longest) for prompt in self.prompts]
         written: dict[int, list[int]] = {}
-        for most in dict.fromkeys(limits):  # short answers apart from long ones
-            rows = [row for row, limit in enumerate(limits) if limit == most]
+        for max_tokens in dict.fromkeys(limits):  # short and long answers in separate batches
+            rows = [row for row, limit in enumerate(limits) if limit == max_tokens]
 
             def count(
                 done: int, _total: int, share: float | None = None, before: int = len(written)
             ) -> None:
                 on_progress(before + done, len(limits), share)
 
-            written |= self._finished(model, rows, most, count)
+            written |= self._write_finished(model, rows, max_tokens, count)
         return {
             row: scored(
                 prompt,
@@ -118,10 +135,10 @@ class Sampler:
             if row in written
         }
 
-    def _finished(
-        self, model: nn.Module, rows: Sequence[int], most: int, on_progress: Count
+    def _write_finished(
+        self, model: nn.Module, rows: Sequence[int], max_tokens: int, on_progress: Count
     ) -> dict[int, list[int]]:
-        """Texts of the prompts `rows`, by their numbers; the finished ones when time is up."""
+        """Write texts for some prompts. Return the finished ones by prompt number."""
         texts: list[list[int]] = [[] for _ in rows]
         finished: list[int] = []
 
@@ -133,22 +150,22 @@ class Sampler:
 
         ids = [self.prompts[row].ids for row in rows]
         with suppress(TimeIsUp):
-            self.written(model, ids, most, on_progress, take)
+            self.written(model, ids, max_tokens, on_progress, take)
         return {rows[number]: texts[number] for number in finished}
 
     def written(
         self,
         model: nn.Module,
         prompts: Sequence[Sequence[int]],
-        most: int,
+        max_tokens: int,
         on_progress: Count = uncounted,
         on_token: Callable[[int, int | None], object] | None = None,
     ) -> list[list[int]]:
-        """The likeliest `most` tokens after each prompt; the callbacks are `generate`'s."""
+        """Generate greedily after each prompt. The callbacks are passed to `generate`."""
         return generate(
             model,
             prompts,
-            self.record.completed(GenerationOptions(max_new_tokens=most)),
+            self.record.completed(GenerationOptions(max_new_tokens=max_tokens)),
             eos_id=self.codec.end_ids,
             pad_id=self.codec.pad_id,
             on_progress=on_progress,
@@ -158,84 +175,89 @@ class Sampler:
 
 
 def scored(prompt: Prompt, text: str, *, tokens: int = 0, knows_recipes: bool = True) -> Sample:
-    """A text with the domain's metrics of it, or with what they raised: it may be anything."""
-    found = attempted(text_metrics, prompt.text, text, knows_recipes=knows_recipes)
-    metrics, failed = ({}, found) if isinstance(found, str) else (dict(found), "")
+    """Score a text by the recipe metrics, or record the error that they raised."""
+    result = attempted(text_metrics, prompt.text, text, knows_recipes=knows_recipes)
     return Sample(
         prompt.typed or prompt.text,
         text,
         tokens,
         prompt.reference,
-        metrics,
-        prompt.slices,
-        failed,
+        metrics={} if isinstance(result, str) else dict(result),
+        slices=prompt.slices,
+        failed=result if isinstance(result, str) else "",
         asked=prompt.text if prompt.typed else None,
         task=prompt.task,
     )
 
 
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str | None:
-    """Append a JSON line per sample, all or none; a sentence when the file system refused."""
+    """Append a JSON line per sample, all or none.
+
+    Return a warning if the file system refused: a run does not stop for its samples.
+    """
     lines = [json.dumps({"step": step} | s.record(), ensure_ascii=False) for s in samples]
-    # A model may write half a surrogate pair, which is no UTF-8.
-    refused = append_json_lines(path, [line.encode("utf-8", "replace") for line in lines])
-    if refused is None:
-        return None  # texts to look at are not worth a run
+    # A model may write half a surrogate pair, which is not valid UTF-8.
+    error = append_json_lines(path, [line.encode("utf-8", "replace") for line in lines])
+    if error is None:
+        return None
     return (
-        f"{path} did not take the {len(lines)} texts of step {step}: {refused.strerror}. They are "
-        "lost; nothing else is"
+        f"the {len(lines)} texts of step {step} could not be written to {path}: {error.strerror}. "
+        "Only these texts are lost"
     )
 
 
 def held_out_prompts(store: TokenStore, n: int, data: DataConfig) -> list[Prompt]:
-    """The first `n` prompts of the held-out order, then as many of each task with own metrics.
+    """Choose the first `n` held-out prompts of each task with separate metrics, and of the rest.
 
-    The first are those of all other tasks. Texts without a prompt, as documents are, have none.
+    The prompts of the rest come first. Documents have no prompts.
     """
     table, codec = task_table(data), store.codec()
-    apart = {name: code for code, name in enumerate(table) if metrics_of(table[name])}
+    separate = {name: code for code, name in enumerate(table) if metrics_of(table[name])}
     held_out = store.rows("validation")
     codes = np.asarray(store.column("task"))[held_out]
-    found = _first_prompts(store, held_out[~np.isin(codes, [*apart.values()])], n)
-    references = [prompt.reference or "" for prompt in found.values()]
-    slices = slices_of(store, list(found), references, tuple(table))
-    prompts = [replace(p, slices=labels) for p, labels in zip(found.values(), slices, strict=True)]
-    for name, code in apart.items():
-        classes = [len(codec.encode(codec.normalise(answer))) for answer in table[name].classes]
-        most = max(classes) + _BEYOND if classes else None
-        own = _first_prompts(store, held_out[codes == code], n)
-        prompts += [replace(prompt, task=name, most=most) for prompt in own.values()]
+
+    common = _first_prompts(store, held_out[~np.isin(codes, [*separate.values()])], n)
+    references = [prompt.reference or "" for prompt in common.values()]
+    slices = slices_of(store, list(common), references, tuple(table))
+    prompts = [replace(p, slices=labels) for p, labels in zip(common.values(), slices, strict=True)]
+    for name, code in separate.items():
+        sizes = [len(codec.encode(codec.normalise(answer))) for answer in table[name].classes]
+        max_tokens = max(sizes) + _EXTRA_TOKENS if sizes else None
+        task_prompts = _first_prompts(store, held_out[codes == code], n).values()
+        prompts += [replace(prompt, task=name, max_tokens=max_tokens) for prompt in task_prompts]
     return prompts
 
 
 def _first_prompts(store: TokenStore, rows: NDArray[np.int64], n: int) -> dict[int, Prompt]:
-    """Prompts of the first of some rows that have one, in the held-out order, by row."""
+    """Choose the first `n` prompts in the held-out order, by store row."""
     codec = store.codec()
-    found: dict[int, Prompt] = {}
-    # Documents have none, and may be nearly all of a mixture.
+    prompts: dict[int, Prompt] = {}
+    # Most rows of a mixture may be documents, which have no prompts.
     for row in subset(rows[store.prompt_lengths[rows] > 0], None).tolist():
-        if len(found) == n:
+        if len(prompts) == n:
             break
-        asked, answer = store.asked(row)
-        ids = tuple(int(i) for i in asked)
+        prompt, answer = store.prompt_and_answer(row)
+        ids = tuple(int(i) for i in prompt)
         text = codec.decode(ids)
         if text.strip():
-            found[row] = Prompt(ids, text, codec.decode(answer))
-    return found
+            prompts[row] = Prompt(ids, text, codec.decode(answer))
+    return prompts
+
+
+def _length_label(reference: str) -> str:
+    n_words = len(reference.split())
+    return next((label for label, max_words in LENGTHS if n_words <= max_words), "long")
 
 
 def slices_of(
     store: TokenStore, rows: Sequence[int], references: Sequence[str], names: Sequence[str]
 ) -> list[dict[str, str]]:
-    """Labels of each store row: its length, difficulty, task by its code's name, and source."""
-    sizes = [len(reference.split()) for reference in references]
-    slices = [
-        {"length": next((name for name, most in LENGTHS if n <= most), "long")} for n in sizes
-    ]
+    """Label each store row by length, difficulty, task and source. `names` are the task names."""
+    slices = [{"length": _length_label(reference)} for reference in references]
     if "difficulty" in store.manifest.columns:
         levels = store.column("difficulty")[list(rows)].astype(float).tolist()
         for labels, level in zip(slices, levels, strict=True):
-            # Comparing keeps NaN out, too.
+            # The comparison is also false for NaN.
             labels["difficulty"] = DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown"
     tasks = store.column("task")[list(rows)].astype(int).tolist()
     if len(set(tasks)) > 1:

@@ -1,7 +1,7 @@
 """Scores of a set of generated texts: every metric with its interval, overall and by slice.
 
-Numbers are kept of each text; the texts themselves only for the user's own metrics. The answers to
-a task with metrics of its own are scored apart from all other texts.
+Only numbers are stored per text, except for metrics of the user, which need the texts. The answers
+to a task with separate metrics are not scored with other texts.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates, key
 from toque.evaluation.ngram_metrics import (
     MAX_PAIRS,
     U64,
+    HashedTokens,
     bleu_counts,
     bleu_of,
     distinct,
-    grams,
+    hash_ngrams,
     repetition,
     words,
 )
@@ -45,24 +46,31 @@ from toque.runs.run_record import BITS, COUNTS, HELD_OUT, TASK_SCORES
 
 _BY_TEXT: Final[Mapping[str, Callable[[str, str], float]]] = {
     "exact_match": exact_match,
-    "accuracy": exact_match,  # the usual name where answers are classes
+    "accuracy": exact_match,  # the common name if the answers are classes
     "token_f1": token_f1,
 }
 _NAMES_OF: Final[Mapping[str, Sequence[str]]] = {
     "rouge": ROUGE_NAMES,
     "repetition": ("repetition", "distinct_1", "distinct_2"),
     "recipe": RECIPE_NAMES,
-}  # of metrics that give several scores
-NO_CLASS: Final = "no_class"  # share of the answers that are none of a task's classes
-PART: Final = MAX_PAIRS // 4  # texts scored at once: few enough to stay in a core's cache
-MOST_SLICES: Final = 12  # most labels of a slicing that are reported; the most frequent ones are
+}
+"""Names of the scores of metrics with several scores."""
+NO_CLASS: Final = "no_class"
+"""Name of the share of answers that are not a class of the task."""
+PART: Final = MAX_PAIRS // 4
+"""Texts per step. Their hashes fit in the cache of a core."""
+MAX_SLICES: Final = 12
+"""Labels of a slicing that are reported, the most frequent first."""
 
 UserMetric = Callable[[Sequence[str], Sequence[str]], Any]
-"""(predictions, references) -> {name: one score, or one per text}, or what stands under a name."""
+"""Function from predictions and references to {name: score or scores}, or to the score or scores.
+
+A score per text has a confidence interval.
+"""
 
 
 def names_in(metrics: Collection[str]) -> list[str]:
-    """The names of the scores that metrics included in Toque give."""
+    """List the names of the scores of Toque's metrics."""
     return [name for m in metrics if ":" not in m for name in _NAMES_OF.get(m, (m,))]
 
 
@@ -72,19 +80,23 @@ class Scores:
 
     n_texts: int
     overall: Mapping[str, Estimate]
-    slices: Mapping[str, Mapping[str, Mapping[str, Estimate]]]  # slicing -> label -> name
-    sizes: Mapping[str, Mapping[str, int]]  # number of texts: slicing -> label -> texts
-    failed: Mapping[str, str]  # metrics that raised, each with its error
-    each: Mapping[str, PerText] = field(default_factory=dict)  # the sums of each score, by name
-    keys: Sequence[str] = ()  # of each text, the same in another run; see `key_of_text`
+    slices: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+    """Scores by slicing, label and name."""
+    sizes: Mapping[str, Mapping[str, int]]
+    """Number of texts by slicing and label."""
+    failed: Mapping[str, str]
+    """Error of each metric that raised one."""
+    each: Mapping[str, PerText] = field(default_factory=dict)
+    """Statistics per text, by the name of the score."""
+    keys: Sequence[str] = ()
+    """Hash per text, see `key_of_text`."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Every score by its name, without intervals."""
+        """Scores by name, without intervals."""
         return {name: e.value for name, e in self.overall.items()}
 
     def __str__(self) -> str:
-        """The table for people."""
         lines = [f"{self.n_texts} written texts, with 95 % intervals:"]
         for name, e in self.overall.items():
             ends = f"   {e.low:.3f} to {e.high:.3f}" if e.low is not None else ""
@@ -95,13 +107,15 @@ class Scores:
 
 @dataclass
 class TextScores:
-    """Accumulates scores of texts: of groups, and of the user's functions by dotted path."""
+    """Accumulator of the scores of texts."""
 
     groups: Sequence[str] = METRIC_GROUPS
+    """Metrics of Toque."""
     user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
+    """Functions of the user, by import path."""
     classes: Sequence[str] = ()
-    taken: Collection[str] = ()
-    """Names of scores of held-out examples, which a user's metric cannot give to its own."""
+    reserved_names: Collection[str] = ()
+    """Names that the scores of a user cannot have."""
 
     @classmethod
     def named(
@@ -110,23 +124,26 @@ class TextScores:
         foreign: ForeignCode,
         setting: str,
         classes: Sequence[str] = (),
-        taken: Collection[str] = (),
+        reserved_names: Collection[str] = (),
     ) -> Self:
-        """An empty collection of the metrics that a setting names; functions are imported."""
-        groups = groups_in(names)
-        wanted = "a function of the predictions and the references that returns {name: score}"
-        own: dict[str, UserMetric] = {}
+        """Import the functions that a setting names, and make an empty accumulator.
+
+        Raises:
+            ConfigError: A name is not a function.
+        """
+        purpose = "a function of the predictions and the references that returns {name: score}"
+        user_metrics: dict[str, UserMetric] = {}
         for path in names:
             if ":" not in path:
                 continue
-            found = imported(foreign, path, setting=setting, wanted=wanted)
-            if not callable(found):
+            function = imported(foreign, path, setting=setting, wanted=purpose)
+            if not callable(function):
                 raise ConfigError(
-                    f"{setting} names {path}, which is a {type(found).__name__} and no "
-                    "function of predictions and references."
+                    f"{path} in {setting} must be a function of predictions and references, not a "
+                    f"{type(function).__name__}."
                 )
-            own[path] = found
-        return cls(groups, own, classes, taken)
+            user_metrics[path] = function
+        return cls(groups_in(names), user_metrics, classes, reserved_names)
 
     def __post_init__(self) -> None:
         self.n_texts = 0
@@ -147,57 +164,78 @@ class TextScores:
     def _add_part(self, samples: Sequence[Sample]) -> None:
         texts = [sample.text for sample in samples]
         self._keys += [key_of_text(s.prompt, s.reference or "") for s in samples]
-        before, self.n_texts = self.n_texts, self.n_texts + len(samples)
-        if "recipe" in self.groups:  # the domain's scores come first in every table
+        first = self.n_texts
+        self.n_texts += len(samples)
+        if "recipe" in self.groups:  # recipe scores come first in every table
             for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
                 values = [sample.metrics.get(name, np.nan) for sample in samples]
-                self._rows[name].append((before, np.array(values, float)[:, None]))
+                self._rows[name].append((first, np.array(values, float)[:, None]))
             self._unscored.update(sample.failed for sample in samples if sample.failed)
-        for name, rows in self._columns(texts, [sample.reference for sample in samples]).items():
-            self._rows[name].append((before, rows))
+        references = [sample.reference for sample in samples]
+        for name, rows in self._score_texts(texts, references).items():
+            self._rows[name].append((first, rows))
         for sample in samples:
             for slicing, label in sample.slices.items():
                 self._labels[slicing].append(label)
         if self.user_metrics:
-            both = [(s.text, s.reference) for s in samples if s.reference is not None]
-            self._texts[0].extend(text for text, _ in both)
-            self._texts[1].extend(reference for _, reference in both)
+            for sample in samples:
+                if sample.reference is not None:
+                    self._texts[0].append(sample.text)
+                    self._texts[1].append(sample.reference)
 
-    def _columns(self, texts: Sequence[str], references: Sequence[str | None]) -> dict[str, Floats]:
-        """Text metrics, [texts, k] each; NaN for a text without the reference a metric needs."""
-        missing = np.array([reference is None for reference in references])
-        theirs = [reference or "" for reference in references]
-        found: dict[str, Floats] = {}
-        cut = words(texts) if {"bleu", "repetition"} & set(self.groups) else None
-        if "rouge" in self.groups:
-            scored = rouge_f1(texts, theirs)
-            found |= {name: scored[:, [i]] for i, name in enumerate(ROUGE_NAMES)}
-        if "bleu" in self.groups and cut is not None:
-            found["bleu"] = bleu_counts(cut, words(theirs))
-        for name, of in _BY_TEXT.items():
-            if name in self.groups:
-                found[name] = np.array([[of(*both)] for both in zip(texts, theirs, strict=True)])
-        if "macro_f1" in self.groups:
-            found["macro_f1"] = class_counts(texts, theirs, self.classes)
-        for rows in found.values():
-            rows[missing] = np.nan
-        if missing.all():
-            found = {}
-        if self._grams and cut is not None:
-            found["repetition"] = repetition(cut)[:, None]
+    def _score_texts(
+        self, texts: Sequence[str], references: Sequence[str | None]
+    ) -> dict[str, Floats]:
+        """Compute the metrics of texts, [texts, k] each.
+
+        A metric that needs a reference is NaN for texts without one.
+        """
+        has_none = np.array([reference is None for reference in references])
+        expected = [reference or "" for reference in references]
+        columns: dict[str, Floats] = {}
+        tokens = words(texts) if {"bleu", "repetition"} & set(self.groups) else None
+        if not has_none.all():
+            columns = self._compare_texts(texts, expected, tokens)
+        for rows in columns.values():
+            rows[has_none] = np.nan
+
+        if self._grams and tokens is not None:
+            columns["repetition"] = repetition(tokens)[:, None]
             for n, parts in self._grams.items():
-                parts.append(grams(cut, n)[0])
+                parts.append(hash_ngrams(tokens, n)[0])
         if "valid_json" in self.groups:
-            found["valid_json"] = np.array([[valid_json(text)] for text in texts])
+            columns["valid_json"] = np.array([[valid_json(text)] for text in texts])
         if self.classes:
-            none = [[float(text.strip() not in self.classes)] for text in texts]
-            found[NO_CLASS] = np.array(none)
-        return found
+            is_no_class = [[float(text.strip() not in self.classes)] for text in texts]
+            columns[NO_CLASS] = np.array(is_no_class)
+        return columns
+
+    def _compare_texts(
+        self, texts: Sequence[str], references: Sequence[str], tokens: HashedTokens | None
+    ) -> dict[str, Floats]:
+        """Compute the metrics that compare texts with references, [texts, k] each."""
+        columns: dict[str, Floats] = {}
+        if "rouge" in self.groups:
+            scores = rouge_f1(texts, references)
+            columns |= {name: scores[:, [i]] for i, name in enumerate(ROUGE_NAMES)}
+        if "bleu" in self.groups and tokens is not None:
+            columns["bleu"] = bleu_counts(tokens, words(references))
+        for name, metric in _BY_TEXT.items():
+            if name in self.groups:
+                pairs = zip(texts, references, strict=True)
+                columns[name] = np.array([[metric(*pair)] for pair in pairs])
+        if "macro_f1" in self.groups:
+            columns["macro_f1"] = class_counts(texts, references, self.classes)
+        return columns
 
     def result(self, *, resamples: int = 1000) -> Scores:
-        """Scores of all texts so far; a user's metric that raises is left out, with its error."""
+        """Compute the scores of all texts so far.
+
+        A metric of the user that raises is left out, and its error is in `Scores.failed`.
+        """
         measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
-        totals = {  # without an interval: resampling a set of texts only lowers it
+        # Distinct n-grams have no interval, because resampled texts always have fewer.
+        totals = {
             f"distinct_{n}": Estimate(score, None, None, self.n_texts)
             for n, parts in self._grams.items()
             if (score := distinct(parts)) is not None
@@ -205,16 +243,17 @@ class TextScores:
         for path, metric in self.user_metrics.items() if self.n_texts else ():
             try:
                 self._call(path, metric, measures, totals)
-            except Exception as error:  # noqa: BLE001  # whatever a user's function may raise
+            except Exception as error:  # noqa: BLE001  # code of the user may raise anything
                 self.failed[path] = f"{type(error).__name__}: {error}".splitlines()[0]
         overall = estimates(measures, resamples=resamples) | totals
         slices: dict[str, dict[str, dict[str, Estimate]]] = {}
         sizes: dict[str, dict[str, int]] = {}
         for slicing, labels in self._labels.items():
             rows = _rows_of(labels)
-            sizes[slicing] = {label: len(own) for label, own in rows.items()}
+            sizes[slicing] = {label: len(chosen) for label, chosen in rows.items()}
             slices[slicing] = {
-                label: estimates(measures, own, resamples=resamples) for label, own in rows.items()
+                label: estimates(measures, chosen, resamples=resamples)
+                for label, chosen in rows.items()
             }
         if n := self._unscored.total():
             reasons = "; ".join(f"{n} {reason}" for reason, n in self._unscored.most_common())
@@ -223,7 +262,7 @@ class TextScores:
 
     def _measure(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
         rows = np.full((self.n_texts, parts[0][1].shape[1]), np.nan)
-        for first, part in parts:  # a part whose texts have no such score is missing
+        for first, part in parts:  # a part without this score is missing
             rows[first : first + len(part)] = part
         of_sums = {"bleu": bleu_of, "macro_f1": macro_f1_of}
         if name not in of_sums or name not in self.groups:
@@ -238,21 +277,25 @@ class TextScores:
         measures: dict[str, PerText],
         totals: dict[str, Estimate],
     ) -> None:
-        """Add a user's scores: a number for all texts, or a number for each."""
-        given = metric(*map(list, self._texts))  # copies, which it may change
-        if not isinstance(given, Mapping):
-            given = {path.rpartition(":")[2]: given}
-        found = {name: np.asarray(v, float) for name, v in given.items()}
+        """Add the scores of a user's metric: one number for all texts, or one per text.
+
+        Raises:
+            ValueError: A score has the wrong shape, a reserved name or no valid number.
+        """
+        result = metric(*map(list, self._texts))  # copies, which the metric may change
+        if not isinstance(result, Mapping):
+            result = {path.rpartition(":")[2]: result}
+        scores = {name: np.asarray(value, float) for name, value in result.items()}
         n = len(self._texts[0])
-        for name, values in found.items():
+        for name, values in scores.items():
             if values.shape not in {(), (n,)}:
-                raise ValueError(f"{name} is of shape {values.shape}, not a number or {n} of them")
-            if name in measures or name in totals or name in self.taken:
+                raise ValueError(f"{name} must be one number or {n}, not of shape {values.shape}")
+            if name in measures or name in totals or name in self.reserved_names:
                 raise ValueError(f"the name {name} is taken; give the score another")
-            # NaN in a number for each text says that it does not apply to that text.
+            # NaN for a text means that the metric does not apply to it.
             if np.isinf(values).any() or np.isnan(values).all():
-                raise ValueError(f"{name} holds infinity, or NaN for every text")
-        for name, values in found.items():
+                raise ValueError(f"{name} is infinite, or NaN for every text")
+        for name, values in scores.items():
             if values.shape == () or n != self.n_texts:
                 totals[name] = Estimate(float(values.mean()), None, None, n)
             else:
@@ -260,30 +303,35 @@ class TextScores:
 
 
 def groups_in(names: Collection[str]) -> list[str]:
-    """The metrics included in Toque that are named, or stand under auto, in one order."""
-    usual = METRIC_GROUPS if "auto" in names else ()
-    return [name for name in (*ANY_TEXTS, *OF_CLASSES) if name in names or name in usual]
+    """List the named metrics of Toque in a fixed order. "auto" is replaced by the default ones."""
+    defaults = METRIC_GROUPS if "auto" in names else ()
+    return [name for name in (*ANY_TEXTS, *OF_CLASSES) if name in names or name in defaults]
 
 
 @dataclass(frozen=True)
 class ScoresByTask:
-    """Accumulates scores of texts, those of each task with metrics of its own by themselves."""
+    """Accumulators of the scores of texts, separate for each task with separate metrics."""
 
-    parts: Mapping[str, TextScores]  # by the name of the task; "" for all other texts
+    parts: Mapping[str, TextScores]
+    """Accumulator by name of the task. The other texts have the name ""."""
 
     @classmethod
     def from_settings(
         cls, evaluation: EvaluationConfig, data: DataConfig, foreign: ForeignCode
     ) -> Self:
-        """An empty collection of what a configuration names; functions are imported."""
-        asked = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
-        taken = {*HELD_OUT, BITS, *COUNTS, *(f"{t}_{s}" for t in data.tasks for s in TASK_SCORES)}
-        parts = {"": TextScores.named(asked, foreign, "evaluation.metrics", taken=taken)}
+        """Make empty accumulators of the configured metrics, and import their functions."""
+        metrics = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
+        of_tasks = {f"{task}_{score}" for task in data.tasks for score in TASK_SCORES}
+        reserved_names = {*HELD_OUT, BITS, *COUNTS, *of_tasks}
+        common = TextScores.named(
+            metrics, foreign, "evaluation.metrics", reserved_names=reserved_names
+        )
+        parts = {"": common}
         table = task_table(data)
         for name in data.tasks:
             if names := metrics_of(table[name]):
-                setting, classes = f"data.tasks.{name}.metrics", table[name].classes
-                classes = tuple(map(str.strip, classes))
+                setting = f"data.tasks.{name}.metrics"
+                classes = tuple(map(str.strip, table[name].classes))
                 parts[name] = TextScores.named(names, foreign, setting, classes, TASK_SCORES)
         return cls(parts)
 
@@ -293,31 +341,34 @@ class ScoresByTask:
             part.add(sample for sample in samples if sample.task == name)
 
     def result(self, *, resamples: int = 1000) -> Scores:
-        """Scores of all texts so far, a task's as NAME_SCORE; see `TextScores.result`."""
-        found = {
+        """Compute the scores of all texts so far. Scores of a task are named TASK_SCORE.
+
+        See `TextScores.result`.
+        """
+        results = {
             f"{task}_" if task else "": part.result(resamples=resamples)
             for task, part in self.parts.items()
             if part.n_texts or not task
         }
-        common, total, before = found[""], sum(s.n_texts for s in found.values()), 0
+        total = sum(scores.n_texts for scores in results.values())
+        overall: dict[str, Estimate] = {}
+        failed: dict[str, str] = {}
         each: dict[str, PerText] = {}
-        for task, scores in found.items():
-            each |= {f"{task}{n}": m.among(before, total) for n, m in scores.each.items()}
-            before += scores.n_texts
+        keys: list[str] = []
+        for prefix, scores in results.items():
+            overall |= {f"{prefix}{name}": e for name, e in scores.overall.items()}
+            failed |= {f"{prefix}{name}": error for name, error in scores.failed.items()}
+            each |= {
+                f"{prefix}{name}": m.among(len(keys), total) for name, m in scores.each.items()
+            }
+            keys += scores.keys
         return replace(
-            common,
-            n_texts=total,
-            overall={
-                f"{t}{n}": e for t, scores in found.items() for n, e in scores.overall.items()
-            },
-            failed={f"{t}{n}": why for t, s in found.items() for n, why in s.failed.items()},
-            each=each,
-            keys=[key for scores in found.values() for key in scores.keys],
+            results[""], n_texts=total, overall=overall, failed=failed, each=each, keys=keys
         )
 
 
 def _rows_of(labels: Sequence[str]) -> dict[str, np.ndarray]:
-    """Rows of each label, the most frequent labels, in the order of their names."""
-    names, which, counts = np.unique(np.array(labels), return_inverse=True, return_counts=True)
-    kept = sorted(np.argsort(-counts, kind="stable")[:MOST_SLICES].tolist())
-    return {str(names[i]): np.flatnonzero(which == i) for i in kept}
+    """Return the rows of the most frequent labels, sorted by label."""
+    names, label, counts = np.unique(np.array(labels), return_inverse=True, return_counts=True)
+    frequent = sorted(np.argsort(-counts, kind="stable")[:MAX_SLICES].tolist())
+    return {str(names[i]): np.flatnonzero(label == i) for i in frequent}

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from toque.evaluation.bootstrap import FEWEST_TEXTS, ByText, Interval, TextTable, over_texts
+from toque.evaluation.bootstrap import MIN_TEXTS, ByText, Interval, TextTable, over_texts
 from toque.reporter import clock_text
 from toque.reports.figures import MOST_OVER, figures_over, losses_over
 from toque.reports.page import (
@@ -28,7 +28,7 @@ from toque.version import __version__
 
 METHOD: Final = (
     "Differences are the other run's score minus the first's over the same held-out texts, with "
-    f"the 95 % interval of a paired bootstrap ({FEWEST_TEXTS} texts or more); * where it leaves "
+    f"the 95 % interval of a paired bootstrap ({MIN_TEXTS} texts or more); * where it leaves "
     "zero out. They tell these two models apart on texts like these. Another seed gives other "
     "models: `toque ablate` measures a setting over several."
 )

@@ -210,7 +210,7 @@ def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
     rows = [(one.name, clock_text(one.seconds), f"{one.share:.1%}") for one in verdict.shares]
     return [
         Sentence(verdict.sentence),
-        *(Sentence(advice(found)) for found in verdict.found[:1]),
+        *(Sentence(advice(found)) for found in verdict.findings[:1]),
         Grid(("part", "time", "share"), rows, summary="Parts of the time"),
     ]
 

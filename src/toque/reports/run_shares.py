@@ -1,14 +1,14 @@
-"""Shares of a run's wall time by what it went into, and the facts they are made of.
+"""Shares of a run's wall time by cause, computed from its events.
 
-What cannot be read in `metrics.jsonl` counts as not measured. The loop's clock gives the parts.
-Computing is divided further: waits for a core, memory and a container's limit by the kernel's
-counts, products by the model's arithmetic at this machine's rate, padding by its share of the
-tokens where it is computed. What these do not reach is one share, said to be not told apart.
+The run's clock gives the seconds of each part. The seconds of computing are divided further: waits
+for cores and memory come from the kernel's counters, matrix products from their arithmetic and the
+measured speed of the machine, and padding from its share of the tokens. The rest is "other
+computing". An unreadable value of `metrics.jsonl` counts as missing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +22,7 @@ Event = Mapping[str, Any]
 DATA: Final = "waiting for data"
 PRODUCTS: Final = "products"
 PADDING: Final = "padding"
-COMPUTING: Final = "computing, not told apart"
+COMPUTING: Final = "other computing"
 OPTIMIZER: Final = "optimizer"
 RANKS: Final = "summing over processes"
 HOST: Final = "records and callbacks"
@@ -39,149 +39,182 @@ PAGING: Final = "waiting for memory"
 THROTTLED: Final = "throttled by a limit on processor time"
 STILL: Final = "standing still"
 
-_ONCE: Final = (STARTING, COMPILING, PROFILING, FINISHING, UPLOADS)
-_MUCH_SLEEP: Final = 0.25  # share of computing from which a sleeping main thread stands still
-_MOST_LOST: Final = 0.95  # share of computing that waits can be: several threads wait at once
+_PARTS_OF_SHARE: Final[Mapping[str, Sequence[str]]] = {
+    DATA: ("data_wait",),
+    RANKS: ("ranks",),
+    STARTING: ("starting",),
+    COMPILING: ("compiling",),
+    PROFILING: ("profiling",),
+    EVALUATION: ("evaluation", "texts"),
+    SAVING: ("saving",),
+    UPLOADS: ("uploads",),
+    FINISHING: ("finishing",),
+}
+"""Shares that the run's clock measures directly."""
+_OUTSIDE_LOOP: Final = (STARTING, COMPILING, PROFILING, FINISHING, UPLOADS)
+_NOT_UPDATING: Final = (
+    *("starting", "evaluation", "texts", "saving", "profiling", "uploads", "finishing"),
+)
+_MUCH_SLEEP: Final = 0.25
+"""Share of computing. A main thread that sleeps longer stands still."""
+_MAX_LOST: Final = 0.95
+"""Largest share of computing that waits may take: several threads may wait in the same second."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """One of the things that wall time went into."""
+    """Part of the wall time."""
 
     name: str
     seconds: float
-    share: float  # share of the wall time, in [0, 1]
+    share: float
+    """Share of the wall time, from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a run, from its files."""
+    """Measurements of a run, read from its events."""
 
-    parts: Mapping[str, float]  # wall seconds by `phases.Part`, `finishing`, `uploads`
-    late: float  # seconds of the parts in the later half of the step events
-    compiling_late: float  # seconds of `late` that went into compiling
+    parts: Mapping[str, float]
+    """Wall seconds by `phases.Part`, `finishing` and `uploads`."""
+    late_compiling: float
+    """Share of compiling in the time of the second half of the updates."""
     n_updates: int
     tokens: float
-    update_seconds: float  # seconds of the updates alone, waiting for data included
+    update_seconds: float
+    """Seconds of all updates, including waits for data."""
     pad_fraction: float
-    utilisation: float | None  # model FLOP/s over the machine's rate while updating
+    utilisation: float | None
+    """Model FLOP/s divided by the measured speed of the machine, during updates."""
     n_evaluations: int
     n_saves: int
     skipped_saves: int
     host: Mapping[str, float]
-    """Sums over all looks at the machine by their names in `host` of a system event, with
-    `others_cores` on average and `waiting_beside_others` and `waiting_alone`, the seconds a thread
-    had no core while other programs kept cores busy and while none did; empty without a look."""
-    start: Event  # newest start event
-    gpu_busy: float | None  # mean utilisation of the GPUs in [0, 1], from system events
-    gpu_throttled: Mapping[str, float]  # reason -> share of the system events that gave it
+    """Sums over all samples of the machine, empty without samples.
+
+    `waiting_beside_others` and `waiting_alone` are the seconds of threads that waited for a core,
+    with and without other programs on the cores. `others_cores` is a mean.
+    """
+    start: Event
+    """The newest start event."""
+    gpu_busy: float | None
+    """Mean utilisation of the GPUs, from 0 to 1."""
+    gpu_throttled: Mapping[str, float]
+    """Share of the samples of GPUs with a throttled clock, by reason."""
     losses: Sequence[float]
     held_out: Sequence[float]
-    grad_norm: float | None  # gradient norm of the newest step event
+    grad_norm: float | None
+    """Gradient norm of the newest step event."""
     warnings: Sequence[str] = ()
-    end: Event = field(default_factory=dict)  # newest end event, if no session came after
+    end: Event = field(default_factory=dict)
+    """The end event of the newest session, if it has ended."""
 
     @property
     def wall(self) -> float:
-        """Seconds in all."""
+        """Wall seconds of the run."""
         return sum(self.parts.values())
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        """Shares of the wall time, the largest first; they add up to all of it."""
-        seconds = _seconds(self)
+        """Shares of the wall time, the largest first. Their sum is 1."""
+        seconds = {name: value for name, value in _divide_time(self).items() if value > 0.0}
         wall = sum(seconds.values())
-        found = [Share(name, value, value / wall) for name, value in seconds.items() if value > 0.0]
-        return tuple(sorted(found, key=lambda share: -share.seconds))
+        shares = [Share(name, value, value / wall) for name, value in seconds.items()]
+        return tuple(sorted(shares, key=lambda share: -share.seconds))
 
-    def share(self, *names: str, of_all: bool = False) -> float:
-        """Share of the loop's time, or `of_all`: with what is done once, before or after it."""
-        once = 0.0 if of_all else self.share(*_ONCE, of_all=True)
-        return sum(s.share for s in self.shares if s.name in names) / max(1e-9, 1.0 - once)
+    def wall_share(self, *names: str) -> float:
+        """Sum these shares of the wall time."""
+        return sum(share.share for share in self.shares if share.name in names)
+
+    def share(self, *names: str) -> float:
+        """Sum these shares of the training loop, without one-time work before and after it."""
+        return self.wall_share(*names) / max(1e-9, 1.0 - self.wall_share(*_OUTSIDE_LOOP))
 
     @property
     def computing(self) -> float:
-        """Share of forward and backward."""
+        """Share of forward and backward in the training loop."""
         return self.share(COMPUTING, PRODUCTS, PADDING)
 
     @property
     def device(self) -> str:
-        """Kind of device that computed: cpu or cuda."""
+        """Kind of the device: cpu or cuda."""
         name = str(mapping(self.start.get("hardware")).get("device", ""))
         return "cuda" if "NVIDIA" in name or "Tesla" in name else "cpu"
 
     @property
     def computes_padding(self) -> bool:
-        """True with masks; where each example is computed alone, padding is left out."""
+        """True if attention is masked. Otherwise padding is left out."""
         return mapping(self.start.get("arithmetic")).get("attention_kind") == "masked"
 
     def part(self, *names: str) -> float:
-        """Seconds of these parts."""
+        """Sum the seconds of some parts."""
         return sum(self.parts.get(name, 0.0) for name in names)
 
     def setting(self, name: str) -> Any:
-        """A setting of the section `train`; None where the files do not say."""
+        """Return a setting of the section `train`, or None if it is missing."""
         return mapping(self.start.get("train")).get(name)
 
     def start_number(self, *path: str) -> float | None:
-        """A number of the start event, by its place."""
-        found: Any = self.start
+        """Return a number of the start event by its path, or None if it is missing."""
+        value: Any = self.start
         for name in path:
-            found = mapping(found).get(name)
-        return number(found)
+            value = mapping(value).get(name)
+        return number(value)
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """A mapping, or an empty one."""
+    """Return the value if it is a dict. Otherwise an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
 def facts_of(events: Sequence[Event]) -> Facts | None:
-    """The facts of a run's events, undone ones left out; None before its first update."""
-    kinds: dict[str, list[Event]] = {}
+    """Collect the facts of a run. Return None before the first update.
+
+    Events of undone updates are already removed.
+    """
+    by_kind = defaultdict[str, list[Event]](list)
     for event in events:
-        kinds.setdefault(str(event.get("event")), []).append(event)
-    steps, starts, ends = (kinds.get(kind, []) for kind in ("step", "start", "end"))
-    parts = _parts(event for event in events if event.get("event") in ("step", "end", "after"))
+        by_kind[str(event.get("event"))].append(event)
+    steps = by_kind["step"]
+    parts = _sum_parts(event for event in events if event.get("event") in ("step", "end", "after"))
     if not steps or sum(parts.values()) <= 0.0:
         return None
-    last = next((e for e in reversed(events) if e.get("event") in ("start", "end")), {})
-    late = [mapping(e.get("parts")) for e in steps[len(steps) // 2 :]] if len(steps) > 1 else []
-    counted = [(number(e.get("pad_fraction")), number(e.get("tokens")) or 0.0) for e in steps]
-    weighed = [(pad, n) for pad, n in counted if pad is not None and 0.0 <= pad < 1.0]
-    computed = sum(n / (1.0 - pad) for pad, n in weighed)
-    begun = min((e["step"] for e in starts), default=0)
-    scored = kinds.get("evaluation", [])
-    held_out = [number(e.get("metrics", {}).get("loss")) for e in scored]
-    gpus: list[Event] = [gpu for e in kinds.get("system", []) for gpu in e.get("gpus", ())]
-    busy = [number(gpu.get("utilisation_percent")) for gpu in gpus]
-    held_down = Counter(reason for gpu in gpus for reason in gpu.get("throttled", ()))
-    used = [(number(e.get("mfu")), _value(e, "seconds")) for e in steps]
+
+    first_step = min((event["step"] for event in by_kind["start"]), default=0)
+    sessions = [event for event in events if event.get("event") in ("start", "end")]
+    has_ended = bool(sessions) and sessions[-1].get("event") == "end"
+    late_parts = _sum_parts(steps[len(steps) // 2 :]) if len(steps) > 1 else {}
+    late_seconds = sum(late_parts.values())
+    utilisations = [(number(step.get("mfu")), _positive(step, "seconds")) for step in steps]
+    held_out = [number(mapping(e.get("metrics")).get("loss")) for e in by_kind["evaluation"]]
+    gpus: list[Event] = [gpu for e in by_kind["system"] for gpu in e.get("gpus", ())]
+    gpu_percents = [number(gpu.get("utilisation_percent")) for gpu in gpus]
+    throttled = Counter(reason for gpu in gpus for reason in gpu.get("throttled", ()))
     return Facts(
         parts=parts,
-        late=sum(_parts({"parts": part} for part in late).values()),
-        compiling_late=_sum(late, "compiling"),
-        n_updates=max(1, steps[-1]["step"] - begun),
+        late_compiling=late_parts.get("compiling", 0.0) / max(1e-9, late_seconds),
+        n_updates=max(1, steps[-1]["step"] - first_step),
         tokens=_sum(steps, "tokens"),
         update_seconds=_sum(steps, "seconds"),
-        pad_fraction=1.0 - sum(n for _, n in weighed) / computed if computed else 0.0,
-        utilisation=_mean((m, s) for m, s in used if m is not None and 0.0 <= m <= 1.0),
-        n_evaluations=len(scored),
-        n_saves=len(kinds.get("save", [])),
-        skipped_saves=int(_sum([mapping(e.get("saves")) for e in ends], "skipped")),
-        host=_host([mapping(e.get("host")) for e in kinds.get("system", [])]),
-        start=starts[-1] if starts else {},
-        gpu_busy=_mean((None if percent is None else percent / 100, 1.0) for percent in busy),
-        gpu_throttled={reason: n / len(gpus) for reason, n in held_down.items()},
-        losses=[loss for e in steps if (loss := number(e.get("loss"))) is not None],
+        pad_fraction=_pad_fraction(steps),
+        utilisation=_mean((m, s) for m, s in utilisations if m is not None and 0.0 <= m <= 1.0),
+        n_evaluations=len(by_kind["evaluation"]),
+        n_saves=len(by_kind["save"]),
+        skipped_saves=int(_sum([mapping(e.get("saves")) for e in by_kind["end"]], "skipped")),
+        host=_sum_samples([mapping(e.get("host")) for e in by_kind["system"]]),
+        start=by_kind["start"][-1] if by_kind["start"] else {},
+        gpu_busy=_mean((percent / 100, 1.0) for percent in gpu_percents if percent is not None),
+        gpu_throttled={reason: n / len(gpus) for reason, n in throttled.items()},
+        losses=[loss for step in steps if (loss := number(step.get("loss"))) is not None],
         held_out=[loss for loss in held_out if loss is not None],
         grad_norm=number(steps[-1].get("grad_norm")),
-        warnings=[str(e.get("message")) for e in kinds.get("warning", [])],
-        end=ends[-1] if ends and last.get("event") == "end" else {},
+        warnings=[str(event.get("message")) for event in by_kind["warning"]],
+        end=sessions[-1] if has_ended else {},
     )
 
 
-def _parts(events: Iterable[Event]) -> dict[str, float]:
+def _sum_parts(events: Iterable[Event]) -> dict[str, float]:
+    """Sum the seconds of each part over some events."""
     parts: dict[str, float] = {}
     for event in events:
         for name, value in mapping(event.get("parts")).items():
@@ -191,76 +224,93 @@ def _parts(events: Iterable[Event]) -> dict[str, float]:
     return parts
 
 
-def _value(event: Event, name: str) -> float:
-    return number(event.get(name)) or 0.0
+def _pad_fraction(steps: Sequence[Event]) -> float:
+    """Compute the share of padding in all computed tokens."""
+    tokens = computed = 0.0
+    for step in steps:
+        pad = number(step.get("pad_fraction"))
+        if pad is not None and 0.0 <= pad < 1.0:
+            n = number(step.get("tokens")) or 0.0
+            tokens += n
+            computed += n / (1.0 - pad)
+    return 1.0 - tokens / computed if computed else 0.0
+
+
+def _positive(event: Event, name: str) -> float:
+    return max(0.0, number(event.get(name)) or 0.0)
 
 
 def _sum(events: Iterable[Event], name: str) -> float:
-    return sum(max(0.0, _value(e, name)) for e in events)
+    return sum(_positive(event, name) for event in events)
 
 
-def _mean(pairs: Iterable[tuple[float | None, float]]) -> float | None:
-    """Mean of known values by their weights; None where no weight is known."""
-    known = [(value, weight) for value, weight in pairs if value is not None]
-    total = sum(weight for _, weight in known)
-    return sum(value * weight for value, weight in known) / total if total > 0.0 else None
+def _mean(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Compute the mean of values with weights, or None without weights."""
+    weighted = list(pairs)
+    total = sum(weight for _, weight in weighted)
+    return sum(value * weight for value, weight in weighted) / total if total > 0.0 else None
 
 
-def _host(looks: Sequence[Event]) -> dict[str, float]:
-    seconds = _sum(looks, "seconds")
+def _sum_samples(samples: Sequence[Event]) -> dict[str, float]:
+    seconds = _sum(samples, "seconds")
     if seconds <= 0.0:
         return {}
-    names = ("memory_stall_seconds", "throttled_seconds", "asleep_seconds", "major_faults")
-    found = {"seconds": seconds} | {name: _sum(looks, name) for name in names}
-    beside = [look for look in looks if _value(look, "others_cores") > WORTH_WHILE]
-    found["waiting_beside_others"] = waited = _sum(beside, "waiting_for_core_seconds")
-    found["waiting_alone"] = _sum(looks, "waiting_for_core_seconds") - waited
-    others = sum(_value(look, "others_cores") * _value(look, "seconds") for look in looks)
-    return found | {"others_cores": others / seconds}
-
-
-def _seconds(facts: Facts) -> dict[str, float]:
-    computing = facts.part("forward_backward")
-    optimizer, host = facts.part("clip", "optimizer"), facts.part("observers")
-    if facts.device == "cuda":
-        # The host runs ahead of the device: where it waits says nothing of a part.
-        computing, optimizer, host = computing + optimizer + host, 0.0, 0.0
-    lost = _lost(facts, busy=computing + optimizer)
-    kept = 1.0 - sum(lost.values()) / max(computing + optimizer, 1e-9)
-    computing *= kept
-    padding = computing * facts.pad_fraction if facts.computes_padding else 0.0
-    products = 0.0
-    if facts.utilisation is not None:
-        weights = facts.start_number("arithmetic", "products")
-        attention = facts.start_number("arithmetic", "attention")
-        of_products = 1.0
-        if weights is not None and attention is not None and weights > 0.0 <= attention:
-            of_products = weights / (weights + attention)
-        # The rate is that of updates which no profiler slowed: so are the seconds it is taken over.
-        apart = ("starting", "evaluation", "texts", "saving", "profiling", "uploads", "finishing")
-        unslowed = min(facts.update_seconds, facts.wall - facts.part(*apart))
-        products = min(facts.utilisation * unslowed * of_products, computing - padding)
+    with_others = [s for s in samples if _positive(s, "others_cores") > WORTH_WHILE]
+    waiting_beside_others = _sum(with_others, "waiting_for_core_seconds")
+    others_seconds = sum(_positive(s, "others_cores") * _positive(s, "seconds") for s in samples)
     return {
-        DATA: facts.part("data_wait"),
-        OPTIMIZER: optimizer * kept,
-        RANKS: facts.part("ranks"),
-        HOST: host,
-        STARTING: facts.part("starting"),
-        COMPILING: facts.part("compiling"),
-        PROFILING: facts.part("profiling"),
-        EVALUATION: facts.part("evaluation", "texts"),
-        SAVING: facts.part("saving"),
-        UPLOADS: facts.part("uploads"),
-        FINISHING: facts.part("finishing"),
+        "seconds": seconds,
+        "memory_stall_seconds": _sum(samples, "memory_stall_seconds"),
+        "throttled_seconds": _sum(samples, "throttled_seconds"),
+        "asleep_seconds": _sum(samples, "asleep_seconds"),
+        "waiting_beside_others": waiting_beside_others,
+        "waiting_alone": _sum(samples, "waiting_for_core_seconds") - waiting_beside_others,
+        "others_cores": others_seconds / seconds,
+    }
+
+
+def _divide_time(facts: Facts) -> dict[str, float]:
+    """Divide the wall seconds of a run among the shares."""
+    computing = facts.part("forward_backward")
+    optimizer = facts.part("clip", "optimizer")
+    host = facts.part("observers")
+    if facts.device == "cuda":
+        # The host queues work ahead of the GPU, so its waits do not belong to a part.
+        computing, optimizer, host = computing + optimizer + host, 0.0, 0.0
+
+    lost = _lost_seconds(facts, busy=computing + optimizer)
+    remaining = 1.0 - sum(lost.values()) / max(computing + optimizer, 1e-9)
+    computing *= remaining
+    padding = computing * facts.pad_fraction if facts.computes_padding else 0.0
+    products = min(_product_seconds(facts), computing - padding)
+    measured = {name: facts.part(*parts) for name, parts in _PARTS_OF_SHARE.items()}
+    return {
+        **measured,
         **lost,
+        HOST: host,
+        OPTIMIZER: optimizer * remaining,
         PADDING: padding,
         PRODUCTS: products,
         COMPUTING: max(0.0, computing - padding - products),
     }
 
 
-def _lost(facts: Facts, *, busy: float) -> dict[str, float]:
-    """Seconds of computing in which threads could not run, of at most `busy`."""
+def _product_seconds(facts: Facts) -> float:
+    """Estimate the seconds of products with weights, from the utilisation of the machine."""
+    if facts.utilisation is None:
+        return 0.0
+    products = facts.start_number("arithmetic", "products")
+    attention = facts.start_number("arithmetic", "attention")
+    share = 1.0
+    if products is not None and attention is not None and products > 0.0 <= attention:
+        share = products / (products + attention)
+    # The utilisation excludes updates that were slowed by a profiler, so do these seconds.
+    seconds = min(facts.update_seconds, facts.wall - facts.part(*_NOT_UPDATING))
+    return facts.utilisation * seconds * share
+
+
+def _lost_seconds(facts: Facts, *, busy: float) -> dict[str, float]:
+    """Estimate the seconds in which threads could not compute. Their sum is at most `busy`."""
     host = facts.host
     if not host:
         return {}
@@ -272,12 +322,12 @@ def _lost(facts: Facts, *, busy: float) -> dict[str, float]:
     }
     scale = (facts.wall - facts.part("uploads", "finishing")) / host["seconds"]
     if facts.device == "cpu":
-        # The loop sleeps while it waits for a batch, a save or the compiler's processes; threads
-        # may, while they wait for each other. What goes far beyond is a process that was stopped,
-        # or waits for a disk.
-        known = facts.part("data_wait", "saving", "starting", "compiling")
-        asleep = host["asleep_seconds"] - known / max(scale, 1e-9)
+        # The main thread sleeps while it waits for batches, saves, the compiler and other threads.
+        # Much more sleep means that the process was stopped, or waited for a disk.
+        expected = facts.part("data_wait", "saving", "starting", "compiling")
+        asleep = host["asleep_seconds"] - expected / max(scale, 1e-9)
         lost[STILL] = asleep if asleep * scale > _MUCH_SLEEP * busy else 0.0
     total = scale * sum(lost.values())
-    scale *= min(1.0, _MOST_LOST * busy / total) if total > 0.0 else 0.0
+    if total > 0.0:
+        scale *= min(1.0, _MAX_LOST * busy / total)
     return {name: value * scale for name, value in lost.items()}

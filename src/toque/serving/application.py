@@ -14,10 +14,11 @@ from starlette.routing import Route
 
 from toque.models.generation.options import Precision
 from toque.serving.batcher import Batcher, ServedModels, failure
+from toque.serving.gate import Gate, Limits, read_body
 from toque.serving.page_routes import page_routes
 from toque.serving.protocol import ChatRequest, CompletionRequest, TextRequest, parse_request
 from toque.serving.reply import Reply
-from toque.serving.server import Gate, Limits, RequestError, answer_to, read_body
+from toque.serving.request_errors import RequestError, answer_to
 
 _log = logging.getLogger("toque.serving")
 _CLIENT_GONE = 499  # nginx's status for a client that closed its connection
@@ -65,7 +66,7 @@ def build_app(
         hosts=hosts,
         paths=[route.path for route in routes],
         count=batcher.metrics.count_answer,
-        most=limits.connections,
+        max_requests=limits.connections,
     )
 
 

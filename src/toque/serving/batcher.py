@@ -35,7 +35,7 @@ from toque.models.generation.packed_products import Packs, with_packed_products
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.frozen import computing
-from toque.serving.server import RequestError
+from toque.serving.request_errors import RequestError
 
 T = TypeVar("T")
 _log = logging.getLogger("toque.serving")

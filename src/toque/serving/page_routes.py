@@ -37,8 +37,9 @@ from toque.cooking.shopping_list import (
 )
 from toque.evaluation.constrained_choice import choose
 from toque.serving.batcher import Batcher, ServedModel, ServedModels
+from toque.serving.gate import Limits, read_body
 from toque.serving.protocol import parse_request
-from toque.serving.server import PAGE, Limits, page_files, read_body
+from toque.serving.static_files import PAGE, page_files
 from toque.sources.documents import blank_text
 
 Words = Annotated[str, Field(max_length=300)]

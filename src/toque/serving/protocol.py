@@ -15,14 +15,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from toque.cooking.answer_schemas import SHIPPED, answer_schema
+from toque.cooking.recipe_form import SHIPPED, answer_schema
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
 from toque.models.generation.constraints import Constraint
 from toque.models.generation.live_rows import End, NewToken
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import ServedModel
-from toque.serving.server import RequestError
+from toque.serving.request_errors import RequestError
 from toque.serving.token_bytes import bytes_of_token
 from toque.sources.conversations import join_parts
 
@@ -235,7 +235,7 @@ class TextRequest(_Part, ABC):
         )
 
     @abstractmethod
-    def choice(self, piece: Piece, *, whole: bool) -> Json:
+    def choice(self, piece: Piece, *, is_complete: bool) -> Json:
         """Format an entire text, or a piece of it in a stream, for `choices`."""
 
 
@@ -271,7 +271,7 @@ class CompletionRequest(TextRequest):
             lambda: [served.prompt_ids(one) if isinstance(one, str) else one for one in prompts]
         )
 
-    def choice(self, piece: Piece, *, whole: bool) -> Json:
+    def choice(self, piece: Piece, *, is_complete: bool) -> Json:
         """Format a text or a piece for `choices`. Both have the same form."""
         logs = None if self.logprobs is None else _logprobs(piece)
         return _choice(piece, {"text": piece.text}, logs)
@@ -371,10 +371,10 @@ class ChatRequest(TextRequest):
         except DataError as error:
             raise RequestError(400, str(error), param="messages") from error
 
-    def choice(self, piece: Piece, *, whole: bool) -> Json:
+    def choice(self, piece: Piece, *, is_complete: bool) -> Json:
         """Format a text as a message, or a piece as a delta. The first delta has the role."""
         content: Json
-        if whole:
+        if is_complete:
             content = {"role": "assistant", "content": piece.text, "refusal": None}
         elif not piece.is_visible:
             content = {"role": "assistant", "content": ""}
@@ -386,7 +386,7 @@ class ChatRequest(TextRequest):
         logs = None
         if self.logprobs:
             logs = {"content": [_token_logprobs(token) for token in piece.tokens], "refusal": None}
-        return _choice(piece, {"message" if whole else "delta": content}, logs)
+        return _choice(piece, {"message" if is_complete else "delta": content}, logs)
 
 
 def _token_logprobs(token: TextToken) -> Json:

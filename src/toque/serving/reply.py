@@ -26,8 +26,9 @@ from toque.models.generation.constraints import Constraint
 from toque.models.generation.live_rows import NewToken, Order
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import Batcher, ServedModel, Ticket, failure
+from toque.serving.gate import Limits
 from toque.serving.protocol import Json, Piece, TextRequest, TextToken
-from toque.serving.server import Limits, RequestError, answer_to
+from toque.serving.request_errors import RequestError, answer_to
 
 _log = logging.getLogger("toque.serving")
 
@@ -40,8 +41,11 @@ class _Text:
     """
 
     def __init__(self, index: int, codec: Codec, stops: Sequence[str], *, echoes: bool) -> None:
-        self._index, self._stops, self._echoes = index, stops, echoes
-        self._codec, self._stream = codec, TextStream(codec)
+        self._index = index
+        self._stops = stops
+        self._echoes = echoes
+        self._codec = codec
+        self._stream = TextStream(codec)
         self._pending = ""  # text that may become a stop string
         self._textless: list[TextToken] = []  # tokens of an incomplete character
         self._offset = 0
@@ -333,7 +337,7 @@ class Reply(Response):
         if self._best.n > 1:
             choices = await run_in_threadpool(self._choose_best, complete)
         else:
-            choices = [self._request.choice(piece, whole=True) for piece in complete]
+            choices = [self._request.choice(piece, is_complete=True) for piece in complete]
         body = msgspec.json.encode({**self._head, "choices": choices, "usage": self._usage})
         self._has_begun = True
         answer = Response(body, media_type="application/json")
@@ -348,7 +352,7 @@ class Reply(Response):
         choices: list[Json] = []
         for i, prompt in enumerate(self._prompt_texts):
             candidates = slice(i * best.n, (i + 1) * best.n)
-            ranked = best.ranked(
+            ranked = best.rank(
                 prompt,
                 [piece.text for piece in pieces[candidates]],
                 logprobs[candidates],
@@ -357,7 +361,7 @@ class Reply(Response):
             )
             for number, score in ranked[: self._n]:
                 piece = replace(pieces[candidates][number], index=len(choices))
-                choice = self._request.choice(piece, whole=True)
+                choice = self._request.choice(piece, is_complete=True)
                 choices.append(choice | {"best_of": score.record()})
         return choices
 
@@ -367,7 +371,7 @@ class Reply(Response):
         async for pieces in self._pieces(ticket):
             due += [piece for piece in pieces if piece.is_visible]
             if due:
-                choices = [request.choice(piece, whole=False) for piece in due]
+                choices = [request.choice(piece, is_complete=False) for piece in due]
                 await self._send_events([{**self._head, "choices": [one]} for one in choices])
                 due = []
         usage = [{**self._head, "choices": [], "usage": self._usage}]
@@ -416,7 +420,7 @@ def _best_of(request: TextRequest, options: GenerationOptions) -> BestOf:
     with _refuse_request("best_by"):
         best = BestOf(n, best_by)
     with _refuse_request("best_of"):
-        best.check(options, wanted=request.n or 1)
+        best.check(options, n_results=request.n or 1)
         for name, is_set in (("stream", request.stream), ("echo", request.echoes)):
             if is_set and best.n > 1:
                 raise ConfigError(

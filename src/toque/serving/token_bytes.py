@@ -13,7 +13,7 @@ _HALF: Final = "\ufffd"  # the replacement for bytes that are not a character
 
 
 def _byte_characters() -> Mapping[str, int]:
-    """GPT-2's spelling of bytes: printable ones as themselves, the others from U+0100 on."""
+    """Map GPT-2's characters to bytes. Unprintable bytes have the characters from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(0x100)) - set(printable))
     return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}

@@ -1,18 +1,20 @@
-"""Bottleneck rules that a run warns by while it trains, and that its verdict is told by afterwards.
+"""Rules of bottlenecks that a run warns of, and that the reports about a run share.
 
-Loads nothing heavy: reports read them, too. What other programs take is judged by
-`hardware.processor.contended`.
+`hardware.processor.contended` has the rule for other programs. This module imports nothing slow,
+because reports need it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-DATA_SHARE: Final = 0.2  # share of the time that may go into waiting for batches before a run warns
+DATA_SHARE: Final = 0.2
+"""Largest share of the time that may go into waiting for batches without a warning."""
 DATA_ADVICE: Final = (
-    "Keep data.store on a local disk; leave a core to the thread that makes batches "
-    "(OMP_NUM_THREADS one lower, other programs ended), or where reading waits, as on a network "
-    "disk, have several (train.readers=4); augmentation and train.pack=false make batches dearer"
+    "Keep data.store on a local disk. Leave a core to the thread that makes batches (lower "
+    "OMP_NUM_THREADS by one, end other programs). If reading is slow, e.g. from a network disk, "
+    "use several readers (train.readers=4). Augmentation and train.pack=false make batches more "
+    "expensive"
 )
 SMALL_MEMORY: Final = (
     "train.gradient_checkpointing=true",
@@ -20,31 +22,32 @@ SMALL_MEMORY: Final = (
     "shorter rows (train.row_tokens, data.max_target_tokens)",
     "a smaller model, or an adapter",
 )
-"""Ways to need less memory once a micro-batch is a single row, the cheapest first (by default a run
-halves the rows at once by itself, and the update stays the same)."""
+"""Ways to save memory if a micro-batch is a single row, the cheapest first. Before that, a run
+halves its micro-batch automatically, and the update stays the same."""
 GRAD_NORM: Final = 5.0
-"""A gradient norm that stays above it before clipping is no sign of a run that learns steadily."""
+"""Gradient norm before clipping above which a run is probably not learning steadily."""
 GPU_BUSY: Final = 0.8
-"""Share of the time in which a GPU computes, below which the rest of the machine holds it up."""
-_FEW_UPDATES: Final = 30
-"""A guess: with fewer a model from scratch learns next to nothing, and a trained one little."""
+"""Share of the time below which a GPU is not busy, because the rest of the machine is slower."""
+_MIN_UPDATES: Final = 30
+"""Fewer updates teach a model from scratch nothing, and a pretrained model little. A guess."""
 RAN_OUT: Final = "ran out of memory"
-"""Words in every warning of an update that is computed again with fewer rows."""
+"""Text that every warning about a smaller micro-batch contains. Reports search for it."""
 
 
 def memory_ladder(*, checkpointing: bool, optimizer: str) -> list[str]:
-    """Steps to try when one row does not fit, in order, without those that are set already.
+    """List the ways to save memory, in order, except the ways that are already in use.
 
     >>> memory_ladder(checkpointing=True, optimizer="adafactor")[0]
     'shorter rows (train.row_tokens, data.max_target_tokens)'
     """
-    taken = [checkpointing, optimizer not in {"adamw", "muon"}, False, False]
-    return [lever for lever, done in zip(SMALL_MEMORY, taken, strict=True) if not done]
+    has_small_optimizer = optimizer not in {"adamw", "muon"}
+    in_use = (checkpointing, has_small_optimizer, False, False)
+    return [way for way, is_used in zip(SMALL_MEMORY, in_use, strict=True) if not is_used]
 
 
 def few_updates(updates: float | None) -> str:
-    """A sentence about a run of so few updates that it teaches little; "" for others."""
-    if updates is None or updates >= _FEW_UPDATES:
+    """Return a warning if a run has too few updates to teach much, else ""."""
+    if updates is None or updates >= _MIN_UPDATES:
         return ""
     return (
         f"the run has about {max(1, round(updates)):,} updates, which teach little: give more "

@@ -1,11 +1,12 @@
-"""Callbacks: observers that watch the training loop and may ask it to stop, save or evaluate.
+"""Callbacks: observers of the training loop, which may ask it to stop, save or evaluate.
 
-The loop tells them of its events; only the loop acts on their requests.
+The loop calls them at its events. Only the loop acts on their requests.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,17 +20,17 @@ from torch import Tensor
 from toque.units import Duration, Progress
 
 State = dict[str, Any]  # JSON
-_About = ParamSpec("_About")
+_Arguments = ParamSpec("_Arguments")
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation of the run by a metric, with its value; None if it is the loss."""
+    """Best evaluation of the run by a metric."""
 
     step: int
     loss: float
     metric: str = "loss"
-    value: float | None = None
+    value: float | None = None  # value of the metric, or None if the metric is the loss
 
     @property
     def score(self) -> float:
@@ -37,15 +38,17 @@ class Best:
         return self.loss if self.value is None else self.value
 
     def __str__(self) -> str:
-        by = "" if self.metric == "loss" else f"{self.metric.replace('_', ' ')} {self.score:.4f}, "
-        return f"{by}loss {self.loss:.4f} at step {self.step:,}"
+        text = f"loss {self.loss:.4f} at step {self.step:,}"
+        if self.metric == "loss":
+            return text
+        return f"{self.metric.replace('_', ' ')} {self.score:.4f}, {text}"
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The metric of the evaluations that says which is best; `rises` if more is better.
+    """Metric that decides which evaluation is best. `rises` is True if higher values are better.
 
-    >>> Goal("bleu", rises=True).better(31.0, 30.5), Goal().better(2.0, 2.1, by=0.5)
+    >>> Goal("bleu", rises=True).is_better(31.0, 30.5), Goal().is_better(2.0, 2.1, by=0.5)
     (True, False)
     """
 
@@ -53,26 +56,31 @@ class Goal:
     rises: bool = False
 
     def rank(self, metrics: Mapping[str, float]) -> float:
-        """A number that is the lower the better; infinity where the metric was not measured."""
+        """Return a sort key: the best evaluation has the lowest. Without the metric it is inf."""
         value = metrics.get(self.metric, math.nan)
-        return math.inf if not math.isfinite(value) else -value if self.rises else value
+        if not math.isfinite(value):
+            return math.inf
+        return -value if self.rises else value
 
-    def better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
-        """True if a value is better than another by more than `by`; one not measured never is."""
+    def is_better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
+        """Check whether `value` is finite and better than `than` by more than `by`."""
         if not math.isfinite(value) or than is None:
             return math.isfinite(value)
         return value > than + by if self.rises else value < than - by
 
     def best(self, so_far: Best | None, step: int, metrics: Mapping[str, float]) -> Best | None:
-        """The better one of the best so far and this evaluation."""
-        value, loss = (metrics.get(name, math.nan) for name in (self.metric, "loss"))
-        known = so_far.score if so_far is not None and so_far.metric == self.metric else None
-        if not math.isfinite(loss) or not self.better(value, known):
+        """Return the better of `so_far` and this evaluation."""
+        value = metrics.get(self.metric, math.nan)
+        loss = metrics.get("loss", math.nan)
+        score = so_far.score if so_far is not None and so_far.metric == self.metric else None
+        if not math.isfinite(loss) or not self.is_better(value, score):
             return so_far
         return Best(step, loss, self.metric, None if self.metric == "loss" else value)
 
     def measured_by(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of evaluations that the metric depends on; values under others are others.
+        """Select the settings of evaluations that affect the metric.
+
+        Values under different settings cannot be compared.
 
         >>> Goal().measured_by({"max_examples": 512, "texts": 16})
         {'max_examples': 512}
@@ -86,88 +94,84 @@ class Goal:
         return f"{'highest' if self.rises else 'lowest'} {self.metric.replace('_', ' ')}"
 
 
-LOSS: Final = Goal()  # the held-out loss as a goal
+LOSS: Final = Goal()
+"""Goal of a run by default: the lowest held-out loss."""
 
 
 @dataclass(frozen=True)
 class StepInfo:
-    """One update, seen from outside. Counts are over all ranks."""
+    """Measurements of an update. Counts are over all ranks."""
 
     before: Progress
     progress: Progress
     loss: Tensor
-    """[] nats per target token over the whole update. On CUDA, reading it waits for the device."""
-    grad_norm: Tensor  # [] before clipping
+    """Loss of the entire update in nats per target token, []. On CUDA, reading it waits."""
+    grad_norm: Tensor  # gradient norm before clipping, []
     lr: float
     n_targets: int
     n_tokens: int
     n_examples: int
     n_computed: int
-    seconds: float  # wall seconds of the whole update, waiting for data included
+    seconds: float  # wall seconds of the update, including the wait for data
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Wall seconds since the update before, by what they went into: `phases.Part`."""
-    stage: int | None = None  # stage of the curriculum, counted from 1; None without one
+    """Wall seconds since the previous update, by `phases.Part`."""
+    stage: int | None = None  # stage of the curriculum, counted from 1
     slowed: bool = False
-    """True if an observer slowed the update, as a profiler does; rates leave it out."""
-
-    @property
-    def data_wait_seconds(self) -> float:
-        """The part of `seconds` that the update waited for its batch."""
-        return self.parts.get("data_wait", 0.0)
+    """True if an observer such as a profiler slowed the update. Rates leave it out."""
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """The beginning of a session."""
+    """Start of a session."""
 
     progress: Progress
     stop_after: Duration
     notes: tuple[str, ...] = ()
-    """Sentences for the user: choices made, checkpoints skipped, leftovers removed."""
+    """Notes for the user about choices, skipped checkpoints and removed leftovers."""
     best: Best | None = None
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is durable."""
+    """Durable checkpoint."""
 
     path: Path
     step: int
     bytes: int
-    seconds: float  # seconds from the first byte until it was durable
+    seconds: float  # seconds from the first byte until the checkpoint was durable
     blocked_seconds: float | None = None
-    """Seconds that training waited for a save in the background; None: all of `seconds`."""
+    """Seconds that training waited for a background save. None means all of `seconds`."""
 
 
 @dataclass
 class SaveCounts:
-    """The saves of a session, by outcome."""
+    """Number of saves in a session by outcome."""
 
     written: int = 0
-    skipped: int = 0  # due while the one before was still being written
-    waited: int = 0  # written while the loop waited, because memory had no room for a copy
+    skipped: int = 0  # due while the previous save was still being written
+    waited: int = 0  # written while the loop waited, because memory was too small for a copy
     failed: int = 0
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """The end of a session."""
+    """End of a session."""
 
     reason: str
-    """finished | early_stopping | interrupted | non_finite | what a callback or an error named."""
+    """finished, early_stopping, interrupted, non_finite, or the name from a callback or error."""
     progress: Progress
-    seconds: float  # wall seconds of this session, evaluating and saving included
+    seconds: float  # wall seconds of this session, including evaluations and saves
     best: Best | None = None
     error: str | None = None
     saves: SaveCounts = field(default_factory=SaveCounts)
-    skipped_updates: int = 0  # outliers that were not applied, over the whole run
+    skipped_updates: int = 0  # outliers that were not applied, over the entire run
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Wall seconds since the last update, as in `StepInfo`."""
+    """Wall seconds since the last update, by `phases.Part`."""
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of an observer; only the loop acts on them.
+    """Requests of a callback.
 
     >>> Requests(save=True) | Requests(stop=True, reason="early_stopping")
     Requests(stop=True, evaluate=False, save=True, reason='early_stopping')
@@ -176,7 +180,7 @@ class Requests:
     stop: bool = False
     evaluate: bool = False
     save: bool = False
-    reason: str = ""  # reason to stop, in one word for logs and exit codes
+    reason: str = ""  # one word for logs and exit codes, if `stop` is set
 
     def __or__(self, other: Requests) -> Requests:
         return Requests(
@@ -188,76 +192,76 @@ class Requests:
 
 
 class Callback:
-    """Every method does nothing; override the ones you need, and never call the base's."""
+    """Base class of callbacks. Its methods do nothing, so an override need not call them."""
 
     slows: bool = False
     """True while it slows the current update so much that rates should leave it out."""
 
     @property
     def label(self) -> str:
-        """Name of its state in a checkpoint; of several with one label by their order."""
+        """Name of its state in a checkpoint. Equal labels are numbered in their order."""
         return type(self).__name__
 
     @property
     def is_over(self) -> bool:
-        """True if the run has come to the end that this callback watches for."""
+        """True if the run has reached the end that this callback watches for."""
         return False
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
-        """A session begins."""
+        """Handle the start of a session."""
 
     def on_before_step(self, at: Progress) -> None:
-        """An update begins."""
+        """Handle the start of an update."""
 
     def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
-        """So many of an update's micro-batches are computed."""
+        """Handle the end of a micro-batch, the number `done` of `total` in an update."""
 
     def on_step(self, info: StepInfo) -> Requests | None:
-        """An update is done; not yet evaluated or saved."""
+        """Handle the end of an update, before an evaluation or save."""
 
     def on_before_evaluate(self, at: Progress) -> None:
-        """An evaluation begins."""
+        """Handle the start of an evaluation."""
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
-        """An evaluation is done."""
+        """Handle the end of an evaluation."""
 
     def on_before_save(self, at: Progress) -> None:
-        """A checkpoint is about to be written, with what `state_dict` returns now."""
+        """Handle the start of a save, before it calls `state_dict`."""
 
     def on_save(self, at: Progress, saved: Saved) -> None:
-        """A checkpoint is durable."""
+        """Handle a durable checkpoint."""
 
     def on_warning(self, at: Progress, message: str) -> None:
-        """Something the user should read; the run continues."""
+        """Handle a warning for the user. The run continues."""
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """The session is over, whatever ended it; called once for every `on_fit_start`."""
+        """Handle the end of a session. It follows every `on_fit_start`, also after an error."""
 
     def state_dict(self) -> State:
-        """JSON that a restart cannot recompute."""
+        """Return JSON that a restart cannot recompute."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore `state_dict`'s result."""
+        """Restore the result of `state_dict`."""
 
 
 class Callbacks:
-    """Several callbacks, called in this order."""
+    """List of callbacks, called in its order."""
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
 
     def extend(self, callbacks: Iterable[Callback]) -> None:
-        """Call these too, after the others; before a session begins."""
+        """Add callbacks at the end, before a session starts."""
         self._callbacks += tuple(callbacks)
 
     def __iter__(self) -> Iterator[Callback]:
-        """Each, in order."""
+        """Iterate over the callbacks in order."""
         return iter(self._callbacks)
 
     @property
-    def slow(self) -> bool:
-        """True if any of them slows the current update."""
+    def are_slow(self) -> bool:
+        """True if a callback slows the current update."""
         return any(callback.slows for callback in self._callbacks)
 
     @contextmanager
@@ -267,78 +271,70 @@ class Callbacks:
         """Call every `on_fit_start`, yield their requests, and always call every `on_fit_end`."""
         started: list[Callback] = []
         failure: BaseException | None = None
-        wants = Requests()
+        requests = Requests()
         try:
             for callback in self._callbacks:
                 started.append(callback)
-                wants |= callback.on_fit_start(start) or Requests()
-            yield wants
+                requests |= callback.on_fit_start(start) or Requests()
+            yield requests
         except BaseException as error:
             failure = error
             raise
         finally:
             summary = end(failure)
-            with ExitStack() as stack:  # each is called even when another one fails
+            with ExitStack() as stack:  # calls every callback, even if another callback fails
                 for callback in reversed(started):
                     stack.callback(callback.on_fit_end, summary)
 
     def tell(
         self,
-        method: Callable[Concatenate[Callback, _About], None],
-        *about: _About.args,
-        **named: _About.kwargs,
+        method: Callable[Concatenate[Callback, _Arguments], None],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
     ) -> None:
-        """Call a method of `Callback` on each that asks for nothing: `tell(Callback.on_save, ...)`.
+        """Call a method without requests on every callback, e.g. `tell(Callback.on_save, ...)`.
 
-        A callback's own method is called, by the name that `Callback` has for it.
+        The overriding method of a subclass is called. `Callback` provides the name and the types.
         """
         for callback in self._callbacks:
-            getattr(callback, method.__name__)(*about, **named)
+            getattr(callback, method.__name__)(*args, **kwargs)
 
     def on_step(self, info: StepInfo) -> Requests:
-        """An update is done; all requests combined."""
-        return _combined([c.on_step(info) for c in self._callbacks])
+        """Call every `on_step`, and combine the requests."""
+        return _combine([c.on_step(info) for c in self._callbacks])
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests:
-        """An evaluation is done; all requests combined."""
-        return _combined([c.on_evaluate(at, metrics) for c in self._callbacks])
+        """Call every `on_evaluate`, and combine the requests."""
+        return _combine([c.on_evaluate(at, metrics) for c in self._callbacks])
 
     def on_warning(self, at: Progress, message: str) -> None:
-        """The user should read `message`; the run continues."""
+        """Show the user a warning."""
         self.tell(Callback.on_warning, at, message)
 
     def state_dict(self) -> State:
-        """The states by callback, without empty ones."""
-        states = {name: callback.state_dict() for name, callback in self._named()}
+        """Return the states that are not empty, by label."""
+        states = {name: callback.state_dict() for name, callback in self._by_label().items()}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore each callback's state; one without a state starts afresh."""
+        """Restore the states. A callback without a state starts fresh."""
         if not isinstance(state, dict) or not all(isinstance(s, dict) for s in state.values()):
             raise TypeError(f"callbacks is {state!r:.60}, not an object of objects")
-        # Checkpoints of version 0.1.0 have classes alone.
-        classes = _numbered([type(c).__name__ for c in self._callbacks])
-        for (name, callback), of_class in zip(self._named(), classes, strict=True):
-            own = state.get(name, state.get(of_class))
-            if own is not None:
-                callback.load_state_dict(own)
+        for name, callback in self._by_label().items():
+            if name in state:
+                callback.load_state_dict(state[name])
 
-    def _named(self) -> list[tuple[str, Callback]]:
-        names = _numbered([c.label for c in self._callbacks])
-        return list(zip(names, self._callbacks, strict=True))
-
-
-def _numbered(names: Sequence[str]) -> list[str]:
-    """The names, each that was there before with its number.
-
-    >>> _numbered(["a", "b", "a"])
-    ['a', 'b', 'a.1']
-    """
-    return [
-        f"{name}.{names[:i].count(name)}" if name in names[:i] else name
-        for i, name in enumerate(names)
-    ]
+    def _by_label(self) -> dict[str, Callback]:
+        """Return the callbacks by label. A repeated label "a" becomes "a.1", "a.2" and so on."""
+        named: dict[str, Callback] = {}
+        counts: Counter[str] = Counter()
+        for callback in self._callbacks:
+            label = callback.label
+            name = f"{label}.{counts[label]}" if counts[label] else label
+            named[name] = callback
+            counts[label] += 1
+        return named
 
 
-def _combined(requests: Sequence[Requests | None]) -> Requests:
+def _combine(requests: Sequence[Requests | None]) -> Requests:
     return reduce(or_, filter(None, requests), Requests())

@@ -1,4 +1,4 @@
-"""Rows computed at once: as many as fit, and half as many where memory runs out."""
+"""Micro-batches: measurements of time and memory, and the fallback to fewer rows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.training.bottlenecks import RAN_OUT
 from toque.training.callbacks import Callbacks, State
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import Sharing
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Progress
 
-_BUDGET_SECONDS: Final = 4.0  # guess: a wait nobody minds at the start of a run
-_TRIES: Final = 4
+_BUDGET_SECONDS: Final = 4.0  # acceptable wait at the start of a run, in seconds (a guess)
+_MAX_TRIES: Final = 4
 
 
 def least_of(
@@ -34,41 +34,46 @@ def least_of(
     budget_seconds: float = _BUDGET_SECONDS,
     most_seconds: float = math.inf,
 ) -> float:
-    """The least of `at_least` measurements, and of more while they take less than the budget.
+    """Measure several times and return the smallest result.
 
-    Loading kernels, and other programs on the cores, make a single one longer by any factor.
-    `most_seconds`: end after the measurement that reaches it, even if it is the first.
+    A single measurement may be too long by any factor, because it loads kernels or because other
+    programs use the cores.
+
+    Args:
+        seconds: Function that measures once.
+        at_least: Minimum number of measurements.
+        budget_seconds: Time for further measurements.
+        most_seconds: Total time at which the measurements end, even after the first.
     """
-    found: list[float] = []
-    while len(found) < at_least or (len(found) < _TRIES and sum(found) < budget_seconds):
-        found.append(seconds())
-        if sum(found) >= most_seconds:
+    measured: list[float] = []
+    while len(measured) < at_least or (
+        len(measured) < _MAX_TRIES and sum(measured) < budget_seconds
+    ):
+        measured.append(seconds())
+        if sum(measured) >= most_seconds:
             break
-    return min(found)
+    return min(measured)
 
 
-class _TooMuch(Exception):  # noqa: N818  # control flow, not an error anyone sees
-    pass
+class _LimitExceededError(Exception):
+    """Signal that stops the forward pass of a measurement."""
 
 
 @dataclass
 class Probe:
-    """Computes batches forward and backward; gradients are thrown away, weights untouched.
-
-    `worst` makes the worst batch of a number of rows.
-    """
+    """Measurement of forward and backward passes. It does not change weights or keep gradients."""
 
     model: nn.Module
     loss_fn: Callable[[nn.Module, Batch], Tensor]
     runtime: Runtime
-    worst: Callable[[int], Batch]
+    worst: Callable[[int], Batch]  # builds the largest batch of a number of rows
 
     def seconds(self, rows: int) -> float:
-        """One forward and backward of `rows` worst rows, the device waited for."""
+        """Measure the forward and backward pass of the largest batch of `rows` rows."""
         return self.seconds_of(self.worst(rows))
 
     def seconds_of(self, batch: Batch) -> float:
-        """One forward and backward of `batch`, which is a batch of the run."""
+        """Measure the forward and backward pass of `batch` in seconds, including the device."""
         device = self.runtime.device
         self.model.train()
         batch = batch.to(device)
@@ -84,35 +89,36 @@ class Probe:
             self.model.zero_grad(set_to_none=True)
 
     def activation_bytes(self, rows: int, limit: int) -> int | None:
-        """Bytes that autograd keeps of `rows` rows for backward; None if more than `limit`.
+        """Count the bytes that autograd saves for backward. Return None if they exceed `limit`.
 
-        Forward stops at the limit, so that measuring never runs out of memory.
+        The forward pass stops at the limit, so measuring does not run out of memory.
         """
         weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-        kept: dict[int, UntypedStorage] = {}
+        saved: dict[int, UntypedStorage] = {}
         total = 0
 
-        def note(tensor: Tensor) -> Tensor:
+        def count(tensor: Tensor) -> Tensor:
             nonlocal total
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights and storage.data_ptr() not in kept:
-                kept[storage.data_ptr()] = storage  # kept alive, or its address would be reused
+            address = storage.data_ptr()
+            if address not in weights and address not in saved:
+                saved[address] = storage  # if it were freed, its address would be used again
                 total += storage.nbytes()
                 if total > limit:
-                    raise _TooMuch
-            # Not the tensor itself: an operation that saves its own result would then keep itself
-            # alive, and with it all that led to it, for as long as the process lives.
+                    raise _LimitExceededError
+            # Not the tensor itself: an operation that saves its own result would then keep the
+            # graph alive until the process ends.
             return tensor.detach()
 
         self.model.train()
         batch = self.worst(rows).to(self.runtime.device)
         try:
-            hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda t: t)
+            hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda t: t)
             with hooks, self.runtime.autocast():
                 self.loss_fn(self.model, batch)
-        except _TooMuch:
+        except _LimitExceededError:
             return None
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not is_out_of_memory(error):
                 raise
             return None
@@ -121,91 +127,99 @@ class Probe:
 
 @dataclass(frozen=True)
 class WorstBatch:
-    """Makes worst batches without reading data; every token has loss. Lengths are in tokens."""
+    """Builder of the largest batches, without data. Lengths are in tokens."""
 
-    source: int  # a row's source side; 0 for a decoder-only model
-    target: int  # its target side, or the whole row
+    source: int  # source tokens of a row; 0 for a decoder-only model
+    target: int  # target tokens of a row; all its tokens for a decoder-only model
     longest_source: int
-    longest_target: int  # of one example: its target, or all of it
+    longest_target: int
     vocab_size: int
 
     def __call__(self, rows: int) -> Batch:
-        """A batch of `rows` rows, without padding.
+        """Build a batch of `rows` rows without padding, in which every token has a loss.
 
         >>> WorstBatch(0, 5, 0, 3, 99)(1).segments.tolist()
         [[1, 1, 1, 2, 2]]
         """
-        examples = -(-self.target // max(1, self.longest_target))
+        examples = math.ceil(self.target / max(1, self.longest_target))
         if self.source:
-            examples = max(examples, -(-self.source // max(1, self.longest_source)))
-        ids = tuple(tuple(range(examples)) for _ in range(rows))
-        targets, positions = _segments(self.target, examples)
-        tokens = (torch.arange(self.target) % self.vocab_size).expand(rows, -1).contiguous()
-        segments = targets.expand(rows, -1).contiguous()
+            examples = max(examples, math.ceil(self.source / max(1, self.longest_source)))
+        example_ids = tuple(tuple(range(examples)) for _ in range(rows))
+
+        def build_side(length: int) -> list[Tensor]:
+            """Return tokens, segments and positions, [rows, length] each."""
+            index = torch.arange(length)
+            segments = index * examples // length  # as equal as possible
+            starts = -(-segments * length // examples)
+            sides = (index % self.vocab_size, (segments + 1).int(), index - starts)
+            return [side.expand(rows, -1).contiguous() for side in sides]
+
+        tokens, segments, positions = build_side(self.target)
+        labels = tokens.clone()
         if not self.source:
-            places = positions.expand(rows, -1).contiguous()
-            return DecoderBatch(tokens.clone(), ids, tokens, segments, places)
-        sources, _ = _segments(self.source, examples)
-        source = (torch.arange(self.source) % self.vocab_size).expand(rows, -1).contiguous()
-        own = sources.expand(rows, -1).contiguous()
-        return EncoderDecoderBatch(tokens.clone(), ids, source, own, tokens, segments)
-
-
-def _segments(length: int, examples: int) -> tuple[Tensor, Tensor]:
-    """[length] segment numbers from 1, as equal as can be, and positions within each."""
-    at = torch.arange(length)
-    numbers = at * examples // length
-    starts = -(-numbers * length // examples)
-    return (numbers + 1).int(), at - starts
+            return DecoderBatch(labels, example_ids, tokens, segments, positions)
+        source, source_segments, _ = build_side(self.source)
+        return EncoderDecoderBatch(labels, example_ids, source, source_segments, tokens, segments)
 
 
 @dataclass
 class OomFallback:
-    """Rows of a micro-batch in each update. They never change what an update computes.
+    """Rows of a micro-batch in each update. After out-of-memory they are halved.
 
-    `smaller_from` maps a step to the rows from there on, as earlier sessions found out: a step that
-    is computed again after a resume is split as it was, so that its bits are the same.
+    An update is the same for any number of rows, except for its last bits. An update that is
+    computed again after a resume therefore uses the rows that its first attempt used.
     """
 
     rows: int
     smaller_from: dict[int, int] = field(default_factory=dict)
-    remember: Callable[[dict[int, int]], None] | None = None  # keeps it for later sessions
+    """Rows from a step on, by step, if memory ran out at that step."""
+    remember: Callable[[dict[int, int]], None] | None = None  # stores `smaller_from`
     callbacks: Callbacks = field(default_factory=Callbacks)
-    resources: Resources | None = None  # None where a checkpoint need not hold them
+    resources: Resources | None = None  # choices that checkpoints record
 
     @classmethod
     def in_run(cls, run: Path, resources: Resources, callbacks: Callbacks, *, rank: int) -> Self:
-        """The fallback of a run, which keeps in its folder where memory ran out."""
+        """Build the fallback of a run, which stores its rows in the run folder."""
 
-        def remember(smaller: dict[int, int]) -> None:
-            replace(resources, smaller_from=dict(smaller)).save(run, rank=rank)
+        def remember(smaller_from: dict[int, int]) -> None:
+            replace(resources, smaller_from=dict(smaller_from)).save(run, rank=rank)
 
-        rows, smaller = resources.micro_batch_rows, dict(resources.smaller_from)
-        return cls(rows, smaller, remember, callbacks, resources)
+        return cls(
+            resources.micro_batch_rows,
+            dict(resources.smaller_from),
+            remember,
+            callbacks,
+            resources,
+        )
 
     def for_checkpoint(self, ranks: Ranks) -> State:
-        """The way updates are computed, which decides their last bits; every rank calls it."""
+        """Return a checkpoint's record of the rows, which affect the last bits.
+
+        All ranks must call it.
+        """
         smaller_from = ranks.all_gather(self.smaller_from)
         if self.resources is None:
             return {}
         return {"resources": self.resources.for_checkpoint(smaller_from)}
 
     def rows_at(self, step: int) -> int:
-        """Rows of a micro-batch in update `step`."""
+        """Return the rows of a micro-batch in update `step`."""
         return min([self.rows, *(rows for s, rows in self.smaller_from.items() if s <= step)])
 
     def run(
         self,
         at: Progress,
         forward_backward: Callable[[Sequence[Batch], int], Tensor],
-        sharing: Sharing,
+        sharing: DataParallel,
         batch: Batch,
         n_targets: int,
     ) -> Tensor:
-        """`forward_backward(micro-batches, n_targets)`, again with smaller ones on out-of-memory.
+        """Call `forward_backward(micro_batches, n_targets)`, with fewer rows after out-of-memory.
 
-        It begins by clearing the gradients of a failed attempt. A ConfigError where one row is too
-        much, or the other ranks are in the middle of an exchange.
+        `forward_backward` must clear the gradients of a failed attempt.
+
+        Raises:
+            ConfigError: One row does not fit, or the ranks were in the middle of an exchange.
         """
         while True:
             rows = self.rows_at(at.step)
@@ -215,30 +229,30 @@ class OomFallback:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
-            # Here the failed attempt's tensors, which the exception held, are freed.
-            self._halve(at, rows, reason, again=sharing.may_repeat)
+            # After the exception, the tensors of the failed attempt are free.
+            self._halve(at, rows, reason, may_repeat=sharing.may_repeat)
 
-    def _halve(self, at: Progress, rows: int, reason: str, *, again: bool) -> None:
+    def _halve(self, at: Progress, rows: int, reason: str, *, may_repeat: bool) -> None:
         if rows == 1:
             raise ConfigError(
-                f"Step {at.step} does not fit into memory with one row at once: {reason} The last "
-                "checkpoint stands. Set train.gradient_checkpointing=true, a smaller "
-                "train.row_tokens, or end what else uses the memory, and continue with the same "
-                "command."
+                f"Step {at.step} does not fit into memory with one row per micro-batch: {reason} "
+                "The last checkpoint is unchanged. Set train.gradient_checkpointing=true or a "
+                "smaller train.row_tokens, or end other programs that use the memory, and continue "
+                "with the same command."
             )
         release_memory()
         self.smaller_from[at.step] = rows // 2
         if self.remember is not None:
             self.remember(self.smaller_from)
-        if not again:
+        if not may_repeat:
             raise ConfigError(
-                f"Step {at.step} {RAN_OUT} with {rows} rows at once ({reason}), while the ranks "
-                "were exchanging weights or gradients, so that this one could not begin it again. "
-                f"The last checkpoint stands, and the same command continues with {rows // 2} rows "
-                "at once."
+                f"Step {at.step} {RAN_OUT} with {rows} rows per micro-batch ({reason}) while the "
+                "ranks exchanged weights or gradients, so this rank could not repeat it. The last "
+                f"checkpoint is unchanged. The same command continues with {rows // 2} rows per "
+                "micro-batch."
             )
         self.callbacks.on_warning(
             at,
-            f"step {at.step} {RAN_OUT} with {rows} rows at once ({reason}); it is computed "
-            f"again with {rows // 2}, and so are the following: the update stays the same",
+            f"step {at.step} {RAN_OUT} with {rows} rows per micro-batch ({reason}). It is computed "
+            f"again with {rows // 2} rows, and so are the next steps. The updates stay the same",
         )

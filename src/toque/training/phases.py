@@ -1,7 +1,7 @@
-"""Phases of an update while they happen, and a clock of what a session's time goes into.
+"""Phases of an update, which observers can wrap, and a clock of a session's time by part.
 
-Whoever watches puts a context around each phase; without a watcher it costs nothing. On CUDA the
-host runs ahead: there a part of the clock is when the host waited, not what the device did.
+An observer puts a context around each phase. Without observers a phase costs nothing. On CUDA the
+host runs ahead of the device, so the clock measures the waits of the host.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any, Final, Literal
 from torch import Tensor
 
 Phase = Literal["forward", "backward", "clip", "update"]
-"""clip begins when an update's gradients are whole: summed over micro-batches and ranks, and not
-yet clipped. update is the optimizer's step. forward and backward happen once a micro-batch."""
+"""Phase of an update. forward and backward happen once per micro-batch. clip begins when the
+gradients of all micro-batches and ranks are summed. update is the optimizer's step."""
 Watch = Callable[[Phase], AbstractContextManager[Any]]
 
 UNWATCHED: Final[AbstractContextManager[Any]] = nullcontext()
-"""Context of a watcher that has no interest in a phase."""
+"""Context of a phase that an observer ignores."""
 
 
 @dataclass
 class Phases:
-    """The watchers of one training loop; call it with a phase's name for a context around it."""
+    """Observers of the phases. Call the object with a phase's name to get its context."""
 
     watchers: list[Watch] = field(default_factory=list)
 
     def __call__(self, phase: Phase) -> AbstractContextManager[Any]:
-        """The contexts of all watchers around `phase`, entered."""
+        """Enter the contexts of all observers, and return a context that leaves them."""
         if not self.watchers:
             return UNWATCHED
         stack = ExitStack()
@@ -39,43 +39,42 @@ class Phases:
         return stack
 
     def around(self, phase: Phase, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """`function`, each call of which is `phase`."""
+        """Wrap a function so that each of its calls is the phase `phase`."""
 
-        def called(*args: Any) -> Tensor:
+        def call(*args: Any) -> Tensor:
             with self(phase):
                 return function(*args)
 
-        return called
+        return call
 
 
 Part = Literal[
     "starting",  # before the first update of a session
     "data_wait",  # waiting for a batch
     "forward_backward",  # computing the loss and its gradients
-    "ranks",  # summing gradients over processes
-    "clip",  # the gradient's norm, clipping, the guard against outliers
+    "ranks",  # summing gradients over ranks
+    "clip",  # gradient norm, clipping and the check for outliers
     "optimizer",  # updating the weights
-    "observers",  # records, progress and other callbacks between updates
-    "evaluation",  # the held-out loss, and texts written and scored
-    "texts",  # what callbacks do at an evaluation: showing and keeping texts
-    "saving",  # what the loop waited for checkpoints
-    "compiling",  # compiling the model for a shape that is new, whatever needed it
-    "profiling",  # updates that a profiler slows, and what it writes after them
+    "observers",  # callbacks between updates, such as logs and progress
+    "evaluation",  # held-out loss, and generating and scoring texts
+    "texts",  # callbacks of an evaluation, such as showing texts
+    "saving",  # waiting for checkpoints
+    "compiling",  # compiling the model for a new shape, during any other part
+    "profiling",  # updates that a profiler slows, and writing its files
 ]
-_OF_UPDATES: Final = ("forward_backward", "ranks", "clip", "optimizer", "observers")
+_UPDATE_PARTS: Final = ("forward_backward", "ranks", "clip", "optimizer", "observers")
 
 
 class PartClock:
-    """Seconds by part since they were last taken: a session's wall time without a gap.
+    """Clock that assigns all wall time of a session to parts.
 
-    Every reading gives the time since the one before to a part. `compiling` tells the seconds since
-    its last call in which the model was compiled.
+    `compiling` returns the seconds of torch.compile since its last call.
 
     >>> times = iter([0.0, 1.0, 3.0, 3.5])
     >>> clock = PartClock(now=lambda: next(times))
     >>> clock.lap("data_wait"), clock.lap("optimizer"), clock.lap("data_wait")
     (None, None, None)
-    >>> clock.taken()
+    >>> clock.take_parts()
     {'data_wait': 1.5, 'optimizer': 2.0}
     """
 
@@ -85,35 +84,43 @@ class PartClock:
         now: Callable[[], float] = time.perf_counter,
         compiling: Callable[[], float] = float,
     ) -> None:
-        self._now, self._compiling = now, compiling
-        self._slowed = False  # by an observer: then the update under way is no other's measure
+        self._now = now
+        self._compiling = compiling
+        self._slowed = False  # an observer slows the current update
         self._parts: dict[str, float] = {}
         self._at = now()
 
     def restart(self) -> None:
-        """Forget what was counted; time begins now."""
-        self._parts, self._slowed = {}, False
+        """Clear the parts and start at the current time."""
+        self._parts = {}
+        self._slowed = False
         self._compiling()
         self._at = self._now()
 
     def lap(self, part: Part, *, slowed: bool | None = None) -> None:
-        """Give the time since the last reading to `part`.
+        """Add the time since the last call to `part`.
 
-        `slowed` tells whether an observer slows the update that begins; None changes nothing.
+        Args:
+            part: The part that ends.
+            slowed: Whether an observer slows the next update. None means no change.
         """
-        now, compiling = self._now(), self._compiling()
-        if (self._slowed or slowed) and part in _OF_UPDATES:  # to begin profiling takes time, too
+        now = self._now()
+        compiling = self._compiling()
+        # Starting a profiler takes time too, so the lap before a slowed update counts.
+        if (self._slowed or slowed) and part in _UPDATE_PARTS:
             part = "profiling"
-        self._slowed = self._slowed if slowed is None else slowed
+        if slowed is not None:
+            self._slowed = slowed
         self._add(part, now - self._at - compiling)
         if compiling > 0.0:
             self._add("compiling", compiling)
         self._at = now
 
-    def taken(self) -> dict[str, float]:
-        """Seconds by part since the last call; the clock continues."""
-        taken, self._parts = self._parts, {}
-        return taken
+    def take_parts(self) -> dict[str, float]:
+        """Return the seconds by part since the last call, and continue."""
+        parts = self._parts
+        self._parts = {}
+        return parts
 
     def _add(self, part: Part, seconds: float) -> None:
         self._parts[part] = self._parts.get(part, 0.0) + seconds

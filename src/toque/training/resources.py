@@ -1,8 +1,8 @@
-"""Resources of a run: how its updates are computed on its machine, chosen once and then kept.
+"""Resources of a run: its choices of how updates are computed on its machine.
 
-Another choice would change the last bits of every sum. So it is made once:
-every checkpoint holds it, and the run's folder in `resources.json`, which adds where memory ran out
-since the checkpoint was written and is all there is before the first save.
+The choices affect the last bits of every sum, so a run makes them once. Every checkpoint contains
+them. `resources.json` in the run folder contains them before the first save, and after it the steps
+at which memory ran out.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ from toque.training.checkpoint.saved import Checkpoint
 
 RESOURCES: Final = "resources.json"
 
+_Step = Annotated[int, msgspec.Meta(ge=0)]
+_Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+
 
 @dataclass(frozen=True)
 class Resources:
-    """Choices of how updates are computed on a machine; none changes what they compute."""
+    """Choices of how updates are computed. They affect only the last bits."""
 
-    micro_batch_rows: int
+    micro_batch_rows: _Rows
     gradient_checkpointing: bool
     compile: bool
     machine: dict[str, Any] = field(default_factory=dict)
-    smaller_from: dict[int, int] = field(default_factory=dict)
-    """Step -> rows at once from there on, where memory had run out."""
+    """Facts that the choices depend on."""
+    smaller_from: dict[_Step, _Rows] = field(default_factory=dict)
+    """Rows per micro-batch from a step on, by step, if memory ran out at that step."""
 
     def for_checkpoint(self, smaller_from: Sequence[Mapping[int, int]]) -> dict[str, Any]:
-        """JSON for a checkpoint; `smaller_from` is every rank's."""
-        return asdict(self) | {"smaller_from": [dict(own) for own in smaller_from]}
+        """Return JSON for a checkpoint, with the `smaller_from` of every rank."""
+        return asdict(self) | {"smaller_from": [dict(steps) for steps in smaller_from]}
 
     def record(self) -> dict[str, Any]:
-        """The choices as the start event of a session records them."""
+        """Return the choices for the start event of a session."""
         return {
             "micro_batch_rows": self.micro_batch_rows,
             "gradient_checkpointing": self.gradient_checkpointing,
@@ -47,40 +51,32 @@ class Resources:
         }
 
     def save(self, run: Path, *, rank: int = 0) -> None:
-        """Write `resources.json` of the run, or another rank's file beside it."""
+        """Write `resources.json`, or the file of another rank, into the run folder."""
+        path = run / _file_name(rank)
+        text = json.dumps(asdict(self) | {KEY: ""}, indent=1) + "\n"
         try:
             run.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(asdict(self) | {KEY: ""}, indent=1) + "\n"
-            atomic_write(run / _file_of(rank), sealed(text.encode()))
+            atomic_write(path, sealed(text.encode()))
         except OSError as error:
             raise CheckpointError(
-                f"{run / _file_of(rank)} cannot be written: {error.strerror}. It keeps how the "
-                "updates are computed, which a continued run needs; choose another run_dir or make "
-                "room."
+                f"{path} cannot be written: {error.strerror}. A continued run needs it to compute "
+                "its updates in the same way. Choose another run_dir or free some space."
             ) from error
 
     @classmethod
     def load(cls, run: Path, *, rank: int = 0) -> Self | None:
-        """Choices of an earlier session; None when there are none, or the file is damaged."""
+        """Read the choices of an earlier session. Return None if they are missing or damaged."""
         try:
-            text = (run / _file_of(rank)).read_bytes()
-            stored = decode_json(text, dict[str, Any])
+            text = (run / _file_name(rank)).read_bytes()
             if seal_of(text) != "whole":
                 return None
-            del stored[KEY]
-            ranks = {"smaller_from": [stored["smaller_from"]]}
-            held = msgspec.convert(stored | ranks, _Held, str_keys=True)
-        except (OSError, KeyError, msgspec.DecodeError):
+            return msgspec.convert(decode_json(text, dict[str, Any]), cls, str_keys=True)
+        except (OSError, msgspec.DecodeError):
             return None
-        return cls(**held.of_rank(0))
 
 
-_Step = Annotated[int, msgspec.Meta(ge=0)]
-_Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
-
-
-class _Held(msgspec.Struct, forbid_unknown_fields=True):
-    """`Resources` as JSON, checked; the ranks' `smaller_from` side by side."""
+class _CheckpointResources(msgspec.Struct, forbid_unknown_fields=True):
+    """`Resources` in a checkpoint, with `smaller_from` of every rank."""
 
     micro_batch_rows: _Rows
     gradient_checkpointing: bool
@@ -88,52 +84,69 @@ class _Held(msgspec.Struct, forbid_unknown_fields=True):
     machine: dict[str, Any]
     smaller_from: list[dict[_Step, _Rows]]
 
-    def of_rank(self, rank: int) -> dict[str, Any]:
-        own = self.smaller_from[rank] if rank < len(self.smaller_from) else {}
-        return msgspec.structs.asdict(self) | {"smaller_from": own}
+    def of_rank(self, rank: int) -> Resources:
+        fields = msgspec.structs.asdict(self)
+        ranks = fields.pop("smaller_from")
+        return Resources(**fields, smaller_from=ranks[rank] if rank < len(ranks) else {})
 
 
-def _file_of(rank: int) -> str:
+def _file_name(rank: int) -> str:
     return RESOURCES if rank == 0 else f"resources-rank{rank}.json"
 
 
-def earlier_choices(
-    run: Path, found: Checkpoint | None, machine: Mapping[str, Any], *, rank: int = 0
+def previous_resources(
+    run: Path, checkpoint: Checkpoint | None, machine: Mapping[str, Any], *, rank: int = 0
 ) -> tuple[Resources | None, list[str]]:
-    """The choices that a session continues with from the checkpoint `found`; and notes for people.
+    """Return the choices that a session continues with, and notes for the user.
 
-    None, to be made anew, when there are none or those are of another machine or other settings. A
-    CheckpointError where the checkpoint says nonsense.
+    Args:
+        run: The run folder.
+        checkpoint: The checkpoint that the session continues from.
+        machine: The facts that new choices would depend on.
+        rank: The rank of this process.
+
+    Returns:
+        The choices, or None if they are missing or depend on other facts.
+
+    Raises:
+        CheckpointError: The record of the checkpoint is invalid.
     """
-    file = Resources.load(run, rank=rank)
-    if found is None:
-        return (file if file is not None and file.machine == machine else None), []
+    in_folder = Resources.load(run, rank=rank)
+    if checkpoint is None:
+        is_usable = in_folder is not None and in_folder.machine == machine
+        return (in_folder if is_usable else None), []
     try:
-        stored = msgspec.convert(found.state().get("resources"), _Held, str_keys=True)
+        record = checkpoint.state().get("resources")
+        previous = msgspec.convert(record, _CheckpointResources, str_keys=True).of_rank(rank)
     except msgspec.ValidationError as error:
         raise CheckpointError(
-            f"{found.path} says nonsense about how its updates were computed: {error}. Put a whole "
-            "copy in its place, or move it away to continue from the one before it."
+            f"{checkpoint.path} has an invalid record of its micro-batches: {error}. Replace it "
+            "with a good copy, or move it away to continue from the previous checkpoint."
         ) from error
-    held = Resources(**stored.of_rank(rank))
-    # Another version of Toque alone changes no choice of a run.
-    names = sorted((held.machine.keys() | machine.keys()) - {"toque"})
-    pairs = {name: (held.machine.get(name), machine.get(name)) for name in names}
-    changed = [f"{name}: {then} -> {now}" for name, (then, now) in pairs.items() if then != now]
-    if changed:
+
+    # A new version of Toque alone does not change the choices.
+    names = sorted((previous.machine.keys() | machine.keys()) - {"toque"})
+    changes = [
+        f"{name}: {previous.machine.get(name)} -> {machine.get(name)}"
+        for name in names
+        if previous.machine.get(name) != machine.get(name)
+    ]
+    if changes:
         note = (
-            "the rows at once are chosen anew, for what they depend on changed "
-            f"({'; '.join(changed)}): the last bits may be others than in an "
-            "undisturbed run"
+            "the rows per micro-batch are chosen again, because they depend on changed facts "
+            f"({'; '.join(changes)}). The last bits may differ from an uninterrupted run"
         )
         return None, [note]
-    notes = []
-    if file is None or file.record() != held.record():
-        state = "cannot be read or is gone" if file is None else "says otherwise"
+
+    smaller_from = previous.smaller_from
+    notes: list[str] = []
+    if in_folder is not None and in_folder.record() == previous.record():
+        later = {s: rows for s, rows in in_folder.smaller_from.items() if s >= checkpoint.step}
+        smaller_from = smaller_from | later
+    else:
+        problem = "is missing or damaged" if in_folder is None else "has other choices"
         notes.append(
-            f"{RESOURCES} {state}; how updates are computed is taken from {found.path.name}, which "
-            "holds it too"
+            f"{RESOURCES} {problem}, so the choices of how updates are computed are read from "
+            f"{checkpoint.path.name}"
         )
-    later = {} if notes or file is None else file.smaller_from
-    smaller = {**held.smaller_from, **{s: r for s, r in later.items() if s >= found.step}}
-    return replace(held, machine=dict(machine), smaller_from=smaller), notes
+    return replace(previous, machine=dict(machine), smaller_from=smaller_from), notes

@@ -1,23 +1,29 @@
-"""State values: what a checkpoint's JSON and tensors must be to belong to this run."""
+"""Checks of the values in a checkpoint's JSON and tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
 from toque.errors import CheckpointError
-from toque.training.distributed.sharing import is_divided, own_part
+from toque.training.distributed.data_parallel import is_sharded, local_part
 
-MOST: Final = 1 << 53
-"""No count of a run comes near; above it floats no longer tell whole numbers apart."""
+_Kind = TypeVar("_Kind")
+MAX_COUNT: Final = 1 << 53
+"""Largest allowed count. Floats represent all whole numbers up to it."""
 
 
-def count_in(state: Mapping[str, Any], name: str, *, most: int = MOST) -> int:
-    """A whole number from 0 to `most`; KeyError and ValueError as `number_in`."""
+def count_in(state: Mapping[str, Any], name: str, *, most: int = MAX_COUNT) -> int:
+    """Return the whole number `name`, from 0 to `most`.
+
+    Raises:
+        KeyError: The value is missing.
+        ValueError: The value is anything else.
+    """
     value = state[name]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f"{name} is {value!r:.60}, not a whole number from 0 to {most:,}")
@@ -25,7 +31,12 @@ def count_in(state: Mapping[str, Any], name: str, *, most: int = MOST) -> int:
 
 
 def number_in(state: Mapping[str, Any], name: str, *, least: float = -math.inf) -> float:
-    """A finite number of at least `least`; KeyError where it is missing, else ValueError."""
+    """Return the finite number `name`, of at least `least`.
+
+    Raises:
+        KeyError: The value is missing.
+        ValueError: The value is anything else.
+    """
     value = state[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not max(least, -1e300) <= value <= 1e300:
@@ -33,51 +44,69 @@ def number_in(state: Mapping[str, Any], name: str, *, least: float = -math.inf) 
     return float(value)
 
 
+def optional_number_in(state: Mapping[str, Any], name: str) -> float | None:
+    """Return the finite number `name`, or None if it is null. Errors are as in `number_in`."""
+    return None if state[name] is None else number_in(state, name)
+
+
 def flag_in(state: Mapping[str, Any], name: str) -> bool:
-    """True or false; KeyError and TypeError as `object_in`."""
-    value = state[name]
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r:.60}, not true or false")
-    return value
+    """Return the boolean `name`.
+
+    Raises:
+        KeyError: The value is missing.
+        TypeError: The value is not a boolean.
+    """
+    return _typed_value(state, name, bool, "true or false")
 
 
 def object_in(state: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object of its own; KeyError where it is missing, else TypeError."""
+    """Return the JSON object `name`.
+
+    Raises:
+        KeyError: The value is missing.
+        TypeError: The value is not an object.
+    """
+    return _typed_value(state, name, dict, "an object")
+
+
+def _typed_value(state: Mapping[str, Any], name: str, kind: type[_Kind], description: str) -> _Kind:
     value = state[name]
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} is {value!r:.60}, not an object")
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r:.60}, not {description}")
     return value
 
 
-def impossible_weights(stored: Tensor, own: Tensor) -> str | None:
-    """Why no training can have made `stored` of `own`, the same tensor of this run; None if it can.
+def impossible_weights(stored: Tensor, initial: Tensor) -> str | None:
+    """Describe why training cannot change the weights `initial` to `stored`, if it cannot.
 
-    An update that is not finite is never applied. And no update makes every number of a tensor
-    exactly zero that was not: so it is for tensors that begin at zero (biases, LoRA's B) alone.
+    An update that is not finite is never applied. An update never makes all numbers of a tensor
+    zero, so only tensors that start at zero (biases, LoRA's B) may be zero.
     """
     if not stored.is_floating_point():
         return None
     if not all_finite(stored):
-        return "holds numbers that are not finite"
-    if is_divided(stored):
-        return None  # of a slice zeros may be its share: a padding token's row
-    if stored.numel() > 1 and not bool(stored.any()) and bool(own.any()):
+        return "has numbers that are not finite"
+    if is_sharded(stored):
+        return None  # a rank's part may be the zero row of a padding token
+    if stored.numel() > 1 and not bool(stored.any()) and bool(initial.any()):
         return "is all zero"
     return None
 
 
-def all_finite(stored: Tensor) -> bool:
-    """True if every number is finite; of a DTensor every one on this rank."""
-    return bool(torch.isfinite(own_part(stored)).all())
+def all_finite(tensor: Tensor) -> bool:
+    """Check that every number of `tensor`, or of this rank's part of it, is finite."""
+    return bool(torch.isfinite(local_part(tensor)).all())
 
 
-def refuse(wrong: Iterable[str], *, where: str, what: str) -> None:
-    """Raise a CheckpointError that names the first few differences, where there are any."""
-    found = sorted(wrong)
-    if not found:
+def refuse(differences: Iterable[str], *, where: str, what: str) -> None:
+    """Raise a CheckpointError that names the first differences, if there are any."""
+    lines = sorted(differences)
+    if not lines:
         return
-    shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+    text = "; ".join(lines[:5])
+    if len(lines) > 5:
+        text += f"; and {len(lines) - 5} more"
     raise CheckpointError(
-        f"{where} does not fit {what}: {shown}. It belongs to another model or configuration; "
-        "start a new run folder, or restore the configuration it was made with."
+        f"{where} does not fit {what}: {text}. It belongs to another model or configuration. "
+        "Start a new run folder, or restore the configuration of the checkpoint."
     )

@@ -31,7 +31,7 @@ from toque.training.callbacks import (
     State,
     StepInfo,
 )
-from toque.training.state_values import count_in, number_in
+from toque.training.state_values import count_in, optional_number_in
 from toque.units import Duration, Progress
 
 INTERRUPTED: Final = "interrupted"
@@ -86,7 +86,7 @@ class Patience(Callback):
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
         """Compare the metric with the best value so far."""
         value = metrics[self.metric]
-        if self.goal.better(value, self.best, by=self.min_delta):
+        if self.goal.is_better(value, self.best, by=self.min_delta):
             self.best = value
             self.evaluations_without_improvement = 0
         else:
@@ -103,10 +103,9 @@ class Patience(Callback):
 
     def load_state_dict(self, state: State) -> None:
         """Restore the best value and the count, unless the metric or its measurement changed."""
-        measured_by = state.get("measured_by", self.measured_by)  # missing from older checkpoints
-        if (state["metric"], measured_by) != (self.metric, self.measured_by):
+        if (state["metric"], state["measured_by"]) != (self.metric, self.measured_by):
             return
-        self.best = None if state["best"] is None else number_in(state, "best")
+        self.best = optional_number_in(state, "best")
         self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")
 
 

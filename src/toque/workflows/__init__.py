@@ -1,1 +1,1 @@
-"""Workflows: one module a verb; only these read a configuration and compose all levels."""
+"""Workflows, one module per command. They read the configuration and combine the other packages."""

@@ -1,9 +1,9 @@
-"""Ablation: what each improvement is worth, by runs with and without it, one process each.
+"""Ablation: the value of each improvement, from runs with and without it.
 
-Each improvement is taken away from a run that has all of them, and added to a run that has none,
-with the same seeds: the difference of two runs of one seed is free of what the seed alone does to
-both. The processes are forked by a server that has imported torch and computed nothing: starting a
-run costs tenths of a second instead of several.
+Each improvement is removed from a run that has all of them, and added to a run without any. Both
+runs of a pair have the same seed, so that the seed does not contribute to their difference. Each
+run has its own process, forked from a server that has already imported torch. A run so starts in
+tenths of a second instead of seconds.
 """
 
 from __future__ import annotations
@@ -46,38 +46,44 @@ SHOWN: Final = (
     ("rougeL", "ROUGE-L", 3, 1.0),
     ("training_seconds", "seconds", 1, 1.0),
     ("peak_bytes", "peak MB", 0, 1e6),
-)  # measure, its heading, digits and unit
+)
+"""Measure, heading, number of decimals and unit of each column."""
 _QUIET: Final = ("observe.webhook=null", "observe.trackers=[]", "checkpoint.upload=null")
-"""Overrides for what the runs of an ablation do without."""
-_LOCK: Final = ".ablate.lock"  # it stays, so that an ablation's folder is recognised
+"""Overrides that switch off services in the runs of an ablation."""
+_LOCK: Final = ".ablate.lock"
+"""Lock file. It is never removed, because it also marks the folder of an ablation."""
 _METHOD: Final = (
-    "Differences are with the improvement minus without, over runs of the same seed: mean and 95 % "
-    "interval of Student's t. * where the interval leaves zero out; of twenty such intervals one "
-    "misses, so a single star among many is weak. Time is training alone; memory is the highest of "
-    "the whole process."
+    "A difference is the value with the improvement minus the value without it, for runs of the "
+    "same seed: the mean and the 95 % interval of Student's t. A star marks an interval without "
+    "zero. One of twenty intervals misses by chance, so a single star among many is weak evidence. "
+    "Seconds are those of training alone. Memory is the peak of the process."
 )
 
 
 class Improvement(NamedTuple):
-    """Something that can be switched on and off by settings alone."""
+    """An improvement that settings switch on and off."""
 
     name: str
-    setting: str  # a configuration that has a value there has its own
-    on: tuple[str, ...]  # overrides for a configuration that does not have it
-    off: tuple[str, ...] = ()  # overrides for one that does; without any, the setting becomes null
-    only: str = ""  # if set, the one value of the setting that is on
+    setting: str
+    """Name of the setting that has a value if the improvement is on."""
+    on: tuple[str, ...]
+    """Overrides that switch it on."""
+    off: tuple[str, ...] = ()
+    """Overrides that switch it off; () to set the setting to null."""
+    only: str = ""
+    """The only value of the setting that counts as on; "" for any value."""
 
 
 _STAGES: Final = 'curriculum={stages: [{from: "0 %"}, {from: "33 %"}, {from: "67 %"}]}'
-"""Stages of an ablation whose configuration has none; several improvements bound them."""
+"""Stages for a configuration without a curriculum. Several improvements set their limits."""
 _DIFFICULTY: Final = [
-    f"curriculum.stages.{n}.max_difficulty={most}" for n, most in enumerate(("easy", "medium"))
+    f"curriculum.stages.{n}.max_difficulty={level}" for n, level in enumerate(("easy", "medium"))
 ]
 _QUALITY: Final = [f"curriculum.stages.{n}.min_quality=0.{5 + n}" for n in range(3)]
 _WORDINGS: Final = [f"augmentation.{part}=0.3" for part in ("instructions", "paraphrase", "tips")]
 _RESTARTS: Final = (
     "optim.schedule=cosine_restarts",
-    # Three whole cycles, each twice as long as the one before: 1 + 2 + 4 sevenths.
+    # Three complete cycles, each twice as long as the previous one: 1/7 + 2/7 + 4/7.
     'optim.cycles={first: "14.2 %"}',
 )
 _NO_RESTARTS: Final = ("optim.schedule=cosine", "optim.cycles=null")
@@ -93,8 +99,7 @@ IMPROVEMENTS: Final = (
     Improvement("prompt formats", "augmentation", ("augmentation.prompt_formats=true",)),
     Improvement("other wordings", "augmentation", (*_WORDINGS,)),
 )
-"""Packing is not listed: it does not change the arithmetic. Neither are the held-out loss and the
-recipe scores: they are the yardstick."""
+"""Packing is missing because it does not change the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -104,29 +109,31 @@ class Variant:
     name: str
     seed: int
     overrides: tuple[str, ...]
-    key: str  # hash of all its settings but the run folder: equal variants are one run
+    key: str
+    """Hash of all settings except the run folder. Variants with equal keys share one run."""
 
 
 @dataclass(frozen=True)
 class AblationPlan:
-    """Runs to be compared."""
+    """Runs of an ablation."""
 
     improvements: tuple[str, ...]
-    left_out: Mapping[str, str]  # improvement -> why this configuration cannot have it
+    left_out: Mapping[str, str]
+    """Reason why each other improvement does not fit the configuration."""
     variants: tuple[Variant, ...]
 
     @property
     def runs(self) -> dict[str, Variant]:
-        """Every run once, by its key."""
+        """Each run once, by its key."""
         return {variant.key: variant for variant in self.variants}
 
-    def of_store(self, fingerprint: str) -> AblationPlan:
-        """The same runs on a store: on another one each is another run."""
+    def for_store(self, fingerprint: str) -> AblationPlan:
+        """Return the plan with keys that depend on the store."""
         variants = (replace(v, key=f"{v.key}-{fingerprint[:12]}") for v in self.variants)
         return replace(self, variants=tuple(variants))
 
     def keys(self, name: str) -> list[str]:
-        """Keys of the variant `name`, one a seed."""
+        """Return the keys of the variant `name`, one per seed."""
         return [variant.key for variant in self.variants if variant.name == name]
 
 
@@ -138,16 +145,17 @@ class Result:
     code: int
     measures: Mapping[str, float]
     peak_bytes: int
-    said: str = ""  # the last words of a run that failed
+    said: str = ""
+    """Last line of the log of a run that failed."""
 
     def measure(self, name: str) -> float | None:
-        """One of `SHOWN`; None where it was not measured, or the run failed."""
+        """Return a measure of `SHOWN`, or None if the run failed or did not measure it."""
         if self.code:
             return None
         return float(self.peak_bytes) if name == "peak_bytes" else self.measures.get(name)
 
     def __str__(self) -> str:
-        """The outcome in a few words."""
+        """Return the outcome in one line."""
         if self.code:
             return f"failed with exit code {self.code}: {self.said}"
         seconds = self.measures.get("training_seconds", 0.0)
@@ -158,15 +166,17 @@ class Result:
 class Ablation:
     """Outcome of an ablation."""
 
-    json: Path  # every number
-    record: Mapping[str, Any]  # the content of `json`; `effects` by improvement, way and measure
+    json: Path
+    """File with all numbers."""
+    record: Mapping[str, Any]
+    """Content of `json`. `effects` has the differences by improvement, comparison and measure."""
 
     def __str__(self) -> str:
-        """The table for people."""
+        """Return the table of differences."""
+        table = aligned(_effects_table(self.record))
         names = self.record["failed"]
-        failed = [f"failed: {name} (its log is in the folder logs)" for name in names]
-        where = f"{self.json} holds every number."
-        return "\n".join([*aligned(_effects(self.record)), *failed, _METHOD, where])
+        failures = [f"failed: {name} (its log is in the folder logs)" for name in names]
+        return "\n".join([*table, *failures, _METHOD, f"All numbers are in {self.json}."])
 
 
 def ablate(
@@ -182,146 +192,174 @@ def ablate(
     """Measure what each improvement is worth on your data: on and off, over several seeds.
 
     Args:
-        config: what `configure` takes.
-        overrides: settings that hold in all runs, as "section.field=value".
-        seeds: runs of each combination.
-        steps: updates of each run; the configuration's length when None.
-        out: folder of the runs and the results; runs that are done there, with the same settings on
-            the same store, are not done again.
-        trust_code: where `config` is a run's own config.yaml, import the metrics and callbacks it
-            names.
-        reporter: hears of each run.
+        config: A configuration, as for `configure`.
+        overrides: Settings of all runs, as "section.field=value".
+        seeds: Number of runs per combination.
+        steps: Updates per run. None: the length in the configuration.
+        out: Folder of the runs and results. Completed runs in it are not repeated if their settings
+            and their store are the same.
+        trust_code: Import the metrics and callbacks that a run's config.yaml names.
+        reporter: Receives the result of each run.
 
     Raises:
-        ConfigError: a configuration or a number that cannot be used.
-        DataError: no store, and no sources to prepare one from.
-        Interrupted: a run was stopped by a signal; the same call goes on.
+        ConfigError: The configuration or a number is not valid.
+        DataError: The store does not exist, and the configuration has no sources for it.
+        Interrupted: A signal stopped a run. The same call continues.
     """
     out = named_path(out)
     _refuse_users_files(out)
-    config = _named(config, overrides, out, trust_code=trust_code)
-    if steps is not None and steps < 1:
-        raise ConfigError(f"{argument('steps')} is {steps}. A run has at least one update.")
-    words = [*overrides, *([] if steps is None else [f"train.stop_after={steps} steps"])]
-    plan = plan_ablation(config, words, seeds=seeds)
-    for name, why in plan.left_out.items():
-        reporter.line(f"left out: {name}: {why}")
-    if (settings := load_config(config, words).config).data.sources:
+    config_file = _write_config(config, overrides, out, trust_code=trust_code)
+    all_overrides = list(overrides)
+    if steps is not None:
+        if steps < 1:
+            raise ConfigError(f"{argument('steps')} is {steps}; it must be at least 1.")
+        all_overrides.append(f"train.stop_after={steps} steps")
+    plan = plan_ablation(config_file, all_overrides, seeds=seeds)
+    for name, reason in plan.left_out.items():
+        reporter.line(f"left out: {name}: {reason}")
+
+    settings = load_config(config_file, all_overrides).config
+    if settings.data.sources:
         prepare(settings)
-    plan = plan.of_store(read_manifest(Path(settings.data.store)).fingerprint)
+    plan = plan.for_store(read_manifest(Path(settings.data.store)).fingerprint)
+    runs = plan.runs
     results: dict[str, Result] = {}
-    runs, found = plan.runs, out / "ablation.json"
-    with _alone(out):
+    with _lock_folder(out):
         for i, (key, variant) in enumerate(runs.items(), start=1):
-            results[key] = _done(out, key) or _run(config, variant, out, trust_code=trust_code)
-            reporter.line(f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {results[key]}")
-        record = summary(plan, results) | {"config": config, "overrides": list(words)}
-        atomic_write(found, json.dumps(record, indent=1).encode())
-    return Ablation(found, record)
+            result = _read_result(out, key)
+            if result is None:
+                result = _run(config_file, variant, out, trust_code=trust_code)
+            results[key] = result
+            reporter.line(f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {result}")
+        record = summary(plan, results) | {"config": config_file, "overrides": all_overrides}
+        file = out / "ablation.json"
+        atomic_write(file, json.dumps(record, indent=1).encode())
+    return Ablation(file, record)
 
 
 def _refuse_users_files(out: Path) -> None:
-    """Refuse a folder with files of the user's that an ablation would write over."""
-    settings, results = out / "ablation.yaml", out / "ablation.json"
-    users = [results] if results.exists() and not (out / _LOCK).exists() else []
+    """Refuse a folder with files of the user that an ablation would overwrite."""
+    results = out / "ablation.json"
+    settings = out / "ablation.yaml"
+    user_files = []
+    if results.exists() and not (out / _LOCK).exists():
+        user_files.append(results)
     if settings.exists() and not settings.read_bytes().startswith(HEADER.encode()):
-        users.append(settings)
-    if users:
+        user_files.append(settings)
+    if user_files:
         raise ConfigError(
-            f"{users[0]} is there already and no ablation wrote it. Name another folder with "
-            f"{argument('out')}, or move the file away."
+            f"{user_files[0]} already exists, but no ablation wrote it. Name another folder with "
+            f"{argument('out')}, or move the file."
         )
 
 
-def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_code: bool) -> str:
-    """A file of the configuration, which each run changes; refuses code that nobody vouches for."""
+def _write_config(
+    config: Configured, overrides: Sequence[str], out: Path, *, trust_code: bool
+) -> str:
+    """Return the file or preset of a configuration. Write a file for any other configuration.
+
+    Raises:
+        ConfigError: The configuration names code that the user did not trust.
+    """
     if isinstance(config, str | Path):
-        settings, name = load_config(config, overrides).config, str(config)
+        settings = load_config(config, overrides).config
     else:
-        settings, name = configure(config), ""
+        settings = configure(config)
     if not trust_code:
         refuse_foreign_code(settings.foreign_code)
-    if name:
-        return name
+    if isinstance(config, str | Path):
+        return str(config)
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(settings)).encode())
     return str(out / "ablation.yaml")
 
 
 def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> AblationPlan:
-    """The runs for a file or a preset, or a ConfigError where no improvement fits it."""
+    """Plan the runs for a file or a preset.
+
+    Raises:
+        ConfigError: There are too few seeds, or no improvement fits the configuration.
+    """
     if seeds < 2:
         raise ConfigError(
-            f"{argument('seeds')} is {seeds}, and a single pair of runs says nothing of how sure a "
-            "difference is. Give at least 2; 5 is a good number."
+            f"{argument('seeds')} must be at least 2, not {seeds}, because one pair of runs has no "
+            "confidence interval. 5 is a good number."
         )
     common = [*overrides, *_QUIET]
-    able, left_out = _able(config, common)
-    if not able:
-        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+    switches, left_out = _find_switches(config, common)
+    if not switches:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise ConfigError(f"None of the improvements fits {config}: {reasons}")
+
     first = load_config(config, common).config.seed
     variants = []
     for seed in range(first, first + seeds):
         for base, change in (("on", "off"), ("off", "on")):
-            for changed in ("", *able):
-                # A setting that several share is written once, before what each adds to it.
+            for changed in ("", *switches):
+                # Improvements may share an override, such as the stages. It comes only once.
                 words = dict.fromkeys(
                     word
-                    for name, (on, off) in able.items()
+                    for name, (on, off) in switches.items()
                     for word in (on if (base == "on") != (name == changed) else off)
                 )
-                given = (*common, f"seed={seed}", *words)
+                variant_overrides = (*common, f"seed={seed}", *words)
                 name = f"all {base}, {changed} {change}" if changed else f"all {base}"
-                key = config_sha256(load_config(config, [*given, "run_dir=run"]).config)[:16]
-                variants.append(Variant(name, seed, given, key))
-    return AblationPlan(tuple(able), left_out, tuple(variants))
+                settings = load_config(config, [*variant_overrides, "run_dir=run"]).config
+                key = config_sha256(settings)[:16]
+                variants.append(Variant(name, seed, variant_overrides, key))
+    return AblationPlan(tuple(switches), left_out, tuple(variants))
 
 
-def _able(
+class Switch(NamedTuple):
+    """Overrides that switch an improvement on and off."""
+
+    on: tuple[str, ...]
+    off: tuple[str, ...]
+
+
+def _find_switches(
     config: str, overrides: Sequence[str]
-) -> tuple[dict[str, tuple[tuple[str, ...], tuple[str, ...]]], dict[str, str]]:
-    """Improvements that fit, each with overrides for on and off; and why the others do not."""
+) -> tuple[dict[str, Switch], dict[str, str]]:
+    """Return the switches of improvements that fit, and reasons why other ones do not."""
     base = load_config(config, overrides).config
-    able: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    switches: dict[str, Switch] = {}
     left_out: dict[str, str] = {}
-    its_own: dict[str, str] = {}
+    switched_by: dict[str, str] = {}
     for name, setting, on, off, only in IMPROVEMENTS:
         value = attrgetter(setting)(base)
-        if value == only if only else value not in (None, 0.0):
-            # Its value is what is switched; a value has one switch.
-            first = its_own.setdefault(setting, name)
-            if first == name:
-                able[name] = (), off or (f"{setting}=null",)
-            else:
-                left_out[name] = (
-                    f"the configuration has its own `{setting}`, which is switched as a whole: see "
-                    f"{first}."
-                )
-            continue
-        try:
-            load_config(config, [*overrides, *on])
-        except ConfigError as error:
-            left_out[name] = str(error)
+        is_on = value == only if only else value not in (None, 0.0)
+        if is_on and setting in switched_by:
+            left_out[name] = (
+                f"the configuration already sets `{setting}`, which {switched_by[setting]} "
+                "switches on and off."
+            )
+        elif is_on:
+            switched_by[setting] = name
+            switches[name] = Switch((), off or (f"{setting}=null",))
         else:
-            able[name] = on, ()
-    return able, left_out
+            try:
+                load_config(config, [*overrides, *on])
+            except ConfigError as error:
+                left_out[name] = str(error)
+            else:
+                switches[name] = Switch(on, ())
+    return switches, left_out
 
 
-def _alone(out: Path) -> AbstractContextManager[object]:
-    """Hold the folder: two ablations in one would train each other's runs."""
+def _lock_folder(out: Path) -> AbstractContextManager[object]:
+    """Lock the folder, because two ablations in it would train the same runs."""
 
     def refuse(holder: str) -> None:
         raise ConfigError(
-            f"Another `toque ablate` ({holder}) writes into {out}. Wait for it, or name another "
-            f"folder with {argument('out')}."
+            f"Another `toque ablate` ({holder}) writes into {out}. Wait until it ends, or name "
+            f"another folder with {argument('out')}."
         )
 
     return file_lock(out / _LOCK, refuse)
 
 
 def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Result:
-    """Train in a process of its own, whose memory and failures are its own."""
+    """Train in a child process, to measure its memory and to survive its failure."""
     key = variant.key
     for name in ("runs", "logs", "results"):
         (out / name).mkdir(parents=True, exist_ok=True)
@@ -329,75 +367,79 @@ def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Resul
     words = [*variant.overrides, f"run_dir={out / 'runs' / key}"]
     resolved = load_config(config, words, trust_code=trust_code or None)
     processes = get_context("forkserver")
-    processes.set_forkserver_preload(["toque.workflows.preloaded"])
+    processes.set_forkserver_preload(["toque.workflows.training_child"])
     child = processes.Process(target=_train, args=(resolved, out, key, log, dict(os.environ)))
     child.start()
-    with _told_to_stop(child) as told:
+    with _forward_signals(child) as signals:
         try:
             child.join()
-        except KeyboardInterrupt:  # the child has had the signal, too, and saves
+        except KeyboardInterrupt:  # the terminal sent the child the same signal, so it saves
             child.join()
             raise
-    if told or child.exitcode == Interrupted.exit_code:
+    if signals or child.exitcode == Interrupted.exit_code:
         raise Interrupted(
-            f"A run of the ablation was stopped by a signal. The same command goes on; {out} holds "
-            "what is done and saved."
+            f"A signal stopped a run of the ablation. {out} has all completed runs and the last "
+            "checkpoint. The same command continues."
         )
-    if child.exitcode == 0 and (done := _done(out, key)) is not None:
-        return done
-    last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-    return Result(key, child.exitcode or 1, {}, 0, "".join(last))
+    if child.exitcode == 0 and (result := _read_result(out, key)) is not None:
+        return result
+    last_line = ""
+    if log.exists() and (lines := log.read_text(errors="replace").strip().splitlines()):
+        last_line = lines[-1]
+    return Result(key, child.exitcode or 1, {}, 0, last_line)
 
 
 @contextmanager
-def _told_to_stop(child: BaseProcess) -> Iterator[list[int]]:
-    """Pass on to the child, which saves, what asks this process to stop; the signals so far."""
-    told: list[int] = []
-    # Whoever tells both of them sends the child two: a hangup is never taken for asking twice.
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    first = signal.SIGTERM if ignored else signal.SIGHUP
+def _forward_signals(child: BaseProcess) -> Iterator[list[int]]:
+    """Forward signals to stop to the child, which then saves. Yield the signals so far."""
+    signals: list[int] = []
+    # A signal to the process group reaches the child twice, and a second SIGTERM would stop it
+    # without a save. A run never counts SIGHUP as a second request, so the child gets that first.
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    first = signal.SIGTERM if ignores_hangup else signal.SIGHUP
 
-    def pass_on(number: int, _frame: object) -> None:
+    def forward(number: int, _frame: object) -> None:
         with suppress(ProcessLookupError):
-            os.kill(child.pid or 0, number if told else first)
-        told.append(number)
+            os.kill(child.pid or 0, number if signals else first)
+        signals.append(number)
 
-    before: dict[int, Any] = {}
+    handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        asking = (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, pass_on) for number in asking}
+        numbers = (signal.SIGTERM,) if ignores_hangup else (signal.SIGTERM, signal.SIGHUP)
+        handlers = {number: signal.signal(number, forward) for number in numbers}
     try:
-        yield told
+        yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _train(
     resolved: Resolved, out: Path, key: str, log: Path, environment: Mapping[str, str]
 ) -> None:
-    """Train, with output in `log`, and write the result of a run that did not fail."""
-    from toque.workflows.train import train_in_child
+    """Train with output in `log`, and write the result if training succeeds."""
+    from toque.workflows.training_child import train_in_child
 
     os.environ.update(environment)
     file = open_append(log)
-    for standard in (1, 2):
-        os.dup2(file, standard)
-    code, run = train_in_child(resolved, log), Path(resolved.config.run_dir)
+    for standard_stream in (1, 2):
+        os.dup2(file, standard_stream)
+    code = train_in_child(resolved, log)
     if code == 0:
-        done = TrainedRun(run, 0, "finished")
-        measures = {name: float(value) for name, value in done.metrics.items() if value is not None}
-        for event in done.history:
+        run = TrainedRun(Path(resolved.config.run_dir), 0, "finished")
+        measures = {name: float(value) for name, value in run.metrics.items() if value is not None}
+        for event in run.history:
             if event["event"] == "end":
                 measures["training_seconds"] = float(event["training_seconds"])
-        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        result = Result(key, 0, measures, kib * (1 if sys.platform == "darwin" else 1024))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak_bytes = peak if sys.platform == "darwin" else 1024 * peak
+        result = Result(key, 0, measures, peak_bytes)
         atomic_write(out / "results" / f"{key}.json", json.dumps(asdict(result)).encode())
     sys.exit(code)
 
 
-def _done(out: Path, key: str) -> Result | None:
-    """Result of a run that did not fail; failed runs are tried again."""
+def _read_result(out: Path, key: str) -> Result | None:
+    """Read the result of a completed run. A failed run is repeated, so it leaves no result."""
     try:
         return Result(**json.loads((out / "results" / f"{key}.json").read_text()))
     except (OSError, ValueError, TypeError):
@@ -405,7 +447,7 @@ def _done(out: Path, key: str) -> Result | None:
 
 
 def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]:
-    """The differences with their intervals, and what they are made from, as JSON."""
+    """Return the differences with their intervals, and the results of all runs, as JSON."""
 
     def values(name: str, measure: str) -> list[float | None]:
         return [results[key].measure(measure) for key in plan.keys(name)]
@@ -416,11 +458,13 @@ def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]
             "taken from all on": ("all on", f"all on, {improvement} off"),
             "added to all off": (f"all off, {improvement} on", "all off"),
         }
-        for way, (having, lacking) in pairs.items():
-            found = {m: paired(values(having, m), values(lacking, m)) for m, *_ in SHOWN}
-            effects.setdefault(improvement, {})[way] = {
-                m: asdict(e) | {"decided": e.decided} for m, e in found.items() if e is not None
-            }
+        effects[improvement] = {}
+        for comparison, (with_it, without_it) in pairs.items():
+            differences = effects[improvement][comparison] = {}
+            for measure, *_ in SHOWN:
+                estimate = paired(values(with_it, measure), values(without_it, measure))
+                if estimate is not None:
+                    differences[measure] = asdict(estimate) | {"decided": estimate.decided}
     return {
         "toque": __version__,
         "seeds": sorted({v.seed for v in plan.variants}),
@@ -432,19 +476,20 @@ def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]
     }
 
 
-def _effects(record: Mapping[str, Any]) -> Grid:
-    def cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
-        if found is None:
+def _effects_table(record: Mapping[str, Any]) -> Grid:
+    def format_cell(difference: Mapping[str, Any] | None, digits: int, unit: float) -> str:
+        if difference is None:
             return "-"
-        text = f"{found['mean'] / unit:+.{digits}f}"
-        if found["low"] is not None:
-            text += f" ({found['low'] / unit:.{digits}f}..{found['high'] / unit:.{digits}f})"
-        return text + ("*" if found["decided"] else " ")
+        text = f"{difference['mean'] / unit:+.{digits}f}"
+        if difference["low"] is not None:
+            low, high = difference["low"] / unit, difference["high"] / unit
+            text += f" ({low:.{digits}f}..{high:.{digits}f})"
+        return text + ("*" if difference["decided"] else " ")
 
-    heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
-    rows = [
-        (name, way, *(cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN))
-        for name, ways in record["effects"].items()
-        for way, found in ways.items()
-    ]
+    heads = ("improvement", "how", *(heading for _, heading, _, _ in SHOWN))
+    rows = []
+    for name, comparisons in record["effects"].items():
+        for comparison, differences in comparisons.items():
+            cells = [format_cell(differences.get(m), digits, unit) for m, _, digits, unit in SHOWN]
+            rows.append((name, comparison, *cells))
     return Grid(heads, rows, _METHOD)

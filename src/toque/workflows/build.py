@@ -1,4 +1,4 @@
-"""Build of a run: its sections go to what they configure, from the store to the observers."""
+"""Builder of a run. Each object receives its section of the configuration."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from toque.models.forward.blocks import CompileSeconds
 from toque.models.loading.trainable import ModelToTrain, SpecialTokens, family_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
-from toque.runs.outlined_update import peak_of
+from toque.runs.peak import peak_of
+from toque.training.arithmetic import arithmetic_of
+from toque.training.autotune import Fitted, fit_to_machine
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
-from toque.training.checkpoint.saver import chosen_layout
+from toque.training.checkpoint.saver import choose_layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.launcher import is_launched
-from toque.training.distributed.sharing import Sharing
-from toque.training.fitting import Fitted, fit_to_machine
 from toque.training.lr_schedules import make_schedule
 from toque.training.micro_batch import OomFallback
 from toque.training.observers.gradients import Gradients
@@ -45,30 +46,18 @@ from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.watchers import StoreWatch, Watchers
 from toque.training.optim.factory import optimizer_of
 from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.optimisations import attention_in, prefetching, training_loss, turned_off
 from toque.training.phases import PartClock
-from toque.training.placement import (
-    PlacedModel,
-    arithmetic_of,
-    attention_in,
-    place_model,
-    prefetching,
-    training_loss,
-    turned_off,
-)
 from toque.training.runtime import Runtime
 from toque.training.stopping import CommandClock, Interrupt, Patience
+from toque.training.strategy import PlacedModel, place_model
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep, UpdateGuard
-from toque.workflows.asking import own_prompts, provenance_of_run
-from toque.workflows.run_folder import has_ended
-from toque.workflows.run_length import (
-    Banner,
-    Length,
-    banner,
-    length_of,
-    probing_seconds,
-    time_left_of,
-)
+from toque.workflows.banner import Banner, build_banner
+from toque.workflows.model_record import build_record
+from toque.workflows.prompts import encode_sample_prompts
+from toque.workflows.run_folder import is_at_end
+from toque.workflows.run_length import Length, find_length, predict_time, probing_seconds
 
 
 @dataclass(frozen=True)
@@ -80,9 +69,10 @@ class Run:
     model: PreTrainedModel
     stream: BatchStream
     trainer: Trainer
-    evaluator: Evaluator  # computes loss, texts and scores of every evaluation
-    scored: Sampler  # writes the texts that are scored at the end
-    banner: Banner  # what a session trains, on what, how long and where
+    evaluator: Evaluator
+    scored: Sampler
+    """Sampler of the texts at the end, which are scored."""
+    banner: Banner
 
 
 def build_run(
@@ -94,19 +84,30 @@ def build_run(
     uploads: Uploads | None,
     clock: CommandClock,
     reporter: Reporter,
-    found: Checkpoint | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Run:
-    """Build everything a run consists of, continued from `found`, as this machine computes it best.
+    """Build all parts of a run, with the settings that are fastest on this machine.
 
-    `watchers` are on the first rank alone; what does not fit the model or data is a ConfigError.
+    Args:
+        config: The configuration.
+        store: The prepared store.
+        ranks: The ranks of the run.
+        watchers: The watchers, on the first rank only.
+        uploads: The queue of uploads, if checkpoints are copied to a bucket.
+        clock: The clock of the command.
+        reporter: Receives the progress.
+        checkpoint: The checkpoint to continue from.
+
+    Raises:
+        ConfigError: A setting does not fit the model or the data.
     """
-    # Model: where this rank holds it.
+    # The model of this rank.
     train, optim = config.train, config.optim
     runtime = Runtime.from_settings(train, family_to_train(config.model), ranks)
     placed = place_model(model_to_train(config, store.codec()), train, optim, runtime)
     model, sharing = placed.model, placed.sharing
 
-    # Batches, and how many rows of them are computed at once.
+    # Batches, and the number of rows per micro-batch.
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     fitted = fit_to_machine(
         model,
@@ -116,58 +117,66 @@ def build_run(
         train=train,
         optim=optim,
         in_step=sharing.is_sharded,
-        found=found,
-        most_seconds=probing_seconds(config, clock),
+        checkpoint=checkpoint,
+        max_seconds=probing_seconds(config, clock),
         reporter=reporter,
     )
 
-    # Evaluations, which a signal interrupts; what they take decides how long a run may train.
+    # Evaluations. Their time limits the time of training, and a signal interrupts them.
     launched = ranks.is_distributed or is_launched()
     interrupt = Interrupt(silent=not reporter.heard, launched=launched)
     evaluator = _evaluator(config, store, placed, stream.layout, runtime, interrupt, reporter)
     prompts = held_out_prompts(store, config.evaluation.generate, config.data)
     scored = build_sampler(config, store, prompts, reporter) if prompts else evaluator.sampler
-    over = found is not None and has_ended(config, found)
-    length = length_of(config, store, evaluator, scored, clock, reporter, over=over)
+    over = checkpoint is not None and is_at_end(config, checkpoint)
+    length = find_length(config, store, evaluator, scored, clock, reporter, over=over)
     evaluator.limit = length.limit
 
-    # Trainer, and last the observers of its loop, in the order in which they are called.
+    # The trainer and its observers, in the order of their calls.
     trainer = _trainer(config, store, placed, stream, runtime, evaluator, fitted, length)
-    lines = banner(config, store, model, stream, runtime, sharing.strategy, fitted, length)
-    run = Run(config, store, model, stream, trainer, evaluator, scored, lines)
+    strategy = sharing.strategy
+    banner = build_banner(config, store, model, stream, runtime, strategy, fitted, length)
+    run = Run(config, store, model, stream, trainer, evaluator, scored, banner)
     observers = [interrupt, *_observers(run, fitted, length, watchers, uploads, reporter)]
     if length.limit is not None:
         length.limit.warn = trainer.callbacks.on_warning
-        observers.append(length.limit)  # after those that write at an evaluation
+        observers.append(length.limit)  # after observers that write at an evaluation
     if uploads is not None:
         observers.append(
             UploadProgress(uploads, Path(config.run_dir), trainer.callbacks.on_warning)
         )
     trainer.callbacks.extend(observers)
-    if found is not None:
-        trainer.load(found)
+    if checkpoint is not None:
+        trainer.load(checkpoint)
     return run
 
 
 def model_to_train(config: RunConfig, tokens: SpecialTokens) -> ModelToTrain:
-    """The run's model, for a tokenizer."""
+    """Return the run's model, for a tokenizer, before it is loaded."""
     return ModelToTrain(config.model, config.adapter, tokens, config.seed)
 
 
 def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedModel:
-    """The model to train, in float32 on the CPU, fitting the store's tokenizer, adapter and all."""
+    """Load the model to train, with its adapter, in float32 on the CPU."""
     return model_to_train(config, store.codec()).in_float32()
 
 
 def build_stream(
     config: RunConfig, store: TokenStore, model: PreTrainedModel, *, rank: int = 0, ranks: int = 1
 ) -> BatchStream:
-    """Training batches by position; a ConfigError where store, model and settings do not fit."""
-    rows, encoder = store.rows("train"), model.config.is_encoder_decoder
-    corruption = config.span_corruption
-    spans = SpanCorruption.from_settings(corruption, store, encoder=encoder) if corruption else None
-    rules = config.augmentation
-    rewriting = Rewriting(rules, store, rows, encoder=encoder) if rules is not None else None
+    """Build the stream of training batches.
+
+    Raises:
+        ConfigError: The store, the model and the settings do not fit together.
+    """
+    encoder = model.config.is_encoder_decoder
+    spans = None
+    if config.span_corruption is not None:
+        spans = SpanCorruption.from_settings(config.span_corruption, store, encoder=encoder)
+    varied = None
+    if config.augmentation is not None:
+        rows = store.rows("train")
+        varied = Rewriting(config.augmentation, store, rows, encoder=encoder).varied
     return BatchStream.from_settings(
         config.train,
         config.data,
@@ -177,7 +186,7 @@ def build_stream(
         seed=config.seed,
         positions=max_positions(model.config),
         spans=spans,
-        varied=None if rewriting is None else rewriting.varied,
+        varied=varied,
         rank=rank,
         world_size=ranks,
     )
@@ -189,21 +198,31 @@ def build_heldout(
     trained: Layout,
     runtime: Runtime,
     *,
-    sharing: Sharing | None = None,
+    sharing: DataParallel | None = None,
     reporter: Reporter = SILENT,
 ) -> HeldOut:
-    """Held-out loss over the subset that `evaluation.max_examples` asks for, or a ConfigError."""
-    evaluation, data, gaps = config.evaluation, config.data, config.span_corruption
+    """Build the held-out loss over at most `evaluation.max_examples` examples.
+
+    Raises:
+        ConfigError: The store has no held-out example that fits.
+    """
     return HeldOut.from_settings(
-        evaluation, data, gaps, store, trained, runtime, sharing, reporter.notice
+        config.evaluation,
+        config.data,
+        config.span_corruption,
+        store,
+        trained,
+        runtime,
+        sharing,
+        reporter.notice,
     )
 
 
 def build_sampler(
     config: RunConfig, store: TokenStore, prompts: Sequence[Prompt], reporter: Reporter = SILENT
 ) -> Sampler:
-    """The likeliest texts for `prompts`, scored; as long as the store's targets."""
-    record = provenance_of_run(config, store.manifest)
+    """Build the writer of greedy texts for `prompts`, at most as long as the store's targets."""
+    record = build_record(config, store.manifest)
     return Sampler(prompts, store.codec(), record, reporter.notice)
 
 
@@ -216,25 +235,30 @@ def _evaluator(
     interrupt: Interrupt,
     reporter: Reporter,
 ) -> Evaluator:
-    """The computing and writing of every evaluation; refuses metrics that it does not measure."""
-    evaluation, model, sharing = config.evaluation, placed.model, placed.sharing
+    """Build the evaluator.
+
+    Raises:
+        ConfigError: A setting names a metric that the run does not measure.
+    """
+    evaluation = config.evaluation
+    sharing = placed.sharing
     heldout = build_heldout(config, store, trained, runtime, sharing=sharing, reporter=reporter)
-    n, data = min(evaluation.texts, evaluation.generate), config.data
-    held_out = held_out_prompts(store, n, data)
-    own = own_prompts(config, store, encoder=trained.shape.source > 0)
-    watched, known = watched_metrics(
-        config.train, evaluation, data, held_out, bits=heldout.n_bytes > 0
+    n_prompts = min(evaluation.texts, evaluation.generate)
+    held_out = held_out_prompts(store, n_prompts, config.data)
+    samples = encode_sample_prompts(config, store, encoder=trained.shape.source > 0)
+    watched, metrics = watched_metrics(
+        config.train, evaluation, config.data, held_out, bits=heldout.n_bytes > 0
     )
     return Evaluator(
         heldout,
-        model,
+        placed.model,
         sharing,
-        build_sampler(config, store, [*held_out, *own], reporter),
+        build_sampler(config, store, [*held_out, *samples], reporter),
         len(held_out),
         runtime.ranks,
-        partial(ScoresByTask.from_settings, evaluation, data, config.foreign_code),
+        partial(ScoresByTask.from_settings, evaluation, config.data, config.foreign_code),
         watched,
-        known,
+        metrics,
         reporter,
         interrupt.has_come,
     )
@@ -250,15 +274,26 @@ def _trainer(
     fitted: Fitted,
     length: Length,
 ) -> Trainer:
-    """The loop with everything it holds but observers."""
-    run, optim, train = Path(config.run_dir), config.optim, config.train
-    model, sharing, resources = placed.model, placed.sharing, fitted.resources
-    callbacks, goal, ranks = Callbacks(), goal_of(train.best_by), runtime.ranks
+    """Build the training loop without its observers."""
+    run = Path(config.run_dir)
+    train = config.train
+    model, ranks = placed.model, runtime.ranks
+    callbacks = Callbacks()
+    goal = goal_of(train.best_by)
+
+    optim = config.optim
     optimizer = optimizer_of(model, optim)
-    outliers, noise = optim.outliers, optim.gradient_noise
-    skip = SkipStep(**dict(outliers)) if outliers else None
+    skip = SkipStep(**dict(optim.outliers)) if optim.outliers else None
+    noise = None
+    if optim.gradient_noise is not None:
+        noise = GradientNoise(**dict(optim.gradient_noise), seed=config.seed)
     loss_fn = training_loss(train.optimisations, smoothing=optim.label_smoothing)
-    slower = turned_off(train.optimisations)
+    notes = [
+        *placed.notes,
+        *fitted.warnings,
+        *turned_off(train.optimisations),
+        *attention_in(model, runtime).notes,
+    ]
     return Trainer(
         model=model,
         optimizer=optimizer,
@@ -280,22 +315,22 @@ def _trainer(
         ),
         callbacks=callbacks,
         runtime=runtime,
-        sharing=sharing,
+        sharing=placed.sharing,
         schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
-        oom_fallback=OomFallback.in_run(run, resources, callbacks, rank=ranks.rank),
+        oom_fallback=OomFallback.in_run(run, fitted.resources, callbacks, rank=ranks.rank),
         guard=UpdateGuard(runtime, callbacks, skip, run_folder=run),
-        notes=[*placed.notes, *fitted.warnings, *slower, *attention_in(model, runtime).notes],
+        notes=notes,
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
-        noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
+        noise=noise,
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=placed.base_sha256,
-        layout=chosen_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
+        layout=choose_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
         prefetch=prefetching(train.optimisations, runtime),
         background_saves=train.optimisations.background_saves,
         goal=goal,
         count_seconds=float if length.limit is None else length.limit.count_seconds,
-        clock=PartClock(compiling=CompileSeconds() if resources.compile else float),
+        clock=PartClock(compiling=CompileSeconds() if fitted.resources.compile else float),
     )
 
 
@@ -307,25 +342,27 @@ def _observers(
     uploads: Uploads | None,
     reporter: Reporter,
 ) -> list[Callback]:
-    """Observers of the loop: all on the first rank; on the others, what it needs of them."""
-    config, trainer, evaluator = run.config, run.trainer, run.evaluator
-    observe, runtime, sharing = config.observe, trainer.runtime, evaluator.sharing
+    """Build the observers of the loop. Other ranks than the first only help it to observe."""
+    config = run.config
+    trainer, evaluator = run.trainer, run.evaluator
+    runtime, sharing = trainer.runtime, evaluator.sharing
+    observe = config.observe
     gradients = partial(
         Gradients.from_settings, observe.gradients, run.model, runtime.phases, sharing
     )
     if watchers is None:
         return [*gradients(record=None)] if sharing.is_sharded else []
 
-    warn, world_size = trainer.callbacks.on_warning, runtime.ranks.world_size
+    warn = trainer.callbacks.on_warning
+    world_size = runtime.ranks.world_size
     n_texts = 0 if run.scored is evaluator.sampler else len(run.scored.prompts)
-    left = time_left_of(
-        run.stream, length, config.train.evaluate_every, fitted.update_seconds, n_texts=n_texts
-    )
     console = ConsoleProgress(
         log_every=observe.log_every,
         reporter=reporter,
         warn=warn,
-        time_left=left,
+        time_left=predict_time(
+            run.stream, length, config.train.evaluate_every, fitted.update_seconds, n_texts=n_texts
+        ),
         highlight=lambda: highlight(evaluator.last, evaluator.watched),
     )
     arithmetic = arithmetic_of(run.model, run.stream, attention_in(run.model, runtime))
@@ -343,7 +380,7 @@ def _observers(
             fitted.update_seconds,
             arithmetic.flops_per_token,
             peak,
-            None if uploads is None else uploads.counts.in_words,
+            None if uploads is None else uploads.counts.summary,
         )
         summaries.append(summary)
     folder = Path(config.run_dir)
@@ -355,7 +392,7 @@ def _observers(
             **start_event(run.model, run.stream, runtime, sharing, fitted.resources, arithmetic),
             "train": config.train.model_dump(mode="json"),
             "evaluation": {
-                "max_examples": evaluator.heldout.n_examples,  # at most, and as many as there are
+                "max_examples": evaluator.heldout.n_examples,
                 "texts": config.evaluation.texts,
             },
         },
@@ -365,7 +402,7 @@ def _observers(
         copies=[*(s.take for s in summaries), *(feed.take for feed in feeds)],
         device=runtime.device,
     )
-    # Those before the log still record into it when a session ends.
+    # Observers before the log may record events into it when a session ends.
     callbacks: list[Callback] = [StoreWatch(run.store), console]
     if observe.profile is not None:
         callbacks.append(Profiler(observe.profile, folder, runtime, warn, reporter.notice))
@@ -374,7 +411,8 @@ def _observers(
         callbacks.append(sampler)
     samples = SampleWriter(evaluator, folder / "samples.jsonl", evaluator.watched, reporter, warn)
     callbacks += [*gradients(record=log.record), log, samples, *summaries]
-    if (asked := config.train.early_stopping) is not None:
-        rises, measured = goal_of(asked.metric).rises, config.evaluation.model_dump(mode="json")
-        callbacks.append(Patience(**dict(asked), rises=rises, evaluation=measured))
+    if (early_stopping := config.train.early_stopping) is not None:
+        rises = goal_of(early_stopping.metric).rises
+        evaluation = config.evaluation.model_dump(mode="json")
+        callbacks.append(Patience(**dict(early_stopping), rises=rises, evaluation=evaluation))
     return [*callbacks, *watchers.callbacks(warn), *feeds]

@@ -1,7 +1,7 @@
-"""Front matter of a model card: what the hub reads of it, written by the hub's own library.
+"""Front matter of a model card, which the hub reads.
 
-It holds what is known alone: the scores are the evaluation's, and what a base says of itself is
-read from its own card.
+It contains only recorded facts: the scores of the evaluation, and the licence and languages on the
+card of the base.
 """
 
 from __future__ import annotations
@@ -24,38 +24,47 @@ from toque.sources.hub_datasets import recorded_dataset
 from toque.workflows.evaluate import Evaluation
 
 _LICENCE: Final = ("license", "license_name", "license_link")
-_MOST_BYTES: Final = 1 << 20  # of a base's card
-_LONGEST: Final = 200  # characters of a value that a base's card gives
+_MAX_CARD_BYTES: Final = 1 << 20
+"""Largest card of a base that is read."""
+_MAX_VALUE_LENGTH: Final = 200
+"""Most characters of a value on the card of a base."""
 
 
-def licence_in_words(config: RunConfig) -> str:
-    """The card's sentence about the licence."""
+def describe_licence(config: RunConfig) -> str:
+    """Return the sentence of the card about the licence."""
     facts = _facts(config)
-    named = facts.get("license_name", facts.get("license"))
-    if named is None:
-        return "Licence: not known; neither `model.licence` nor a card of its base names one."
-    return f"Licence: {named}" + ("." if config.model.licence else ", as its base's card says.")
+    name = facts.get("license_name", facts.get("license"))
+    if name is None:
+        return "Licence: unknown. Neither `model.licence` nor the card of its base names one."
+    if config.model.licence:
+        return f"Licence: {name}."
+    return f"Licence: {name}, from the card of its base."
 
 
 def card_head(
     config: RunConfig, manifest: StoreManifest, evaluation: Evaluation, *, sources: str
 ) -> str:
-    """The front matter, between its lines of dashes; `sources` names the data for people."""
-    facts, base, family = _facts(config), hub_name(config.model.start_from), config.model.family
-    adapted, encoder = config.adapter is not None, manifest.family_kind == "encoder-decoder"
-    task = "text2text-generation" if encoder else "text-generation"
+    """Return the front matter with its lines of dashes. `sources` is the name of the data."""
+    facts = _facts(config)
+    base = hub_name(config.model.start_from)
+    is_adapter = config.adapter is not None
     if base is not None:
-        facts["base_model_relation"] = "adapter" if adapted else "finetune"
+        facts["base_model_relation"] = "adapter" if is_adapter else "finetune"
+    is_encoder_decoder = manifest.family_kind == "encoder-decoder"
+    task = "text2text-generation" if is_encoder_decoder else "text-generation"
+    tags = ["toque"]
+    if config.model.family != "auto":
+        tags.append(config.model.family)
     recorded = (recorded_dataset(entry.path) for entry in manifest.sources)
-    datasets = list(dict.fromkeys(one for one in recorded if one is not None))
+    datasets = list(dict.fromkeys(dataset for dataset in recorded if dataset is not None))
     data = ModelCardData(
         model_name=" ".join(Path(config.run_dir).name.split()) or "model",
         **facts,
         base_model=base,
-        library_name="peft" if adapted else "transformers",
+        library_name="peft" if is_adapter else "transformers",
         pipeline_tag=task,
-        datasets=list(dict.fromkeys(asked.name for asked, _ in datasets)) or None,
-        tags=["toque"] + ([family] if family != "auto" else []),
+        datasets=list(dict.fromkeys(dataset.name for dataset, _ in datasets)) or None,
+        tags=tags,
     )
     only, commit = datasets[0] if len(datasets) == 1 else (None, None)
     scores = {name: estimate.value for name, estimate in evaluation.texts.overall.items()}
@@ -63,7 +72,7 @@ def card_head(
     data.eval_results = [
         EvalResult(
             task_type=task,
-            # One that others can look up where there is one; otherwise the word for its kind.
+            # The hub needs a name, so data without a dataset on the hub has a general name.
             dataset_type=only.name if only else "held-out",
             dataset_name=f"held out of {' '.join(sources.split())}",
             dataset_config=only.config if only else None,
@@ -80,28 +89,29 @@ def card_head(
 
 
 def _facts(config: RunConfig) -> dict[str, Any]:
-    """Licence and languages by the hub's keys: the setting's, else as the base's card has them."""
-    start, held = config.model.start_from, dict[str, Any]()
-    # Anyone may have written that card; it is never a reason to lose a trained model.
+    """Return the licence and languages under the hub's keys, from `model.licence` or the base."""
+    start = config.model.start_from
+    base_facts: dict[str, Any] = {}
+    # The card is untrusted, and an error in it must never cost a trained model.
     with suppress(ConfigError, OSError, ValueError, RecursionError, yaml.YAMLError):
         card = Path() if start == "scratch" else resolve_folder(start) / "README.md"
-        if card.is_file() and card.stat().st_size <= _MOST_BYTES:
-            held = metadata_load(card) or {}
-    facts = {name: held[name] for name in _LICENCE if _is_short(held.get(name))}
+        if card.is_file() and card.stat().st_size <= _MAX_CARD_BYTES:
+            base_facts = metadata_load(card) or {}
+    facts = {name: base_facts[name] for name in _LICENCE if _is_short(base_facts.get(name))}
     if config.model.licence is not None:
         facts = {"license": config.model.licence}
-    spoken = held.get("language")
-    if all(map(_is_short, spoken if isinstance(spoken, list) else [spoken])):
-        facts["language"] = spoken
+    languages = base_facts.get("language")
+    if all(map(_is_short, languages if isinstance(languages, list) else [languages])):
+        facts["language"] = languages
     return facts
 
 
 def _is_short(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= _LONGEST
+    return isinstance(value, str) and 0 < len(value) <= _MAX_VALUE_LENGTH
 
 
-def head_as(card: str, form: str) -> str:
-    """A card whose front matter is that of a whole model, where it was an adapter's, in `form`."""
+def convert_head(card: str, form: str) -> str:
+    """Convert the front matter of an adapter's card for an export in `form`."""
     head, mark, text = card.partition("\n---\n")
     if not card.startswith("---\n") or form == "adapter":
         return card

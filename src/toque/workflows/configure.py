@@ -1,4 +1,4 @@
-"""Configuration from Python: a base, changed by sections."""
+"""Configuration from Python values."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from toque.storage.download import cache_folder
 Configured = RunConfig | str | Path | Mapping[str, Any]
 """A configuration, a YAML file, a preset's name, or nested values."""
 Columns = Mapping[str, str | Sequence[str]]
-"""Fields that hold the parts of a record, e.g. {"prompt": "question", "target": "answer"}."""
+"""Field of each part of a record, e.g. {"prompt": "question", "target": "answer"}."""
 
 
 def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
-    """A checked configuration: what `base` says, changed by `sections`, the rest defaults.
+    """Build and check a configuration from a base and changes.
 
     Args:
-        base: what to begin with; None for the defaults.
-        sections: settings by section, as in a file; mappings change what they name and no more:
-            `optim={"peak_lr": 1e-4}` keeps the optimizer's other settings. Lists are replaced, and
-            a section of another configuration, `optim=other.optim`, replaces the whole one. A model
-            or tokenizer of transformers may stand where a folder may: it is saved to the cache,
-            under the name of its content.
+        base: The base. None: the defaults.
+        sections: Changed settings by section, as in a file. A mapping changes only the settings
+            that it names: `optim={"peak_lr": 1e-4}` keeps the optimizer's other settings. A list
+            replaces the list, and a section of another configuration, `optim=other.optim`, replaces
+            the section. A model or tokenizer of transformers may replace a folder. It is saved to
+            the cache, in a folder named after its content.
 
     Raises:
-        ConfigError: an unknown name, a wrong value or an impossible combination.
+        ConfigError: A name is unknown, a value is wrong, or settings cannot be combined.
 
     >>> configure("demo", train={"stop_after": "10 steps"}).model.family
     'llama'
@@ -53,24 +53,29 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     elif base is not None:
         raise ConfigError(
             "A configuration must be a RunConfig, the path of a YAML file, a preset's name or a "
-            f"mapping of settings, not a {type(base).__name__}. Rows to train on are an argument "
-            "of their own: train(config, data=rows)."
+            f"mapping of settings, not a {type(base).__name__}. Pass rows to train on as data: "
+            "train(config, data=rows)."
         )
-    made = resolve_values(_merged(values, sections), "configure").config
+    config = resolve_values(_merge(values, sections), "configure").config
     if not isinstance(base, RunConfig):
-        return made
-    # A setting that this program gives is the program's; the others are from where they were.
-    written = {n: _plain(s) if isinstance(s, Config) else s for n, s in sections.items()}
-    given = names_of_code(written)
-    old = {s: names for s, names in base.foreign_code.items() if s not in given}
-    return made.with_foreign_code({s: old[s] for s in names_of_code(made.model_dump()) if s in old})
+        return config
+    # Code in settings of this call is trusted. Code in settings of the base may be foreign.
+    changed = names_of_code(
+        {n: _plain(s) if isinstance(s, Config) else s for n, s in sections.items()}
+    )
+    foreign_code = {
+        setting: base.foreign_code[setting]
+        for setting in names_of_code(config.model_dump())
+        if setting in base.foreign_code and setting not in changed
+    }
+    return config.with_foreign_code(foreign_code)
 
 
 def source_columns(columns: Columns | None) -> dict[str, Any]:
-    """Settings of a source whose fields are named so: none for None.
+    """Return the settings of a source with these columns.
 
     Raises:
-        ConfigError: a part that records do not have.
+        ConfigError: Records have no such part.
 
     >>> source_columns({"prompt": "question"})
     {'columns': {'prompt': 'question'}}
@@ -79,64 +84,65 @@ def source_columns(columns: Columns | None) -> dict[str, Any]:
     for part in columns or ():
         if part not in parts:
             raise ConfigError(
-                f"{argument('columns')} names {part!r}, which is no part of a record."
-                f"{nearest_hint(str(part), parts)} Parts are {', '.join(parts)}."
+                f"{argument('columns')} names {part!r}, which is not a part of a record."
+                f"{nearest_hint(str(part), parts)} The parts are {', '.join(parts)}."
             )
     return {} if columns is None else {"columns": dict(columns)}
 
 
 def with_origins(settings: RunConfig) -> Resolved:
-    """The configuration with every value said to be a default: nothing is known of their origin."""
+    """Return the configuration with every value marked as a default, as its origin is unknown."""
     values = leaves(settings.model_dump(mode="json"))
     return Resolved(settings, {dotted(path): DEFAULT for path, _ in values})
 
 
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(values)
     for name, change in changes.items():
-        known = merged.get(name)
-        if isinstance(known, Mapping) and isinstance(change, Mapping):
-            merged[name] = _merged(known, change)
+        value = merged.get(name)
+        if isinstance(value, Mapping) and isinstance(change, Mapping):
+            merged[name] = _merge(value, change)
         else:
             merged[name] = _plain(change)
     return merged
 
 
 def _plain(value: Any) -> Any:
-    """The value as YAML would hold it: paths as text, tuples as lists, objects as their folder."""
+    """Convert a value to types of YAML: paths to text, tuples to lists, models to folders."""
     if isinstance(value, Config):
-        parts = {name: _plain(held) for name, held in value if isinstance(held, Config)}
-        # What is written down leaves the secret out; here it stays in the program.
+        parts = {name: _plain(item) for name, item in value if isinstance(item, Config)}
+        # `model_dump` leaves the secret out, but it must remain in the program.
         secret = {"webhook": value.webhook} if isinstance(value, ObserveConfig) else {}
         return value.model_dump(mode="json") | parts | secret
     if hasattr(value, "save_pretrained") and not isinstance(value, type):
-        return _saved(value)
+        return _save(value)
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):  # a number or an array of numpy
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: _plain(held) for name, held in value.items()}
-    return [_plain(held) for held in value] if isinstance(value, list | tuple) else value
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _saved(model: Any) -> str:
-    """The folder of a model or tokenizer of this program, the same for the same content."""
-    above, content = cache_folder("objects"), hashlib.sha256()
-    with disk_faults(above, "saving a model", setting="TOQUE_CACHE", error=ConfigError):
-        above.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=above, ignore_cleanup_errors=True) as made:
-            model.save_pretrained(made)
-            if (Path(made) / "adapter_config.json").exists():
+def _save(model: Any) -> str:
+    """Save a model or tokenizer to a folder of the cache that is named after its content."""
+    cache = cache_folder("objects")
+    content = hashlib.sha256()
+    with disk_faults(cache, "saving a model", setting="TOQUE_CACHE", error=ConfigError):
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as temporary:
+            model.save_pretrained(temporary)
+            if (Path(temporary) / "adapter_config.json").exists():
                 raise ConfigError(
-                    f"A {type(model).__name__} with an adapter stands where a model may, and saves "
-                    "the adapter alone. Merge the two first (peft: model.merge_and_unload()), or "
-                    "give the base alone, on which adapter={'kind': 'lora'} trains a new one."
+                    f"A {type(model).__name__} with an adapter cannot be used as a model, because "
+                    "it saves only the adapter. Merge it first (peft: model.merge_and_unload()), "
+                    "or pass its base with adapter={'kind': 'lora'} to train a new adapter."
                 )
-            for path in sorted(path for path in Path(made).rglob("*") if path.is_file()):
-                name = path.relative_to(made).as_posix()
+            for path in sorted(path for path in Path(temporary).rglob("*") if path.is_file()):
+                name = path.relative_to(temporary).as_posix()
                 content.update(f"{name} {sha256_of(path)}\n".encode())
-            folder = above / content.hexdigest()[:16]
+            folder = cache / content.hexdigest()[:16]
             if not folder.exists():
-                Path(made).rename(folder)
+                Path(temporary).rename(folder)
     return str(folder)

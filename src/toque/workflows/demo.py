@@ -1,4 +1,4 @@
-"""Demonstration: the main job on the embedded cookbook, from nothing to written recipes."""
+"""Demonstration: train on synthetic recipes and write three new ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError, argument, in_shell
 from toque.reporter import SILENT, Reporter
 from toque.user_paths import named_path
-from toque.workflows.prepare import in_a_line, prepare
+from toque.workflows.prepare import describe_result, prepare
 from toque.workflows.results import TrainedRun
 
 DISHES: Final = {
@@ -24,36 +24,37 @@ DISHES: Final = {
     "Fried Rice with Peas and Carrots": (
         "cooked rice, eggs, frozen peas, carrots, garlic, vegetable oil, soy sauce, sesame oil"
     ),
-}  # dishes that are asked for at the end, with their ingredients; the cookbook goes without them
-
-
-N_RECIPES: Final = 8000  # of a cookbook, unless told
+}
+"""Dishes of the final prompts with their ingredients. The cookbook does not contain them."""
+N_RECIPES: Final = 8000
+"""Default number of recipes in the cookbook."""
 
 
 def demo(resolved: Resolved, *, n: int | None = None, reporter: Reporter = SILENT) -> TrainedRun:
-    """Write a cookbook of `n` recipes, prepare, train, evaluate, and report three recipes.
+    """Write a cookbook of `n` recipes, train on it, evaluate, and write three recipes.
 
-    A cookbook that is there stays as it is; where `n` asks for another, that is a ConfigError.
+    Raises:
+        ConfigError: The cookbook exists with another number of recipes.
     """
     began = time.monotonic()
     config = resolved.config
     cookbook = _cookbook_of(config)
     if not cookbook.exists():
-        written = N_RECIPES if n is None else n
-        write_cookbook(cookbook, n=written, seed=config.seed, unseen=DISHES)
-    elif n is not None and not _holds(cookbook, n, config.seed):
+        n_recipes = N_RECIPES if n is None else n
+        write_cookbook(cookbook, n=n_recipes, seed=config.seed, unseen=DISHES)
+    elif n is not None and not _is_cookbook(cookbook, n, config.seed):
         raise ConfigError(
-            f"{argument('n')} is {n}, and {cookbook} holds another cookbook, which the store and "
-            f"the run may be of. Leave {argument('n')} out to take it as it is, or begin another "
-            "demonstration: run_dir=runs/another data.store=stores/another "
+            f"{argument('n')} is {n}, but {cookbook} already contains another cookbook, and the "
+            f"store and the run may depend on it. Leave {argument('n')} out to use it, or begin "
+            "another demonstration: run_dir=runs/another data.store=stores/another "
             "data.sources='[{path: runs/another/cookbook.jsonl}]'."
         )
     reporter.line(f"1/4  {cookbook}: synthetic recipes from the embedded grammar")
-    prepared = in_a_line(prepare(config, reporter=reporter), config.data.engine)
+    prepared = describe_result(prepare(config, reporter=reporter), config.data.engine)
     reporter.line(
-        f"2/4  {prepared} `toque report {in_shell(config.data.store)}` makes a page of it."
+        f"2/4  {prepared} `toque report {in_shell(config.data.store)}` shows it as a page."
     )
-    with reporter.working("loading torch"):  # after processes have been forked
+    with reporter.working("loading torch"):  # after preparation has forked its workers
         from toque.training.stopping import CommandClock
         from toque.workflows.inference.generate import generate
         from toque.workflows.train import train
@@ -62,40 +63,42 @@ def demo(resolved: Resolved, *, n: int | None = None, reporter: Reporter = SILEN
     if run.interrupted:
         return run
     reporter.line(
-        f"3/4  trained {run.step:,} steps and scored\n"
-        "4/4  three recipes for dishes it has not seen:\n"
+        f"3/4  trained {run.step:,} steps and scored\n4/4  three recipes for unseen dishes:\n"
     )
-    asked = [f"{dish}: {foods}" for dish, foods in DISHES.items()]
-    for text in generate(run.folder, asked, seed=config.seed, reporter=reporter):
+    prompts = [f"{dish}: {foods}" for dish, foods in DISHES.items()]
+    for text in generate(run.folder, prompts, seed=config.seed, reporter=reporter):
         reporter.line(str(text))
     minutes = (time.monotonic() - began) / 60
     reporter.line(
         f"Done in {minutes:.1f} minutes. The run folder is {run.folder}: model/, "
         "evaluation.json, samples.jsonl, metrics.jsonl.\n"
-        f"`toque serve {in_shell(run.folder)}` shows a page where it writes for you, at "
+        f"`toque serve {in_shell(run.folder)}` shows a page for your own prompts at "
         "http://127.0.0.1:8000.\n"
-        "Your turn: `toque init RECIPES` writes a configuration for a file or folder of yours."
+        "For your own data, `toque init RECIPES` writes a configuration for a file or folder."
     )
     return run
 
 
 def _cookbook_of(config: RunConfig) -> Path:
-    """The file that the cookbook is written to, or a ConfigError where data.sources is no file."""
+    """Return the file of the cookbook.
+
+    Raises:
+        ConfigError: data.sources is not one local file.
+    """
     paths = [source.path for source in config.data.sources]
     if len(paths) == 1 and not (":" in paths[0] or set(Path(paths[0]).name) & set("*?[")):
         cookbook = named_path(paths[0])
         if cookbook.is_file() or not cookbook.exists():
             return cookbook
     raise ConfigError(
-        f"The demonstration writes its cookbook to the file that data.sources names, and it names "
-        f"{', '.join(paths) or 'none'}. Name one file of this machine, or leave it out; recipes of "
-        "your own are for `toque init RECIPES`."
+        "data.sources must name one local file, to which the demonstration writes its cookbook, "
+        f"not {', '.join(paths) or 'none'}. For your own data, use `toque init RECIPES`."
     )
 
 
-def _holds(cookbook: Path, n: int, seed: int) -> bool:
-    """True if a file is the cookbook of `n` recipes, whose bytes are always the same."""
+def _is_cookbook(file: Path, n: int, seed: int) -> bool:
+    """Return whether a file is the cookbook of `n` recipes, which is always the same."""
     with tempfile.TemporaryDirectory() as folder:
-        anew = Path(folder) / cookbook.name
-        write_cookbook(anew, n=n, seed=seed, unseen=DISHES)
-        return filecmp.cmp(anew, cookbook, shallow=False)
+        expected = Path(folder) / file.name
+        write_cookbook(expected, n=n, seed=seed, unseen=DISHES)
+        return filecmp.cmp(expected, file, shallow=False)

@@ -1,8 +1,8 @@
-"""Evaluation of a run or a model on held-out data, and of texts from anywhere."""
+"""Evaluation of a run or a model on held-out data, and scores of any texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     from toque.evaluation.text_samples import Sample
     from toque.evaluation.text_scores import Scores
 
-_DIGITS: Final = 6  # digits after the point in evaluation.json
-_LISTS: Final = "Give lists of one length, of a text or more."
+_DIGITS: Final = 6
+"""Decimals in evaluation.json."""
+_LISTS: Final = "Give lists of equal length with at least one text."
 _SHOWN_SLICES: Final = ("recipe_score", "rougeL", "bleu")
-"""Scores of the printed table of slices; evaluation.json holds all."""
+"""Scores in the printed table of slices. evaluation.json has all scores."""
 
 
 @dataclass(frozen=True)
@@ -59,48 +60,48 @@ class Evaluation:
     texts: Scores
     tasks: Sequence[TaskScores] = ()
     examples: TextTable = field(default_factory=lambda: TextTable((), {}))
-    """The loss of each held-out example."""
+    """Losses of the held-out examples."""
     memorisation: Memorisation | None = None
-    """Runs that the texts share with training examples."""
-    texts_left_out: int = 0  # texts that the run's time limit had no time for
+    """Word sequences of the texts that also occur in training examples."""
+    texts_left_out: int = 0
+    """Number of texts that were not written because the run reached its time limit."""
 
     @property
     def of_examples(self) -> dict[str, float]:
-        """The scores of the held-out examples by name, those of tasks included."""
-        of_tasks = {
+        """Scores of the held-out examples and tasks by name."""
+        task_metrics = {
             f"{scores.task}_{name}": value
             for scores in self.tasks
             for name, value in scores.measured().items()
         }
-        return {**self.heldout, **of_tasks}
+        return {**self.heldout, **task_metrics}
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Every score by its name, without intervals."""
+        """All scores by name, without intervals."""
         return {**self.of_examples, **self.texts.metrics}
 
     def to_json(self) -> str:
-        """The content of evaluation.json; null for what is no finite number, as in all JSON."""
+        """Return the content of evaluation.json. Numbers that are not finite become null."""
         overall = self.texts.overall
+        generated: dict[str, float] = {"texts": self.texts.n_texts}
+        if self.texts_left_out:
+            generated["texts_left_out"] = self.texts_left_out
+        generated |= {name: round(e.value, _DIGITS) for name, e in overall.items()}
+        slices: dict[str, dict[str, dict[str, Any]]] = {}
+        for slicing, labels in self.texts.slices.items():
+            slices[slicing] = {}
+            for label, estimates in labels.items():
+                scores = {n: [round(e.value, _DIGITS), *_interval(e)] for n, e in estimates.items()}
+                slices[slicing][label] = {"texts": self.texts.sizes[slicing][label], **scores}
         record = {
             "step": self.step,
             "heldout": dict(self.heldout),
             "tasks": {scores.task: scores.record() for scores in self.tasks},
-            "generated": {
-                "texts": self.texts.n_texts,
-                **({"texts_left_out": self.texts_left_out} if self.texts_left_out else {}),
-                **{name: round(e.value, _DIGITS) for name, e in overall.items()},
-            },
+            "generated": generated,
             "intervals": {name: _interval(e) for name, e in overall.items() if e.low is not None},
             "applies_to": {name: e.n for name, e in overall.items()},
-            "slices": {
-                slicing: {
-                    label: {"texts": self.texts.sizes[slicing][label]}
-                    | {name: [round(e.value, _DIGITS), *_interval(e)] for name, e in found.items()}
-                    for label, found in labels.items()
-                }
-                for slicing, labels in self.texts.slices.items()
-            },
+            "slices": slices,
             "memorisation": None if self.memorisation is None else self.memorisation.record(),
             "failed": dict(self.texts.failed),
             "method": {
@@ -113,36 +114,44 @@ class Evaluation:
         return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
 
     def __str__(self) -> str:
-        """The table for people."""
-        tokens = self.heldout["target_tokens"]
+        """Return a table of the scores."""
         loss, perplexity = self.heldout["loss"], self.heldout["perplexity"]
-        lines = [f"held-out loss {loss:.4f} nats a token, perplexity {perplexity:.2f}"]
+        first = f"held-out loss {loss:.4f} nats per token, perplexity {perplexity:.2f}"
         if "bits_per_byte" in self.heldout:
-            lines[0] += f", {self.heldout['bits_per_byte']:.3f} bits a byte"
+            first += f", {self.heldout['bits_per_byte']:.3f} bits per byte"
         else:
-            lines[0] += " (bits a byte are unknown: the targets are pieces of texts)"
-        lines.append(f"  over {tokens:,.0f} target tokens")
+            first += " (bits per byte are unknown because the targets are parts of texts)"
+        lines = [first, f"  over {self.heldout['target_tokens']:,.0f} target tokens"]
         for scores in self.tasks:
             lines += scores.lines()
         if self.texts.n_texts:
             lines.append(str(self.texts))
-        if self.memorisation is not None and (said := str(self.memorisation)):
-            lines.append(said)
+        if self.memorisation is not None and (shared_text := str(self.memorisation)):
+            lines.append(shared_text)
         if (score := self.texts.overall.get("recipe_score")) and (advice := hint(score.value)):
             lines.append(advice)
-        shown = [name for name in _SHOWN_SLICES if name in self.texts.overall]
-        for slicing, labels in self.texts.slices.items():
-            if len(labels) < 2 or not shown:
-                continue
-            lines.append(f"{'by ' + slicing:26}{'texts':>6}" + "".join(f"{n:>14}" for n in shown))
-            for label, found in labels.items():
-                cells = [f"{found[n].value:14.3f}" if n in found else f"{'-':>14}" for n in shown]
-                lines.append(f"  {label:24}{self.texts.sizes[slicing][label]:6}" + "".join(cells))
+        lines += self._slice_lines()
         lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
         return "\n".join(lines)
 
+    def _slice_lines(self) -> Iterator[str]:
+        """Yield the lines of the tables of slices."""
+        names = [name for name in _SHOWN_SLICES if name in self.texts.overall]
+        for slicing, labels in self.texts.slices.items():
+            if len(labels) < 2 or not names:
+                continue
+            yield f"{'by ' + slicing:26}{'texts':>6}" + "".join(f"{name:>14}" for name in names)
+            for label, estimates in labels.items():
+                values = [f"{estimates[n].value:.3f}" if n in estimates else "-" for n in names]
+                cells = "".join(f"{value:>14}" for value in values)
+                yield f"  {label:24}{self.texts.sizes[slicing][label]:6}{cells}"
+
     def write(self, folder: Path) -> None:
-        """Write the sums of each text, then evaluation.json, or raise a CheckpointError."""
+        """Write the sums of each text, then evaluation.json.
+
+        Raises:
+            CheckpointError: The disk is full or fails.
+        """
         texts = TextTable(self.texts.keys, self.texts.each)
         each = to_json(examples=self.examples, texts=texts, step=self.step)
         with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
@@ -166,17 +175,18 @@ def evaluate(
     The scores of a run or a checkpoint are written to evaluation.json in its folder.
 
     Args:
-        run_or_model: what is scored.
-        config: whose data to evaluate on; a run's own when None.
-        trust_code: import the metrics that the run's own configuration names, as its maker wished.
-        reporter: hears of progress.
+        run_or_model: The run or model to score.
+        config: The configuration of the data. None: the run's own configuration.
+        trust_code: Import the metrics that the run's configuration names.
+        reporter: Receives the progress.
 
     Returns:
-        Its `metrics` are every score by name; as a text it is a table.
+        The evaluation. Its `metrics` are all scores by name, and its text is a table.
 
     Raises:
-        ConfigError: no run folder and no configuration, or code that nobody vouches for.
-        DataError: no prepared store, or one of another tokenizer.
+        ConfigError: A model folder needs a configuration, or the configuration names code that you
+            did not trust.
+        DataError: The store does not exist or has another tokenizer.
     """
     folder = existing_folder(run_or_model)
     config_file = config_of(folder)
@@ -185,8 +195,8 @@ def evaluate(
         refuse_users_folder(config_file.parent, writes=(FILE, EVALUATION))
     if config is None and not config_file.exists():
         raise ConfigError(
-            f"{folder} is not a run folder, so it does not say what to evaluate on. Name a "
-            "configuration after it: toque evaluate MODEL my.yaml, or evaluate(model, config)."
+            f"{folder} is not a run folder, so it has no configuration of the data. Add one: "
+            "toque evaluate MODEL my.yaml, or evaluate(model, config)."
         )
     settings = configure(
         load_config(config_file, trust_code=False).config if config is None else config
@@ -197,12 +207,12 @@ def evaluate(
     if config_file.exists() and folder.is_dir():
         result.write(folder)
     elif config_file.exists():
-        reporter.notice(f"note: the run has removed {folder}, so the scores are not written there")
+        reporter.notice(f"note: the run removed {folder}, so its scores were not written")
     return result
 
 
 def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluation:
-    """Score the model of a run or model folder on the data of `config`."""
+    """Score a model on the data of a configuration."""
     with reporter.working("loading torch"):
         from toque.evaluation.text_samples import held_out_prompts
         from toque.evaluation.text_scores import ScoresByTask
@@ -217,33 +227,33 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
     ScoresByTask.from_settings(config.evaluation, config.data, config.foreign_code)
     with reporter.working(f"reading {folder} and {config.data.store}"):
         opened = open_model(folder, device="auto", reporter=reporter)
-        # A run's own sources were compared when it began, and may have changed since.
-        held = opened.config
-        fields = ("sources", "validation")
-        own = held is not None and all(
-            getattr(held.data, name) == getattr(config.data, name) for name in fields
+        # The sources of the run were compared when it began, and may have changed since.
+        run_data = None if opened.config is None else opened.config.data
+        has_same_sources = run_data is not None and (
+            (run_data.sources, run_data.validation) == (config.data.sources, config.data.validation)
         )
-        store = open_store(config, sources=not own)
+        store = open_store(config, sources=not has_same_sources)
     opened.check_tokenizer(store)
-    model, precision = opened.model, config.train.precision
+    model = opened.model
+    precision = config.train.precision
     fp16_is_safe = precision == "fp16" and family_of(model.config).fp16_is_safe
     with torch_as_before():
         runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
         layout = build_stream(config, store, model).layout
         heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
-        if format_of(model) != PLAIN:  # it computes in no other precision, whatever is configured
+        if format_of(model) != PLAIN:  # a separate adapter needs the precision of its base
             heldout = replace(heldout, autocast=partial(computing, model))
         with counting(reporter, "evaluating", "held-out examples") as count:
             losses = heldout(model, count)
         prompts = held_out_prompts(store, config.evaluation.generate, config.data)
         with counting(reporter, "writing", "texts") as count:
             samples = build_sampler(config, store, prompts, reporter)(model, count)
-        return evaluation_of(
+        return evaluate_samples(
             config, store, model, heldout, losses, samples, step=opened.step, reporter=reporter
         )
 
 
-def evaluation_of(
+def evaluate_samples(
     config: RunConfig,
     store: TokenStore,
     model: PreTrainedModel,
@@ -254,36 +264,43 @@ def evaluation_of(
     step: int | None,
     reporter: Reporter = SILENT,
 ) -> Evaluation:
-    """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
-    from toque.evaluation.memorisation import memorisation_of
+    """Score texts and tasks, and combine the scores with the held-out losses of the model."""
+    from toque.evaluation.memorisation import measure_memorisation
     from toque.evaluation.task_scores import score_tasks
     from toque.evaluation.text_scores import ScoresByTask
 
-    alone, held_out = heldout.alone(), dict(losses)  # whatever the ranks
+    local_heldout = heldout.alone()  # one rank scores all examples
+    metrics = dict(losses)
     if heldout.n_bytes > 0:
-        held_out["target_bytes"] = heldout.n_bytes
+        metrics["target_bytes"] = heldout.n_bytes
     scores = ScoresByTask.from_settings(config.evaluation, config.data, config.foreign_code)
     with reporter.working(f"scoring {len(samples):,} texts"):
         scores.add(samples)
-        of_texts = scores.result()
+        text_scores = scores.result()
     with counting(reporter, "comparing texts with", "training examples") as count:
-        memorisation = memorisation_of(samples, store, count)
-    examples = _each_example(store, model, alone, reporter)
-    at_most = config.evaluation.max_examples
-    of_tasks = score_tasks(model, alone, store, config.data, at_most=at_most, reporter=reporter)
-    return Evaluation(step, held_out, of_texts, of_tasks, examples, memorisation)
+        memorisation = measure_memorisation(samples, store, count)
+    examples = _measure_examples(store, model, local_heldout, reporter)
+    task_scores = score_tasks(
+        model,
+        local_heldout,
+        store,
+        config.data,
+        at_most=config.evaluation.max_examples,
+        reporter=reporter,
+    )
+    return Evaluation(step, metrics, text_scores, task_scores, examples, memorisation)
 
 
-def _each_example(
+def _measure_examples(
     store: TokenStore, model: PreTrainedModel, heldout: HeldOut, reporter: Reporter
 ) -> TextTable:
-    """The loss of each held-out example, for comparison with those of another run."""
+    """Measure the loss of each held-out example, for `toque compare`."""
     with counting(reporter, "evaluating", "examples one by one") as count:
         rows, nats, weights = zip(*heldout.by_example(model, count), strict=True)
     codec = store.codec()
-    targets = [codec.decode(store.learnt(row)) for row in rows]
+    targets = [codec.decode(store.learnt_ids(row)) for row in rows]
     prompts = [codec.decode(store.prompt(row)) for row in rows]
-    keys = [key_of_text(*both) for both in zip(prompts, targets, strict=True)]
+    keys = [key_of_text(*texts) for texts in zip(prompts, targets, strict=True)]
     n_bytes = [len(target.encode("utf-8", "replace")) for target in targets]
     tokens = store.learnt_lengths[[*rows]].astype(float)
     size = np.array(n_bytes, float) if heldout.n_bytes > 0 else np.zeros(len(rows))
@@ -296,52 +313,53 @@ def score(
     *,
     prompts: Iterable[str] | None = None,
 ) -> Scores:
-    """Score texts, whoever wrote them, as `evaluate` scores those of a model.
+    """Score texts of any origin with the scores of `evaluate`.
 
     Args:
-        texts: what was written.
-        references: for each text the one it should be like, None where there is none; ROUGE and
-            BLEU need it.
-        prompts: for each text what it answers; recipes are scored where one was asked for. Without
-            them every text is taken for a recipe, of ingredients that nobody named.
+        texts: The texts.
+        references: A reference per text, or None, for ROUGE and BLEU.
+        prompts: A prompt per text. A text is scored as a recipe if its prompt asks for one. Without
+            prompts, every text is scored as a recipe without requested ingredients.
 
     Returns:
-        Its `metrics` are every score by its name in evaluation.json; as a text it is a table.
+        The scores. Their `metrics` have the names of evaluation.json, and their text is a table.
 
     Raises:
-        ConfigError: no text, or not one reference and one prompt for each.
+        ConfigError: `texts` is empty, or the lists differ in length.
     """
-    given = {"texts": texts, "references": references, "prompts": prompts}
-    columns = {
-        name: _texts_in(name, column)
-        for name, column in given.items()
-        if column is not None or name == "texts"
-    }
+    columns = {"texts": _check_texts("texts", texts)}
+    if references is not None:
+        columns["references"] = _check_texts("references", references)
+    if prompts is not None:
+        columns["prompts"] = _check_texts("prompts", prompts)
     n = len(columns["texts"])
     for name, column in columns.items():
         if not 0 < len(column) == n:
-            found = f"a list of {len(column):,}"
-            raise ConfigError(f"{argument(name)} is {found}. {_LISTS}")
+            raise ConfigError(f"{argument(name)} is a list of {len(column):,}. {_LISTS}")
     from toque.evaluation.text_samples import Prompt, scored
     from toque.evaluation.text_scores import TextScores
 
     scores = TextScores()
-    held, asked = columns.get("references", [None] * n), columns.get("prompts", [ASKS_FOR] * n)
-    each = zip(columns["texts"], asked, held, strict=True)
-    scores.add(scored(Prompt((), p, reference), text) for text, p, reference in each)
+    rows = zip(
+        columns["texts"],
+        columns.get("prompts", [ASKS_FOR] * n),
+        columns.get("references", [None] * n),
+        strict=True,
+    )
+    scores.add(scored(Prompt((), prompt, reference), text) for text, prompt, reference in rows)
     return scores.result()
 
 
-def _texts_in(name: str, column: object) -> list[Any]:
-    """The texts of an iterable; among references may be None."""
+def _check_texts(name: str, column: object) -> list[Any]:
+    """Return the texts of an argument, or raise a ConfigError. A reference may be None."""
     if isinstance(column, str) or not isinstance(column, Iterable):
-        found = "one text" if isinstance(column, str) else f"a {type(column).__name__}"
-        raise ConfigError(f"{argument(name)} is {found}. {_LISTS}")
+        kind = "one text" if isinstance(column, str) else f"a {type(column).__name__}"
+        raise ConfigError(f"{argument(name)} is {kind}. {_LISTS}")
     texts = list(column)
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str) and (text is not None or name != "references"):
             raise ConfigError(
-                f"{argument(name)}, number {number:,}, is {str(text)[:60]!r}, a "
-                f"{type(text).__name__} and no text. {_LISTS}"
+                f"{argument(name)}, number {number:,}, must be a text, not "
+                f"{str(text)[:60]!r} ({type(text).__name__}). {_LISTS}"
             )
     return texts

@@ -1,10 +1,10 @@
-"""Export of a run's model, merged, for transformers, or for llama.cpp and Ollama."""
+"""Export of a run's model for transformers, or for llama.cpp and Ollama."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,21 +23,20 @@ from toque.models.loading.provenance import Provenance
 from toque.storage.no_follow import refuse_endless_files, refuse_links_elsewhere
 from toque.user_paths import named_path
 from toque.version import __version__
-from toque.workflows.asking import (
+from toque.workflows.card_head import convert_head
+from toque.workflows.model_record import (
     FOREIGN,
     UNKNOWN,
-    codec_in,
-    example_prompt,
-    form_in_words,
+    find_chat_template,
+    find_tokenizer,
     model_files,
-    provenance_in,
-    template_asked_by,
-    tokenizer_of,
+    open_codec,
+    read_record,
     writes_recipes,
 )
-from toque.workflows.card_head import head_as
+from toque.workflows.prompts import describe_prompts, example_prompt
 from toque.workflows.results import Model, existing_folder
-from toque.workflows.saved_steps import folder_of_step, run_of, steps_in_words
+from toque.workflows.saved_steps import find_step, list_steps, run_of
 
 if TYPE_CHECKING:
     from toque.models.gguf.gguf_export import ExportedGguf
@@ -48,25 +47,27 @@ _SAMPLE: Final = (
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
     {"role": "user", "content": "And then?"},
-)  # a conversation by which chat templates are compared
-N_PROMPTS: Final = 20  # prompts by which the file is compared with the model
+)
+"""Conversation to compare chat templates."""
+N_PROMPTS: Final = 20
+"""Number of prompts to compare the exported file with the model."""
 _OLLAMA: Final = """# ollama create {name} -f Modelfile
 FROM ./{file}
 {asks}
 PARAMETER num_predict {most}
 """
-_AROUND: Final = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
-_TALKS: Final = """# Ollama talks by the chat template in the file where it knows that one.
-# Another must be written here in Ollama's words: TEMPLATE ...
+_OLLAMA_TEMPLATE: Final = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
+_OLLAMA_CHAT: Final = """# Ollama uses the chat template in the file if it supports it.
+# Otherwise write the template here in Ollama's language: TEMPLATE ...
 {stops}"""
-_RECIPES: Final = """{{%- set asked = messages[-1]['content'] -%}}
+_RECIPE_TEMPLATE: Final = """{{%- set asked = messages[-1]['content'] -%}}
 {{%- if not asked.startswith({asks!r}) -%}}
 {{%- set title = asked.split(':')[0] -%}}
 {{%- set foods = asked[title|length + 1:].strip() -%}}
 {{%- set asked = {asks!r} + ' ' + title.strip() + ({using!r} + foods if foods else '') -%}}
 {{%- endif -%}}
 {{{{- asked -}}}}"""
-_AS_IT_IS: Final = "{{- messages[-1]['content'] -}}"
+_UNCHANGED_TEMPLATE: Final = "{{- messages[-1]['content'] -}}"
 
 
 def export(
@@ -78,79 +79,86 @@ def export(
     dtype: str | None = None,
     push_to: str | None = None,
 ) -> Exported | ExportedGguf:
-    """Write a model for use elsewhere, by default merged; read it back and compare.
+    """Write a model for other programs. Read it back and compare it with the original.
 
     Args:
-        run_or_model: a run, a checkpoint, a model or an adapter folder.
-        to: the folder to write; nothing may lie there.
-        step: the step of a run's checkpoint or best model; None for its finished model.
-        form: hf, a Hugging Face folder; gguf, a file for llama.cpp and Ollama; or adapter, one that
-            peft reads beside its base.
-        dtype: of the weights: f32, bf16 or f16; in the format gguf also q8_0, q5_1, q5_0, q4_1 or
-            q4_0. None for f32 in the format hf and f16 in the format gguf.
-        push_to: a repository on the hub, owner/name, that gets a copy once it has passed; made
-            private where it does not exist. None for none.
+        run_or_model: A run, a checkpoint, a model or an adapter folder.
+        to: A new folder for the export.
+        step: Step of a run's checkpoint or best model. None: the run's finished model.
+        form: hf (a Hugging Face folder with the adapter merged), gguf (a file for llama.cpp and
+            Ollama), or adapter (a folder for peft, without its base).
+        dtype: Type of the weights: f32, bf16 or f16, and for gguf also q8_0, q5_1, q5_0, q4_1 or
+            q4_0. None: f32 for hf and f16 for gguf.
+        push_to: A repository on the hub, owner/name, that receives a copy of the verified export.
+            A new repository is private.
 
     Raises:
-        ConfigError: neither a run nor a model, a format or type that is not known, a model that
-            the format cannot hold, or no permission to push.
-        CheckpointError: the run is not finished, or what was written is not the same model.
+        ConfigError: The folder is not a run or model, the format or type is unknown, the format
+            does not support the model, or you may not push.
+        CheckpointError: The run is not finished, or the export differs from the model.
     """
     if form not in DEFAULT_DTYPES:
         raise ConfigError(f"{argument('form')} is {form!r}. Use {' or '.join(DEFAULT_DTYPES)}.")
     if push_to is not None:
         refuse_push(push_to)
-    given, target = existing_folder(run_or_model), named_path(to)
+    folder = existing_folder(run_or_model)
     if step is not None:
-        given = folder_of_step(given, step)
-    with _model_folder(given, target) as source:
+        folder = find_step(folder, step)
+    target = named_path(to)
+    with _model_folder(folder, target) as source:
         refuse_endless_files(source)
         refuse_links_elsewhere(source)
         if form == "adapter":
             _refuse_adapter(source, dtype, push_to=push_to)
-        card = head_as(_card_in(source, otherwise=f"# {target.name}\n"), form)
-        writers: dict[str, Callable[[Path, Path, str, str, Provenance], Exported | ExportedGguf]]
-        writers = {"hf": _hf_folder, "gguf": _gguf_folder, "adapter": _adapter_folder}
-        made = writers[form](
-            source, target, dtype or DEFAULT_DTYPES[form], card, provenance_in(given)
-        )
+        card = convert_head(_card_in(source, otherwise=f"# {target.name}\n"), form)
+        record = read_record(folder)
+        dtype = dtype or DEFAULT_DTYPES[form]
+        exported: Exported | ExportedGguf
+        if form == "hf":
+            exported = _export_hf(source, target, dtype, card, record)
+        elif form == "gguf":
+            exported = _export_gguf(source, target, dtype.lower(), card, record)
+        else:
+            from toque.models.loading.model_export import export_adapter  # loads torch
+
+            exported = export_adapter(source, target, card=card)
     if push_to is not None:
-        push(made.folder, push_to)
-    return made
+        push(exported.folder, push_to)
+    return exported
 
 
 @contextmanager
-def _model_folder(given: Path, target: Path) -> Iterator[Path]:
-    """The model folder of a run or a model; of a checkpoint one that is removed again."""
-    if run_of(given) is not None:
-        from toque.models.loading.model_export import refuse_taken  # with torch
+def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
+    """Yield the model folder of a run or model, or a temporary one for a checkpoint."""
+    if run_of(folder) is not None:
+        from toque.models.loading.model_export import refuse_taken  # loads torch
 
         refuse_taken(target)
         with TemporaryDirectory(prefix="toque-export-") as temporary:
             source = Path(temporary) / "model"
-            _write_checkpoint(given, source)
+            _write_checkpoint(folder, source)
             yield source
         return
-    source = given
-    if (given / "config.yaml").exists():
-        source = given / "model"
+    source = folder
+    if (folder / "config.yaml").exists():
+        source = folder / "model"
         if not source.exists():
             raise CheckpointError(
-                f"The run {given} has no finished model yet. Let `toque train` end first, or "
-                f"name a checkpoint with {argument('step=N')}. {steps_in_words(given)}"
+                f"The run {folder} has no finished model yet. Let `toque train` end first, or name "
+                f"a checkpoint with {argument('step=N')}. {list_steps(folder)}"
             )
-    # Without torch, so that a wrong name is answered at once.
+    # This check needs no torch, so a wrong name fails immediately.
     if not any((source / name).exists() for name in ("config.json", "adapter_config.json")):
         raise ConfigError(
-            f"{given} is neither a run, a checkpoint, a model folder nor an adapter folder. Name a "
-            "run such as runs/cookbook."
+            f"{folder} is not a run, checkpoint, model folder or adapter folder. Name a run such "
+            "as runs/cookbook."
         )
     yield source
 
 
 def _write_checkpoint(checkpoint: Path, folder: Path) -> None:
-    """Write the model of a checkpoint as the end of its run would write it."""
-    from toque.workflows.final_model import keep_model  # with torch
+    """Write the model of a checkpoint in the format of a finished model."""
+    from toque.workflows.final_model import write_model  # loads torch
     from toque.workflows.inference.open_model import checkpoint_model
 
     trained = checkpoint_model(checkpoint)
@@ -158,10 +166,10 @@ def _write_checkpoint(checkpoint: Path, folder: Path) -> None:
     name = "the run" if run is None else run.name
     card = (
         f"# {name}, step {trained.step:,}\n\nThe weights of a run by Toque {__version__} after "
-        f"{trained.step:,} updates. Their scores are not measured here, and the licence is not "
-        f"recorded.\n\n{form_in_words(trained.record)}\n"
+        f"{trained.step:,} updates. They were not scored, and their licence is not recorded.\n\n"
+        f"{describe_prompts(trained.record)}\n"
     )
-    keep_model(
+    write_model(
         trained.model,
         trained.codec,
         folder,
@@ -172,39 +180,50 @@ def _write_checkpoint(checkpoint: Path, folder: Path) -> None:
 
 
 def _card_in(folder: Path, *, otherwise: str) -> str:
-    """The card of a model folder, which anyone may have written; CheckpointError for no UTF-8."""
+    """Read the card of a model folder, or return `otherwise`.
+
+    Raises:
+        CheckpointError: The card is not UTF-8.
+    """
     readme = folder / "README.md"
     try:
         return readme.read_text(encoding="utf-8") if readme.is_file() else otherwise
     except UnicodeDecodeError as error:
         raise CheckpointError(
             f"{readme} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}), "
-            "and it would become the card of what is written. Save it as UTF-8, or move it away: a "
-            "new one is written then."
+            "so it cannot become the card of the exported model. Save it as UTF-8, or move it away "
+            "to get a new card."
         ) from error
 
 
-def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance) -> Exported:
-    from toque.models.loading.model_export import DTYPES, export_model  # with torch
+def _export_hf(source: Path, to: Path, dtype: str, card: str, record: Provenance) -> Exported:
+    from toque.models.loading.model_export import DTYPES, export_model  # loads torch
 
     if dtype not in DTYPES:
         raise ConfigError(
             f"{argument('dtype')} is {dtype}. Use {', '.join(DTYPES)} in the format hf."
         )
-    tokenizer = tokenizer_of(source)
-    if record is FOREIGN and not is_toques(source):  # of another's model nothing is known to add
-        ends: list[int] = []
-        with suppress(CheckpointError):  # a tokenizer that Toque cannot read is copied as it is
-            ends = codec_in(source, record).ordered_ends
-        made = export_model(
-            source, to, codec_folder=tokenizer, card=card, dtype=dtype, end_ids=ends
+    tokenizer = find_tokenizer(source)
+    if record is FOREIGN and not is_toques(source):
+        end_ids: list[int] = []
+        with suppress(CheckpointError):  # an unreadable tokenizer is copied unchanged
+            end_ids = open_codec(source, record).ordered_ends
+        exported = export_model(
+            source, to, codec_folder=tokenizer, card=card, dtype=dtype, end_ids=end_ids
         )
-        return _compared(tokenizer, made)
-    codec, encoder, most = codec_in(source, record), _has_encoder(source), record.max_new_tokens
+        return _compare_chat_templates(tokenizer, exported)
+
+    codec = open_codec(source, record)
+    encoder = _has_encoder(source)
     files, portable = model_files(codec, record, encoder=encoder)
-    asked = example_prompt(record)
-    card = with_usage(card, prompt=asked, encoder=encoder, max_new_tokens=most, portable=portable)
-    made = export_model(
+    card = with_usage(
+        card,
+        prompt=example_prompt(record),
+        encoder=encoder,
+        max_new_tokens=record.max_new_tokens,
+        portable=portable,
+    )
+    exported = export_model(
         source,
         to,
         codec_folder=tokenizer,
@@ -214,63 +233,64 @@ def _hf_folder(source: Path, to: Path, dtype: str, card: str, record: Provenance
         record=record,
         end_ids=codec.ordered_ends,
     )
-    return _compared(tokenizer, made)
-
-
-def _adapter_folder(
-    source: Path, to: Path, _dtype: str, card: str, _record: Provenance
-) -> Exported:
-    from toque.models.loading.model_export import export_adapter  # with torch
-
-    return export_adapter(source, to, card=card)
+    return _compare_chat_templates(tokenizer, exported)
 
 
 def _refuse_adapter(source: Path, dtype: str | None, *, push_to: str | None) -> None:
-    """Refuse, with a ConfigError, what is no adapter, or one to push whose base nobody else has."""
+    """Raise a ConfigError for a complete model, or for a base that is not on the hub."""
     from toque.models.lora.adapter_files import CONFIG, is_adapter_folder, read_config
 
-    if dtype is not None or not is_adapter_folder(source):
+    if dtype is not None:
         raise ConfigError(
-            f"{argument('form')} is adapter, and "
-            + (f"{argument('dtype')} is set" if dtype else f"{source} holds a whole model")
-            + ": an adapter is copied as it was trained. Use the form hf."
+            f"{argument('form=adapter')} and {argument('dtype')} cannot be combined, because an "
+            f"adapter is copied unchanged. Use {argument('form=hf')}."
+        )
+    if not is_adapter_folder(source):
+        raise ConfigError(
+            f"{argument('form=adapter')} needs an adapter, but {source} has a complete model. Use "
+            f"{argument('form=hf')}."
         )
     base = str(read_config(source).base_model_name_or_path)
     if push_to is not None and hub_name(base) is None:
         raise ConfigError(
-            f"The base of the adapter {source} is {base}, a folder of this machine, which nobody "
-            "has who downloads the adapter. If the hub has it, write its name into "
-            f"base_model_name_or_path of {source / CONFIG}; otherwise use the form hf."
+            f"The base of the adapter {source} is {base}, a folder of this machine, so other users "
+            "cannot use the adapter. If the hub has the base, write its name as "
+            f"base_model_name_or_path in {source / CONFIG}. Otherwise use {argument('form=hf')}."
         )
 
 
-def _compared(source: Path, made: Exported) -> Exported:
-    """The folder; removed, by a CheckpointError, where its chat template writes other tokens."""
-    there, here = _conversation_in(made.folder), _conversation_in(source)
-    if there is None and (here is None or is_toques(source)):  # older runs had their base's
-        return made
-    if there is None or there != here:
-        shutil.rmtree(made.folder, ignore_errors=True)
+def _compare_chat_templates(source: Path, exported: Exported) -> Exported:
+    """Add the result of the comparison to an export.
+
+    Raises:
+        CheckpointError: The chat templates write different tokens. The export is removed.
+    """
+    original_ids = _encode_sample(source)
+    exported_ids = _encode_sample(exported.folder)
+    if exported_ids is None and (original_ids is None or is_toques(source)):
+        return exported
+    if exported_ids is None or exported_ids != original_ids:
+        shutil.rmtree(exported.folder, ignore_errors=True)
         raise CheckpointError(
-            f"The chat template in {made.folder} writes other tokens than that of {source}, so it "
-            "was removed. Please report this."
+            f"The chat template in {exported.folder} writes other tokens than the template in "
+            f"{source}, so the export was removed. Please report this bug."
         )
-    told = f" Its chat template was compared, too: it writes the same {len(there)} tokens."
-    return replace(made, template=told)
+    result = f" Its chat template writes the same {len(exported_ids)} tokens as the original."
+    return replace(exported, template=result)
 
 
-def _conversation_in(folder: Path) -> list[int] | None:
-    """Text that transformers' `apply_chat_template` makes of a sample; None where it makes none."""
+def _encode_sample(folder: Path) -> list[int] | None:
+    """Encode the sample conversation with a folder's chat template. Return None on failure."""
     if not (folder / "tokenizer.json").is_file():
         return None
-    with suppress(DataError):  # it refuses the sample, or Toque cannot read its tokenizer
+    with suppress(DataError):  # the template refuses the sample, or the tokenizer is unreadable
         template = chat_template_of(Codec(read_folder(folder, plain=True)))
         return None if template is None else template.ids(_SAMPLE).result()
     return None
 
 
 def _has_encoder(source: Path) -> bool:
-    """True if the model of a folder, or the base of an adapter, is an encoder-decoder."""
+    """Return whether a model, or the base of an adapter, is an encoder-decoder."""
     from toque.models.loading.from_scratch import config_in
     from toque.models.lora.adapter_files import is_adapter_folder, read_config
 
@@ -279,8 +299,7 @@ def _has_encoder(source: Path) -> bool:
     return bool(config_in(source).is_encoder_decoder)
 
 
-def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenance) -> ExportedGguf:
-    kind = kind.lower()
+def _export_gguf(source: Path, to: Path, kind: str, card: str, record: Provenance) -> ExportedGguf:
     with needing("gguf", "The format gguf"):
         from toque.models.gguf.gguf_export import TYPES, export_gguf, gguf_name
         from toque.models.gguf.gguf_vocabulary import PromptTokens
@@ -288,27 +307,36 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
         raise ConfigError(
             f"{argument('dtype')} is {kind}. Use one of {', '.join(TYPES)} in the format gguf."
         )
-    codec, encoder, most = codec_in(source, record), _has_encoder(source), record.max_new_tokens
-    template_asked_by(codec, record)  # whose turns the codec ends as it does
+    codec = open_codec(source, record)
+    find_chat_template(codec, record)  # also lets texts end at the end of a turn
+    encoder = _has_encoder(source)
     family: FamilyKind = "encoder-decoder" if encoder else "decoder"
     begin, end = asking_bounds(codec, family, record.form)
-    file, ends = gguf_name(to, kind), "" if encoder or end is None else "\n"
-    asked = example_prompt(record)
+    ends = "" if encoder or end is None else "\n"
+    file = gguf_name(to, kind)
     usage = with_gguf_usage(
-        card, file=file, prompt=asked, ends=ends, encoder=encoder, max_new_tokens=most
+        card,
+        file=file,
+        prompt=example_prompt(record),
+        ends=ends,
+        encoder=encoder,
+        max_new_tokens=record.max_new_tokens,
     )
-    own = template_text(codec.settings)
-    template = chat_template(record, own, ends=ends)
-    before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
-    asks = _AROUND.format(before=before, after=ends)
-    if template == own:
+
+    own_template = template_text(codec.settings)
+    template = chat_template(record, own_template, ends=ends)
+    if template == own_template:
         pieces = [json.dumps(codec.piece(i), ensure_ascii=False) for i in codec.ordered_ends]
-        asks = _TALKS.format(stops="\n".join(f"PARAMETER stop {piece}" for piece in pieces))
-    modelfile = _OLLAMA.format(name=to.name, file=file, asks=asks, most=most)
-    some = [write_prompt(one.title, one.ingredients) for one in recipes(N_PROMPTS, 0)]
+        asks = _OLLAMA_CHAT.format(stops="\n".join(f"PARAMETER stop {piece}" for piece in pieces))
+    else:
+        before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
+        asks = _OLLAMA_TEMPLATE.format(before=before, after=ends)
+    modelfile = _OLLAMA.format(name=to.name, file=file, asks=asks, most=record.max_new_tokens)
+
+    prompts = [write_prompt(recipe.title, recipe.ingredients) for recipe in recipes(N_PROMPTS, 0)]
     tokens = PromptTokens(
         begin=begin,
-        # Also where prompts do not begin with it.
+        # llama.cpp needs the token even if prompts do not begin with it.
         bos=codec.pieces().get(codec.special_tokens.get("bos_token", "")),
         ends=codec.ordered_ends,
         pad=codec.pad_id,
@@ -323,21 +351,29 @@ def _gguf_folder(source: Path, to: Path, kind: str, card: str, record: Provenanc
         kind=kind,
         tokenizer_json=codec.tokenizer_json,
         tokens=tokens,
-        prompts=[prompt_ids(codec, text, family, record.form) for text in some],
+        prompts=[prompt_ids(codec, text, family, record.form) for text in prompts],
         files={"README.md": usage, "Modelfile": modelfile},
     )
 
 
-def chat_template(record: Provenance, own: str | None, *, ends: str) -> str:
-    """Jinja that makes of a conversation's last message the prompt a model was trained on.
+def chat_template(record: Provenance, own_template: str | None, *, ends: str) -> str:
+    """Return a Jinja template that turns the last message into a prompt for the model.
 
-    "lentil soup: lentils, cumin" becomes "Generate recipe for: lentil soup using ingredients:
-    lentils, cumin" for a model of recipes; others are sent what was typed.
-    `own` came with another's model and is kept; `ends` ends a prompt.
+    For a model of recipes, "lentil soup: lentils, cumin" becomes "Generate recipe for: lentil soup
+    using ingredients: lentils, cumin". Other models receive the message unchanged.
+
+    Args:
+        record: Record of the model.
+        own_template: Template of a model of another maker, or of conversations. It is kept.
+        ends: Text at the end of a prompt.
     """
-    known = record is UNKNOWN or record is FOREIGN or record.form == "conversations"
-    if known and own is not None:
-        return own
+    keeps_template = record is UNKNOWN or record is FOREIGN or record.form == "conversations"
+    if keeps_template and own_template is not None:
+        return own_template
     asks = record is not UNKNOWN and writes_recipes(record)
-    template = _RECIPES.format(asks=ASKS_FOR, using=WITH_INGREDIENTS) if asks else _AS_IT_IS
+    template = (
+        _RECIPE_TEMPLATE.format(asks=ASKS_FOR, using=WITH_INGREDIENTS)
+        if asks
+        else _UNCHANGED_TEMPLATE
+    )
     return template + (f"{{{{- {ends!r} -}}}}" if ends else "")

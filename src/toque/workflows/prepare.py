@@ -1,4 +1,4 @@
-"""Preparation: raw data to the store of a configuration."""
+"""Preparation of the token store of a configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toque.sources.memory_rows import ROWS, forget_rows, write_rows
 from toque.sources.own_tasks import refuse_absent
 from toque.user_paths import named_path
 from toque.workflows.configure import Columns, Configured, configure, source_columns
-from toque.workflows.prepared_store import is_prepared, prepare_settings, sources_of
+from toque.workflows.prepared_store import is_prepared, open_sources, prepare_settings
 from toque.workflows.results import Model, refuse_absent_start
 
 
@@ -34,40 +34,39 @@ def prepare(
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> PrepareResult:
-    """Turn raw data into the configuration's token store, or reuse it, and look whether it fits.
+    """Prepare the token store of a configuration, or reuse it. Check that it fits the model.
 
     Args:
-        config: what `configure` takes.
-        data: rows to train on, in place of data.sources: a list or another iterable of dicts or
+        config: A configuration, as for `configure`.
+        data: Rows to train on, in place of data.sources: a list or another iterable of dicts or
             texts, a datasets.Dataset, a frame of pandas or polars, or a pyarrow Table. They are
-            kept beside the store, named by their content.
-        validation: rows to hold out, in place of data.validation.
-        columns: fields that hold a part of each row, {"prompt": "question", "target": "answer"},
-            as `columns` of a source; None for those that are recognised.
-        replace: delete a store made from other data or settings instead of refusing.
-        reporter: hears of progress.
+            saved in the folder of the store, in a file named after their content.
+        validation: Rows to hold out, in place of data.validation.
+        columns: Field of each part of a row, e.g. {"prompt": "question", "target": "answer"}, as
+            `columns` of a source. None: well-known names are recognised.
+        replace: Delete a store of other data or settings. By default it is refused.
+        reporter: Receives the progress.
 
     Returns:
-        The open store, the data report, and whether the store was there already.
+        The open store, the data report, and whether the store already existed.
 
     Raises:
-        ConfigError: the configuration cannot be used, or the model that it names cannot be trained
-            on the store; the store is there then.
-        DataError: sources that cannot be read, or a store of other data.
+        ConfigError: The configuration is not valid, or the prepared store does not fit its model.
+        DataError: A source cannot be read, or the folder has a store of other data.
     """
-    with rows_kept(configure(config), data, validation, columns, reporter=reporter) as settings:
-        result = prepared(settings, replace=replace, reporter=reporter)
+    with save_rows(configure(config), data, validation, columns, reporter=reporter) as settings:
+        result = prepare_store(settings, replace=replace, reporter=reporter)
     if not result.reused:
         refuse_untrainable(settings, result.store)
     return result
 
 
-_MUCH_BYTES: Final = 10_000_000
-"""Bytes of sources from which a part of preparing them may take a minute."""
+_LARGE_BYTES: Final = 10_000_000
+"""Bytes of sources from which one step of their preparation may take a minute."""
 
 
 @contextmanager
-def rows_kept(
+def save_rows(
     settings: RunConfig,
     data: object,
     validation: object,
@@ -75,56 +74,68 @@ def rows_kept(
     *,
     reporter: Reporter = SILENT,
 ) -> Iterator[RunConfig]:
-    """The settings with a program's rows as their sources, in files that stay if the store does.
+    """Save a program's rows as files, and yield the settings with these files as sources.
+
+    The files are removed if the store is not prepared.
 
     Raises:
-        ConfigError: the configuration names sources, too, or columns are named of no rows.
-        DataError: rows that cannot be read, or a folder that holds no store.
+        ConfigError: The configuration also names sources, or there are columns but no rows.
+        DataError: The rows cannot be read, or the folder of the store has other files.
     """
-    store, given = Path(settings.data.store), settings.data
-    found = {"sources": ("data", data), "validation": ("validation", validation)}
-    rows = {field: both for field, both in found.items() if both[1] is not None}
-    if not rows:
+    arguments = {"sources": ("data", data), "validation": ("validation", validation)}
+    rows_by_field = {field: pair for field, pair in arguments.items() if pair[1] is not None}
+    if not rows_by_field:
         if columns is not None:
             raise ConfigError(
-                f"{argument('columns')} names fields of rows, and none are given, as by "
-                "train(config, data=rows). Those of a file stand in data.sources, beside its path."
+                f"{argument('columns')} needs rows, e.g. train(config, data=rows). For a file, "
+                "write its columns next to its path in data.sources."
             )
         yield settings
         return
-    named = source_columns(columns)
-    there = [source.path for source in (*given.sources, *given.validation)]
-    before = {Path(path).name for path in there}
+
+    store = Path(settings.data.store)
+    source_fields = source_columns(columns)
+    sources = (*settings.data.sources, *settings.data.validation)
+    earlier_files = {Path(source.path).name for source in sources}
     if holds_a_store(store):
-        before |= {Path(entry.path).name for entry in read_manifest(store).sources}
+        earlier_files |= _source_names(store)
     try:
         files: dict[str, list[dict[str, object]]] = {}
-        for field, (name, held) in rows.items():
-            path = write_rows(held, store, name=name, say=reporter.notice)
-            if (listed := getattr(given, field)) and [each.path for each in listed] != [str(path)]:
+        for field, (name, rows) in rows_by_field.items():
+            path = write_rows(rows, store, name=name, say=reporter.notice)
+            configured = getattr(settings.data, field)
+            # A run's own config.yaml lists the file of these rows.
+            if configured and [source.path for source in configured] != [str(path)]:
                 raise ConfigError(
-                    f"{argument(name)} gives rows, and data.{field} lists {listed[0].path}, too. "
-                    f"Leave one out, e.g. by configure(config, data={{'{field}': []}})."
+                    f"{argument(name)} cannot be combined with data.{field}, which lists "
+                    f"{configured[0].path}. Use one of them, e.g. with configure(config, "
+                    f"data={{'{field}': []}})."
                 )
-            if named or not listed:  # a run's own configuration lists these rows already
-                files[field] = [{"path": str(path), **named}]
+            if source_fields or not configured:
+                files[field] = [{"path": str(path), **source_fields}]
         yield configure(settings, data=files)
     except BaseException as error:
-        if is_alone() and not _is_being_written(store):  # by one who reads the same rows
-            forget_rows(store, before)
+        # Another process may be reading the same rows.
+        if is_only_rank() and not _is_in_use(store):
+            forget_rows(store, earlier_files)
         if str(store / ROWS) in str(error):
             error.add_note(
-                "That file is made of the rows given as data or validation. Their columns are the "
-                "argument columns, e.g. train(config, data=rows, columns={'prompt': 'question', "
+                "This file has the rows of the argument data or validation. The argument columns "
+                "names their fields, e.g. train(config, data=rows, columns={'prompt': 'question', "
                 "'target': 'answer'})."
             )
         raise
-    if is_alone() and holds_a_store(store):
-        forget_rows(store, {Path(entry.path).name for entry in read_manifest(store).sources})
+    if is_only_rank() and holds_a_store(store):
+        forget_rows(store, _source_names(store))
 
 
-def _is_being_written(store: Path) -> bool:
-    """True if another process prepares this store now, or trains on it."""
+def _source_names(store: Path) -> set[str]:
+    """Return the names of a store's source files."""
+    return {Path(entry.path).name for entry in read_manifest(store).sources}
+
+
+def _is_in_use(store: Path) -> bool:
+    """Return whether another process prepares this store or trains on it."""
     try:
         with store_to_write(store) if (store / LOCK).exists() else nullcontext():
             return False
@@ -132,26 +143,30 @@ def _is_being_written(store: Path) -> bool:
         return True
 
 
-def prepared(
+def prepare_store(
     settings: RunConfig,
     *,
     replace: bool = False,
     names_parts_from: int = 0,
     reporter: Reporter = SILENT,
 ) -> PrepareResult:
-    """The store of checked settings; whether a model can be trained on it is not looked at.
+    """Prepare the store of checked settings. Do not check that it fits the model.
 
-    Each part of the work has a line of its own if the sources have so many bytes.
+    Args:
+        settings: The settings.
+        replace: Delete a store of other data or settings.
+        names_parts_from: Bytes of sources from which each step prints a line.
+        reporter: Receives the progress.
     """
     n_bytes = 0
 
     def progress(done_bytes: int, total_bytes: int, message: str) -> None:
-        # What has no count begins a part, which may be long.
+        # A message without a count begins a step.
         keep = not total_bytes and n_bytes >= names_parts_from
         reporter.progress(message, done=done_bytes, total=total_bytes, keep=keep)
 
     try:
-        sources = sources_of(settings, progress=progress, say=reporter.notice)
+        sources = open_sources(settings, progress=progress, say=reporter.notice)
         files = chain.from_iterable(source.files or () for source in sources)
         n_bytes = sum(file.path.stat().st_size for file in files)
         refuse_absent(sources, settings.data.own_tasks)
@@ -168,37 +183,40 @@ def prepared(
 
 
 def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
-    """Lay a store out for its model, as `train` will, without allocating the model.
+    """Check that a prepared store fits its model, without loading the model.
 
-    A model that is not on this machine passes. The store stays: most of what a ConfigError tells is
-    put right without preparing again.
+    The check is skipped if the model is not on this machine.
+
+    Raises:
+        ConfigError: `train` would refuse the store. The store remains, because most errors need
+            only other settings.
     """
     start = named_path(config.model.start_from)
     if config.model.start_from != "scratch" and not (start / "config.json").is_file():
         return
     from toque.data.loader.batch_stream import refuse_empty
-    from toque.workflows.plan.outlined_model import outlined_stream  # with torch
+    from toque.workflows.plan.outlined_model import outline_stream  # loads torch
 
     try:
         refuse_empty(store, "validation")
-        outlined_stream(config, store)
+        outline_stream(config, store)
     except ConfigError as error:
         raise ConfigError(
-            f"{store.path} is prepared, and `toque train` would refuse it: {error}"
+            f"{store.path} is prepared, but `toque train` would refuse it: {error}"
         ) from error
 
 
 def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None:
-    """Prepare the store of a configuration that names sources, where there is none yet; say so."""
+    """Prepare the store of a configuration with sources if it does not exist yet."""
     if is_prepared(config) or not config.data.sources:
         return
-    reporter.notice(f"{config.data.store} is not prepared yet: preparing it first.")
-    # Training looks whether it fits.
-    result = prepared(config, names_parts_from=_MUCH_BYTES, reporter=reporter)
-    # The banner of the run says how many examples there are and what was dropped.
+    reporter.notice(f"{config.data.store} is not prepared yet, so it is prepared first.")
+    # Training checks that it fits the model.
+    result = prepare_store(config, names_parts_from=_LARGE_BYTES, reporter=reporter)
+    # The banner of the run reports the numbers of examples and dropped records.
     reporter.detail(
-        f"{in_a_line(result, config.data.engine)} What was dropped and why, and which columns no "
-        f"example holds: toque report {in_shell(result.store.path)}"
+        f"{describe_result(result, config.data.engine)} See the dropped records and the unused "
+        f"columns with: toque report {in_shell(result.store.path)}"
     )
 
 
@@ -211,31 +229,35 @@ def prepare_before_torch(
     columns: Columns | None = None,
     reporter: Reporter = SILENT,
 ) -> RunConfig:
-    """`prepare_if_absent` before torch is loaded: workers are then forked and begin at once.
+    """Prepare an absent store before torch is loaded, so that its workers start fast.
 
-    Of several ranks one prepares, once they have met. A `start` that is absent is refused here, and
-    so is a run_dir with files of the user's.
-    Returns the settings, whose sources a program's rows are.
+    Several ranks prepare later, when they are connected. Also check `start` and run_dir, which may
+    have files of the user.
+
+    Returns:
+        The settings, with a program's rows as their sources.
     """
     if start is not None:
         refuse_absent_start(start)
     if "://" not in config.run_dir:
         refuse_users_folder(Path(config.run_dir))
-    with rows_kept(config, data, validation, columns, reporter=reporter) as settings:
-        if is_alone() and settings is not config and is_prepared(settings):
-            prepared(settings, reporter=reporter)  # refused where it holds other rows
-        elif is_alone():
-            prepare_if_absent(settings, reporter=reporter)
+    with save_rows(config, data, validation, columns, reporter=reporter) as settings:
+        if is_only_rank():
+            if settings is not config and is_prepared(settings):
+                prepare_store(settings, reporter=reporter)  # refuses a store of other rows
+            else:
+                prepare_if_absent(settings, reporter=reporter)
     return settings
 
 
-def is_alone() -> bool:
-    """True if this process is the only rank."""
+def is_only_rank() -> bool:
+    """Return whether this process is the only rank."""
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
-def in_a_line(result: PrepareResult, engine: str) -> str:
-    """One line on what was done."""
+def describe_result(result: PrepareResult, engine: str) -> str:
+    """Describe in one line whether a store was prepared or reused."""
     if result.reused:
         return f"Reused {result.store.path}."
-    return f"Prepared {result.store.path}{' with data.engine=ray' if engine == 'ray' else ''}."
+    with_engine = " with data.engine=ray" if engine == "ray" else ""
+    return f"Prepared {result.store.path}{with_engine}."

@@ -1,4 +1,4 @@
-"""Prepared store of a configuration: its sources, what it should hold, and the store opened."""
+"""Prepared store of a configuration, and the sources and settings that it is prepared from."""
 
 from __future__ import annotations
 
@@ -34,60 +34,70 @@ from toque.storage.download import fetch, listing
 from toque.user_paths import named_path
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
-"""Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
+"""Default positions of a model from scratch, by family. T5 has no limit."""
 _File = TypeVar("_File", Located, RemoteFile)
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
-    """Kind of the model's family; of `auto`, from the checkpoint's config.json."""
+    """Return the kind of the model's family, for `auto` from the config.json of the checkpoint."""
     family = config.model.family
     if family == "auto":
         folder = resolve_folder(config.model.start_from)
         if not (folder / "config.json").is_file():
             raise ConfigError(
                 f"model.start_from is {config.model.start_from}, which has no config.json. Name a "
-                "whole Hugging Face model folder."
+                "complete Hugging Face model folder."
             )
-        encoder = bool(read_config_json(folder).get("is_encoder_decoder"))
-        return "encoder-decoder" if encoder else "decoder"
-    return "encoder-decoder" if family == "t5" else "decoder"
+        has_encoder = bool(read_config_json(folder).get("is_encoder_decoder"))
+    else:
+        has_encoder = family == "t5"
+    return "encoder-decoder" if has_encoder else "decoder"
 
 
-def sources_of(
+def open_sources(
     config: RunConfig,
     *,
     progress: ProgressSink = no_progress,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Source]:
-    """The configured sources with their readers; `say` hears of files fetched or left out."""
-    given = (*config.data.sources, *config.data.validation)
+    """Open the configured sources with their readers.
+
+    Args:
+        config: The configuration.
+        progress: Receives the progress of downloads.
+        say: Receives messages about files that are downloaded or left out.
+
+    Raises:
+        ConfigError: data.sources is empty, or a tokenizer would be learnt from token ids.
+    """
+    configured = (*config.data.sources, *config.data.validation)
     if not config.data.sources:
         raise ConfigError(
             "data.sources is empty, so there is nothing to prepare. Name at least one file: "
             "data.sources=[{path: recipes.jsonl}]."
         )
-    # Every bucket is asked before the first byte is fetched: a wrong key shows at once.
-    listed = [listing(s.path, say) if is_remote(s.path) else None for s in given]
+    # List every bucket before the first download, so that a wrong key fails immediately.
+    listings = [listing(s.path, say) if is_remote(s.path) else None for s in configured]
     readers = partial(reader_for, tasks=own_templates(config.data))
     sources: list[Source] = []
-    for source, remote in zip(given, listed, strict=True):
+    for source, remote in zip(configured, listings, strict=True):
         if remote is None:
             files = _first(located(source.path, say), source, say)
         else:
-            wanted = _first(remote[1], source, say)
-            fetched = fetch(remote[0], wanted, progress=progress, say=say)
+            remote_files = _first(remote[1], source, say)
+            local_files = fetch(remote[0], remote_files, progress=progress, say=say)
             files = [
-                Located(file.address, place, sha256)
-                for file, (place, sha256) in zip(wanted, fetched, strict=True)
+                Located(file.address, path, sha256)
+                for file, (path, sha256) in zip(remote_files, local_files, strict=True)
             ]
         judged = FileJudge(source, config.data.encoding, readers).judged(files, say)
         judges = (judged.reader, *judged.readers.values())
         tokenizer = config.model.tokenizer_source
         if tokenizer.startswith(TRAINED) and any(isinstance(r, TokenReader) for r in judges):
             raise ConfigError(
-                f"{source.path} holds token ids, and model.tokenizer is {tokenizer}: no tokenizer "
-                "can be learnt from ids. Name the tokenizer the file was written with in "
-                "model.tokenizer."
+                f"model.tokenizer is {tokenizer}, but {source.path} has token ids, and a tokenizer "
+                "cannot be learnt from ids. Set model.tokenizer to the tokenizer that wrote the "
+                "file."
             )
         sources.append(judged)
     return sources
@@ -96,30 +106,29 @@ def sources_of(
 def _first(
     files: Sequence[_File], source: FilesConfig, say: Callable[[str], None]
 ) -> Sequence[_File]:
-    """The files that `max_files` leaves of a listing, which is in the order of names."""
-    most = source.max_files
-    if most is None:
+    """Return the first `max_files` files of a listing, which is sorted by name."""
+    limit = source.max_files
+    if limit is None:
         return files
-    asked = f"{source.path}: max_files is {most:,}"
-    if len(files) <= most:
-        say(f"{asked}, and it has {len(files):,} files: all of them are read.")
-    else:
-        say(f"{asked}: the first {most:,} of its {len(files):,} files by name are read.")
-    return files[:most]
+    selection = f"all {len(files):,} files"
+    if len(files) > limit:
+        selection = f"the first {limit:,} of its {len(files):,} files by name"
+    say(f"{source.path}: max_files is {limit:,}, so {selection} are read.")
+    return files[:limit]
 
 
 def prepare_settings(config: RunConfig) -> PrepareSettings:
-    """The settings that decide what a store holds."""
+    """Return the settings that determine the content of a store."""
     data = config.data
     prompt = None if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
     target = None if data.max_target_tokens == "auto" else data.max_target_tokens
-    most = tuple(source.max_files for source in (*data.sources, *data.validation))
+    max_files = tuple(source.max_files for source in (*data.sources, *data.validation))
     return PrepareSettings(
         family_kind=family_kind(config),
         tokenizer=config.model.tokenizer_source,
         max_prompt_tokens=prompt,
         max_target_tokens=target,
-        room=_room(config) if None in (prompt, target) else None,
+        room=_find_positions(config) if None in (prompt, target) else None,
         on_overlong=data.on_overlong,
         validation_fraction=0.0 if data.validation else data.validation_fraction,
         held_out_from=len(data.sources) if data.validation else None,
@@ -128,39 +137,39 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         min_quality=data.min_quality,
         tasks=tuple(data.tasks),
         max_bad_share=data.max_bad_share,
-        max_files=most if any(most) else (),
-        chat_template=_template(data.chat_template),
+        max_files=max_files if any(max_files) else (),
+        chat_template=_read_template(data.chat_template),
         chat_date=data.chat_date,
         loss_on=data.loss_on,
     )
 
 
-def _template(asked: str) -> str:
-    """A chat template by its name, or the Jinja in a file."""
-    if asked in ("auto", *TEMPLATES):
-        return asked
+def _read_template(setting: str) -> str:
+    """Return the name of a chat template, or the Jinja template in a file."""
+    if setting in ("auto", *TEMPLATES):
+        return setting
     try:
-        return named_path(asked).read_text(encoding="utf-8")
+        return named_path(setting).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"data.chat_template is {asked!r}, which is neither auto, {', '.join(TEMPLATES)}, nor "
-            f"a file of Jinja that can be read: {error}."
+            f"data.chat_template must be auto, {', '.join(TEMPLATES)} or a Jinja file, not "
+            f"{setting!r}: {error}."
         ) from error
 
 
-def _room(config: RunConfig) -> int | None:
-    """Tokens that a prompt and its target may have together; None without a limit."""
+def _find_positions(config: RunConfig) -> int | None:
+    """Return the maximum tokens of a prompt with its target, or None without a limit."""
     model = config.model
     if model.start_from == "scratch":
-        usual = _POSITIONS.get(model.family)
+        default = _POSITIONS.get(model.family)
         shape: Mapping[str, object] = model.shape
     else:
+        default = None
         shape = read_config_json(resolve_folder(model.start_from))
-        usual = None
         if shape.get("model_type") in ("t5", "mt5", "umt5"):
             return None
-    named = (shape.get(name) for name in ("n_positions", "max_position_embeddings"))
-    positions = next((n for n in named if isinstance(n, int)), usual)
+    values = (shape.get(name) for name in ("n_positions", "max_position_embeddings"))
+    positions = next((n for n in values if isinstance(n, int)), default)
     rope = shape.get("rope_parameters") or shape.get("rope_scaling")
     short = short_positions(rope, shape.get("original_max_position_embeddings"))
     positions = min((n for n in (positions, short) if n is not None), default=None)
@@ -169,51 +178,55 @@ def _room(config: RunConfig) -> int | None:
 
 
 def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
-    """The prepared store, every file hashed; refused where settings or `sources` are others."""
+    """Open the prepared store and verify the hash of every file.
+
+    Raises:
+        DataError: The store is absent, damaged, or of other settings or `sources`.
+    """
     folder = Path(config.data.store)
     refuse_unprepared(config)
     store = TokenStore.open(folder, verify=True)
     settings = prepare_settings(config)
-    same_name = settings.tokenizer == store.manifest.settings.get("tokenizer")
-    learnt = settings.trained_vocab_size is not None
+    has_same_name = settings.tokenizer == store.manifest.settings.get("tokenizer")
+    is_learnt = settings.trained_vocab_size is not None
     differences = store_differences(
         folder,
         store.manifest,
         settings,
-        tokenizer=None if same_name or learnt else resolve_tokenizer(settings.tokenizer),
-        sources=_files_here(config) if sources else (),
+        tokenizer=None if has_same_name or is_learnt else resolve_tokenizer(settings.tokenizer),
+        sources=_local_files(config) if sources else (),
         encoding=config.data.encoding,
     )
     if differences:
         raise DataError(
-            f"The store {folder} is not the one that the configuration asks for: "
-            f"{'; '.join(differences)}. Run `toque prepare CONFIG` again with another data.store "
-            f"(or {argument('replace=True')}), or set these back; data.sources=[] goes on with "
-            "the store's own sources."
+            f"The store {folder} was not prepared with this configuration: "
+            f"{'; '.join(differences)}. Run `toque prepare CONFIG` with another data.store or with "
+            f"{argument('replace=True')}, or restore these settings. To keep the store's own "
+            "sources, set data.sources=[]."
         )
     return store
 
 
-def _files_here(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:
-    """Each source's path, with its files where they are on this machine: nothing is fetched."""
-
-    def files(source: FilesConfig) -> list[SourceFile]:
-        data = config.data.model_copy(update={"sources": (source,), "validation": ()})
-        return find_files(sources_of(config.model_copy(update={"data": data})))
-
-    given = (*config.data.sources, *config.data.validation)
-    return [(each.path, files(each) if is_here(each.path) else None) for each in given]
+def _local_files(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:
+    """Return the path of each source, and its files if they are on this machine."""
+    sources: list[tuple[str, list[SourceFile] | None]] = []
+    for source in (*config.data.sources, *config.data.validation):
+        files = None
+        if is_here(source.path):
+            data = config.data.model_copy(update={"sources": (source,), "validation": ()})
+            files = find_files(open_sources(config.model_copy(update={"data": data})))
+        sources.append((source.path, files))
+    return sources
 
 
 def refuse_unprepared(config: RunConfig) -> None:
     """Raise a DataError if the store is absent."""
     if not is_prepared(config):
         raise DataError(
-            f"{config.data.store} holds no prepared store. Write it with `toque prepare CONFIG` "
-            "first."
+            f"{config.data.store} has no prepared store. Prepare it with `toque prepare CONFIG`."
         )
 
 
 def is_prepared(config: RunConfig) -> bool:
-    """True if the store exists, whole or damaged; an unfinished one does not."""
+    """Return whether the store is finished. It may be damaged."""
     return (Path(config.data.store) / "manifest.json").exists()

@@ -1,4 +1,4 @@
-"""Reports on folders: pages of stores and runs, runs held against one, and hashes compared."""
+"""Reports on folders: pages of stores and runs, comparisons of runs, and checks of hashes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from toque.reports.run_page import run_page
 from toque.reports.store_page import store_page
 from toque.reports.verdict import verdict_of
 from toque.runs.history import METRICS
-from toque.runs.places import BucketPlace, FolderPlace, content, is_in_a_bucket
+from toque.runs.places import BucketPlace, FolderPlace, is_in_a_bucket, read_small_file
 from toque.runs.run_record import CONFIG, EVALUATION, FinalScores, RunRecord
 from toque.sources.memory_rows import verify_rows
 from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bucket
@@ -41,8 +41,10 @@ from toque.workflows.saved_steps import run_of, split_address
 _COMPARED: Final = BucketUse(
     "the address to compare", "list and read", "Nothing there was changed.", RunBucketError
 )
-_LOOKS: Final = 5  # at the checkpoints of a run that removes and saves some meanwhile
-_MOST_BYTES: Final = 1 << 24  # of a checkpoint's manifest; a store's shards are beside a larger one
+_LISTINGS: Final = 5
+"""Most listings of a run's checkpoints, which change while it trains."""
+_MAX_MANIFEST_BYTES: Final = 1 << 24
+"""Largest manifest that is read to distinguish a checkpoint from a store without shards."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +55,21 @@ class WrittenPage:
     bytes: int
 
     def __str__(self) -> str:
-        """A sentence for people."""
+        """Return the path and the size of the page."""
         return f"The report is {self.file} ({self.bytes / 1024:,.0f} KiB, opens offline)."
 
 
 def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
-    """Write one offline HTML page about a store or a run, finished or not.
+    """Write an offline HTML page about a store or a run, which may be training.
 
     Args:
-        path: a store folder, or a run.
-        out: the file to write; report.html in the folder when None.
+        path: A store or a run.
+        out: The file of the page. None: report.html in the folder.
 
     Raises:
-        ConfigError: neither a store nor a run, or `out` cannot be written or is no page.
-        DataError: the store is unfinished or damaged, or holds a link.
-        CheckpointError: the run's folder holds a link, or its metrics cannot be read.
+        ConfigError: The folder is not a store or run, or `out` is another file or is not writable.
+        DataError: The store is unfinished or damaged, or contains a link.
+        CheckpointError: The run's folder contains a link, or its metrics cannot be read.
     """
     folder = existing_folder(path)
     is_run = any(os.path.lexists(folder / name) for name in (METRICS, "config.yaml"))
@@ -78,23 +80,23 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
         page = run_page(run, folder.resolve().name, verdict=verdict_of(folder))
     elif (folder / "config.yaml").is_file():
         raise ConfigError(
-            f"The run {folder} has no {METRICS} yet, so there is nothing to report. It appears "
-            "when training begins."
+            f"The run {folder} has no {METRICS} yet, so there is nothing to report. Training "
+            "writes this file."
         )
     elif (folder / "manifest.json").is_file() or (folder / "shards").is_dir():
         read_manifest(folder)
-        found = Report.read_from(folder)
-        if found is None:
+        data_report = Report.read_from(folder)
+        if data_report is None:
             raise DataError(
-                f"{folder}/report.json is missing, damaged, or of another version of toque. Run "
-                "`toque prepare CONFIG` again, with the store's own: what is prepared is kept, and "
-                "the report is written anew."
+                f"{folder}/report.json is missing, damaged, or of another version of Toque. Run "
+                "`toque prepare CONFIG` again with the configuration of the store. It keeps the "
+                "store and writes the report again."
             )
-        page = store_page(folder, found)
+        page = store_page(folder, data_report)
     else:
         raise ConfigError(
-            f"{folder} is neither a run ({METRICS}) nor a store (manifest.json). Name a folder "
-            "such as runs/cookbook or stores/cookbook."
+            f"{folder} is not a run ({METRICS}) or a store (manifest.json). Name a folder such as "
+            "runs/cookbook or stores/cookbook."
         )
     target = folder / "report.html" if out is None else named_path(out)
     return WrittenPage(target, write_page(target, page))
@@ -105,54 +107,59 @@ def compare(
     out: str | Path | None = None,
     reporter: Reporter = SILENT,
 ) -> Comparison:
-    """Hold runs against the first of them: settings, curves, scores with intervals, and cost.
+    """Compare runs with the first one: settings, curves, scores with intervals, and cost.
 
     Args:
-        runs: two or more runs, unfinished, ended or killed, or checkpoints of runs: folders, or
-            addresses at gs:// or s3://.
-        out: the page to write; when None, comparison.html beside the first run, or here where that
-            is in a bucket.
-        reporter: hears of progress.
+        runs: Two or more runs or checkpoints, as folders or addresses at gs:// or s3://. A run may
+            be training.
+        out: The file of the page. None: comparison.html in the parent folder of the first run, or
+            in the working directory if that run is in a bucket.
+        reporter: Receives the progress.
 
     Raises:
-        ConfigError: fewer than two, no such folder, or `out` cannot be written or is no page.
-        CheckpointError: a folder holds a link, or a bucket cannot be read.
+        ConfigError: There are fewer than two runs, a folder does not exist, or `out` is another
+            file or is not writable.
+        CheckpointError: A folder contains a link, or a bucket cannot be read.
     """
-    records = _named(runs)
-    read: dict[str, ComparedRun] = {}
+    records = _find_runs(runs)
+    compared: dict[str, ComparedRun] = {}
     notes: list[str] = []
     for name, record in records.items():
         with reporter.working(f"reading {record.address}"):
-            read[name] = _read(record, notes)
+            compared[name] = _read_run(record, notes)
     first, *others = records
     with reporter.working("drawing resamples"):
-        found = {other: _against(read, first, other, notes) for other in others}
-    beside = records[first].place.folder or Path("comparison.html")
-    page = beside.with_name("comparison.html") if out is None else named_path(out)
-    comparison = Comparison(read, found, notes, page)
+        differences = {other: _compare_scores(compared, first, other, notes) for other in others}
+    page = Path("comparison.html")
+    if out is not None:
+        page = named_path(out)
+    elif (folder := records[first].place.folder) is not None:
+        page = folder.with_name("comparison.html")
+    comparison = Comparison(compared, differences, notes, page)
     write_page(page, comparison.html_page())
     return comparison
 
 
-def _named(runs: Sequence[Model]) -> dict[str, RunRecord]:
-    """The runs by the shortest names that tell them apart."""
+def _find_runs(runs: Sequence[Model]) -> dict[str, RunRecord]:
+    """Return the runs by their shortest unique names."""
     if len(runs) < 2:
         raise ConfigError(
-            "A comparison needs two runs or more, each an argument of its own: `toque compare RUN "
-            "RUN`, or compare(run, other) in Python."
+            "A comparison needs at least two runs: `toque compare RUN RUN`, or compare(run, other) "
+            "in Python."
         )
-    records = [_record(run) for run in runs]
+    records = [_find_run(run) for run in runs]
     for record in records:
         if record.place.look(METRICS) is None:
             raise ConfigError(
-                f"{record.place.address} is no run that has begun: it has no {METRICS}. Name a run "
-                "such as runs/my."
+                f"{record.place.address} is not a run that has begun, because it has no {METRICS}. "
+                "Name a run such as runs/my."
             )
-    short = [_short_name(record) for record in records]
-    names = short if len(set(short)) == len(short) else [record.address for record in records]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{twice} is named twice. A run is equal to itself.")
+    names = [_short_name(record) for record in records]
+    if len(set(names)) < len(names):
+        names = [record.address for record in records]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise ConfigError(f"{duplicate} is named twice. Name different runs.")
     return dict(zip(names, records, strict=True))
 
 
@@ -162,29 +169,31 @@ def _short_name(record: RunRecord) -> str:
     return f"{name}/{record.at}".rstrip("/")
 
 
-def _record(run: Model) -> RunRecord:
-    """A run, or a run up to a checkpoint; an error where there is none or it holds a link."""
+def _find_run(run: Model) -> RunRecord:
+    """Return the record of a run, or of a run up to a checkpoint."""
     if not isinstance(run, TrainedRun) and is_in_a_bucket(str(run)):
         address, at = split_address(str(run))
         return RunRecord(BucketPlace(open_bucket(address, _COMPARED)), at=at)
     folder = existing_folder(run)
     if not folder.is_dir():
-        raise ConfigError(f"There is no folder {folder}. Name a run, such as runs/my.")
-    of_run = run_of(folder) or folder
-    refuse_links(of_run, CheckpointError)
-    at = "" if of_run == folder else folder.absolute().relative_to(of_run).as_posix()
-    return RunRecord(FolderPlace(of_run.resolve()), at=at)
+        raise ConfigError(f"The folder {folder} does not exist. Name a run such as runs/my.")
+    run_folder = run_of(folder) or folder
+    refuse_links(run_folder, CheckpointError)
+    at = "" if run_folder == folder else folder.absolute().relative_to(run_folder).as_posix()
+    return RunRecord(FolderPlace(run_folder.resolve()), at=at)
 
 
-def _read(record: RunRecord, notes: list[str]) -> ComparedRun:
+def _read_run(record: RunRecord, notes: list[str]) -> ComparedRun:
+    """Read a run, and add a note if scores are missing."""
     record.read_whole()
-    scores, by_text, why_not = _scores(record)
-    notes += [why_not] if why_not else []
-    return ComparedRun(record, _settings(record), scores, by_text)
+    scores, by_text, problem = _read_scores(record)
+    if problem:
+        notes.append(problem)
+    return ComparedRun(record, _read_settings(record), scores, by_text)
 
 
-def _settings(record: RunRecord) -> Mapping[str, str]:
-    """The values of config.yaml by their dotted names, read as text: nothing it names is run."""
+def _read_settings(record: RunRecord) -> Mapping[str, str]:
+    """Read the values of config.yaml by their dotted names, without importing code."""
     try:
         values: Any = read_yaml(record.text(CONFIG), f"{record.place.address}/{CONFIG}").value
     except ToqueError:
@@ -193,52 +202,54 @@ def _settings(record: RunRecord) -> Mapping[str, str]:
     return {dotted(path): flow(value) for path, value in pairs}
 
 
-def _scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, str]:
-    """The final scores, those of each text, and the reason why some are missing; "" for none."""
-    place, run = record.place, record.address
-    again = "a run writes them at its end, and copies them there."
+def _read_scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, str]:
+    """Read the final scores, and the scores of each text, with a message if some are missing."""
+    run = record.address
+    advice = "A run writes them at its end and copies them to its bucket."
     if record.at:
-        again = "fetch the run and evaluate the checkpoint, whose scores stay in the run's folder."
-    if place.folder is not None:
-        again = f"`toque evaluate {in_shell(run)}` writes them."
+        advice = "Download the run and evaluate the checkpoint."
+    if record.place.folder is not None:
+        advice = f"`toque evaluate {in_shell(run)}` writes them."
     if not (text := record.text(EVALUATION)):
-        return {}, None, f"{run} has no final scores yet: {again}"
+        return {}, None, f"{run} has no final scores yet. {advice}"
     try:
-        found = decode_json(text, FinalScores)
+        final = decode_json(text, FinalScores)
     except msgspec.DecodeError as error:
-        return {}, None, f"{run}/{EVALUATION} cannot be read ({error}): {again}"
-    values = found.metrics
+        return {}, None, f"{run}/{EVALUATION} cannot be read ({error}). {advice}"
+
     try:
-        data = content(place, record.path_of(FILE))
+        data = read_small_file(record.place, record.path_of(FILE))
         if data is None:
-            return values, None, f"{run} has no scores by text: {again}"
+            return final.metrics, None, f"{run} has no scores per text. {advice}"
         by_text = from_json(data)
     except (OSError, BucketError, ValueError) as error:
-        return values, None, f"{run}/{FILE} cannot be read ({error}): {again}"
-    if by_text.step != found.step:
-        return values, None, f"{run}/{FILE} is of another step: {again}"
-    return values, by_text, ""
+        return final.metrics, None, f"{run}/{FILE} cannot be read ({error}). {advice}"
+    if by_text.step != final.step:
+        return final.metrics, None, f"{run}/{FILE} has the scores of another step. {advice}"
+    return final.metrics, by_text, ""
 
 
-def _against(
+def _compare_scores(
     runs: Mapping[str, ComparedRun], first: str, other: str, notes: list[str]
 ) -> list[ScoreDifference]:
-    mine, its = runs[first].by_text, runs[other].by_text
-    if mine is None or its is None:
+    """Compare the scores per text of two runs, if both have them."""
+    first_scores, other_scores = runs[first].by_text, runs[other].by_text
+    if first_scores is None or other_scores is None:
         return []
-    found, sentences = differences_of(mine, its)
-    notes += [f"{first} and {other}: {sentence}" for sentence in sentences]
-    return found
+    differences, messages = differences_of(first_scores, other_scores)
+    notes += [f"{first} and {other}: {message}" for message in messages]
+    return differences
 
 
 @dataclass(frozen=True)
 class Verified:
-    """Parts that were found whole."""
+    """Stores and checkpoints with correct hashes."""
 
-    parts: tuple[str, ...]  # a line for each store and checkpoint
+    parts: tuple[str, ...]
+    """A line per store and checkpoint."""
 
     def __str__(self) -> str:
-        """All lines."""
+        """Return all lines."""
         return "\n".join(self.parts)
 
 
@@ -246,91 +257,97 @@ def verify(path: Model) -> Verified:
     """Compare every file of a store, a checkpoint or a run with its SHA-256.
 
     Raises:
-        ConfigError: the folder is not one of the three.
-        DataError: a store's file is missing or changed; file and cause are named.
-        CheckpointError: a checkpoint's is.
+        ConfigError: The folder is not a store, checkpoint or run.
+        DataError: A file of a store is missing or changed.
+        CheckpointError: A file of a checkpoint is missing or changed.
     """
     folder = existing_folder(path)
     if (folder / "config.yaml").exists():
         refuse_links(folder, CheckpointError)
-        return Verified(tuple(_run(folder)))
+        return Verified(tuple(_verify_run(folder)))
     if not (folder / "manifest.json").exists():
         raise ConfigError(
-            f"{folder} is no store or checkpoint (manifest.json) and no run (config.yaml). Name "
-            "one."
+            f"{folder} is not a store, checkpoint (both have manifest.json) or run (config.yaml). "
+            "Name one of these."
         )
-    manifest, is_store = folder / "manifest.json", (folder / "shards").is_dir()
-    if not is_store and manifest.stat().st_size <= _MOST_BYTES:
+    manifest = folder / "manifest.json"
+    is_store = (folder / "shards").is_dir()
+    if not is_store and manifest.stat().st_size <= _MAX_MANIFEST_BYTES:
         with suppress(ValueError, RecursionError):
-            found = json.loads(manifest.read_bytes())
-            is_store = isinstance(found, dict) and "shards" in found
-    return Verified((_store(folder) if is_store else _checkpoint(folder),))
+            value = json.loads(manifest.read_bytes())
+            is_store = isinstance(value, dict) and "shards" in value
+    return Verified((_verify_store(folder) if is_store else _verify_checkpoint(folder),))
 
 
-def _store(path: Path) -> str:
+def _verify_store(path: Path) -> str:
     manifest = TokenStore.open(path, verify=True).manifest
-    files = len(manifest.shards) + len(manifest.files) + verify_rows(path)
-    return f"{path}: store of {manifest.examples:,} examples, {files} files, every hash right"
+    n_files = len(manifest.shards) + len(manifest.files) + verify_rows(path)
+    return f"{path}: store of {manifest.examples:,} examples, {n_files} files, all hashes correct"
 
 
-def _checkpoint(path: Path) -> str:
-    from toque.training.checkpoint.saved import verify_checkpoint  # with torch
+def _verify_checkpoint(path: Path) -> str:
+    from toque.training.checkpoint.saved import verify_checkpoint  # loads torch
 
     checkpoint = verify_checkpoint(path)
-    size = sum(entry.bytes for entry in checkpoint.manifest.files)
+    mebibytes = sum(entry.bytes for entry in checkpoint.manifest.files) / 2**20
     layout = checkpoint.layout()
-    how = "" if layout is None else f" in {len(layout.files)} shards"
+    shards = "" if layout is None else f" in {len(layout.files)} shards"
     return (
-        f"{path}: checkpoint of step {checkpoint.step}, {size / 2**20:,.1f} MiB{how}, every hash "
-        "right"
+        f"{path}: checkpoint of step {checkpoint.step}, {mebibytes:,.1f} MiB{shards}, all hashes "
+        "correct"
     )
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Device and number of a folder, another once it was replaced; None without one."""
+    """Return the device and inode of a folder, which change when it is replaced."""
     with suppress(OSError):
         status = folder.stat()
         return status.st_dev, status.st_ino
     return None
 
 
-def _run(path: Path) -> list[str]:
-    """A line for each part of a run; all that is damaged is named by one error."""
-    store = Path(load_config(path / "config.yaml").config.data.store)
+def _verify_run(path: Path) -> list[str]:
+    """Verify all parts of a run, and return a line per part.
+
+    Raises:
+        CheckpointError: A checkpoint is damaged. The message names all damaged parts.
+        DataError: Only the store is damaged.
+    """
     lines: list[str] = []
-    faults: list[ToqueError] = []
-    steps, gone = set[Path](), 0
-    for _ in range(_LOOKS):
-        new = {*path.glob("checkpoints/step-*"), *path.glob("best/step-*")} - steps
-        before, steps = gone, steps | new
-        for folder in sorted(new):
+    errors: list[ToqueError] = []
+    verified: set[Path] = set()
+    n_removed = 0
+    for _ in range(_LISTINGS):
+        n_removed_before = n_removed
+        folders = {*path.glob("checkpoints/step-*"), *path.glob("best/step-*")} - verified
+        for folder in sorted(folders):
             identity = _identity(folder)
             try:
-                lines.append(_checkpoint(folder))
+                lines.append(_verify_checkpoint(folder))
             except CheckpointError as error:
-                if identity is not None and _identity(folder) == identity:
-                    faults.append(error)
-                else:  # the run, which trains, has removed it or is saving it again
-                    gone += 1
-                    steps.discard(folder)
-        if gone == before:
+                if identity is None or _identity(folder) != identity:
+                    # The run is training. It removed the checkpoint or is saving it again.
+                    n_removed += 1
+                    continue
+                errors.append(error)
+            verified.add(folder)
+        if n_removed == n_removed_before:
             break
+
+    store = Path(load_config(path / "config.yaml").config.data.store)
     if store.exists():
         try:
-            lines.append(_store(store))
+            lines.append(_verify_store(store))
         except DataError as error:
-            faults.append(error)
-    if faults:
-        told = [*map(str, faults), f"{len(lines)} other parts are right."]
-        kind = DataError if isinstance(faults[0], DataError) else CheckpointError
-        raise kind(" ".join(told))
-    if not steps and not gone:
+            errors.append(error)
+    if errors:
+        kind = DataError if isinstance(errors[0], DataError) else CheckpointError
+        raise kind(" ".join([*map(str, errors), f"{len(lines)} other parts are correct."]))
+    if not verified and not n_removed:
         lines.append(f"{path}: no checkpoint yet")
-    if gone:
-        lines.append(
-            f"{path}: {gone} checkpoint{'s' * (gone > 1)} that the run removed meanwhile, not "
-            "compared"
-        )
+    if n_removed:
+        noun = "checkpoint" if n_removed == 1 else "checkpoints"
+        lines.append(f"{path}: not verified: {n_removed} {noun} that the run removed in between")
     if not store.exists():
-        lines.append(f"{store}: the run's store is not here, so nothing of it was compared")
+        lines.append(f"{store}: not verified: the store of the run does not exist")
     return lines

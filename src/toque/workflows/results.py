@@ -1,4 +1,4 @@
-"""Results of workflows that are used without torch: a trained run, a written text, an answer."""
+"""Results of workflows: a trained run, a written text, an answer. They do not load torch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from toque.storage.download import CACHE_VARIABLE, cache_folder
 from toque.storage.json_files import decode_json
 from toque.storage.locks import file_lock
 from toque.user_paths import named_path
-from toque.workflows.saved_steps import KINDS, run_of, split_address, steps_in_words
+from toque.workflows.saved_steps import KINDS, list_steps, run_of, split_address
 
 if TYPE_CHECKING:
     from toque.evaluation.best_of import Chosen
 
 
-_FETCHED: Final = BucketUse(
+_DOWNLOADED: Final = BucketUse(
     "the address of the model", "list and read", "Nothing there was changed.", RunBucketError
 )
 
@@ -40,26 +40,26 @@ class TrainedRun:
     folder: Path
     step: int
     reason: str
-    """finished, early_stopping, interrupted, or what a callback asked for."""
+    """Reason why training ended: finished, early_stopping, interrupted, or a callback's reason."""
 
     @property
     def interrupted(self) -> bool:
-        """True if a signal ended the session before the run was done."""
+        """True if a signal ended training before the run was complete."""
         from toque.training.stopping import INTERRUPTED
 
         return self.reason == INTERRUPTED
 
     @property
     def model(self) -> Path:
-        """The finished model: a Hugging Face folder, or an adapter's."""
+        """Folder of the finished model or adapter, in the format of Hugging Face."""
         return self.folder / "model"
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The final scores by name, read anew; empty when the run was interrupted before them.
+        """Final scores by name, read from disk at each access. Empty before the run is scored.
 
         Raises:
-            CheckpointError: evaluation.json is damaged, or the folder is gone.
+            CheckpointError: evaluation.json is damaged, or the folder does not exist.
         """
         from toque.runs.run_record import EVALUATION, FinalScores
 
@@ -77,10 +77,12 @@ class TrainedRun:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The events of metrics.jsonl that count, read anew: losses, evaluations, saves, warnings.
+        """Events of metrics.jsonl, read at each access: losses, evaluations, saves, warnings.
+
+        Events of updates that were repeated after a restart are left out.
 
         Raises:
-            CheckpointError: the folder is gone.
+            CheckpointError: The folder does not exist.
         """
         from toque.runs.history import METRICS, read_metrics
 
@@ -90,27 +92,29 @@ class TrainedRun:
     def _refuse_absent(self) -> None:
         if not self.folder.is_dir():
             raise CheckpointError(
-                f"There is no folder {self.folder.absolute()}: it was moved or removed, or this "
-                "program works elsewhere since. Name its place: TrainedRun(folder, step, reason)."
+                f"The folder {self.folder.absolute()} does not exist. It was moved or removed, or "
+                "this program changed its working directory. Give the run's new folder: "
+                "TrainedRun(folder, step, reason)."
             )
 
     @property
     def losses(self) -> list[tuple[int, float]]:
-        """Step and training loss of every update; of older runs, of those that were logged."""
-        return [
-            (e["step"] - back, loss)
-            for e in self.history
-            if "loss" in e and e["event"] == "step"
-            for back, loss in reversed([*enumerate(reversed(e.get("losses") or [e["loss"]]))])
-        ]
+        """Step and training loss of every update."""
+        losses: list[tuple[int, float]] = []
+        for event in self.history:
+            if event["event"] == "step" and "loss" in event:
+                values = event.get("losses") or [event["loss"]]
+                first_step = event["step"] - len(values) + 1
+                losses += enumerate(values, start=first_step)
+        return losses
 
 
 Model = TrainedRun | str | Path
 """A result of `train`, a run folder, or a Hugging Face model folder."""
 
 
-def folder_of(model: Model) -> Path:
-    """The folder to open; a ConfigError for anything but a run or a path."""
+def model_folder(model: Model) -> Path:
+    """Return the folder of a model, or raise a ConfigError for an object that is not a path."""
     if isinstance(model, TrainedRun):
         return model.folder
     if isinstance(model, str | PathLike):
@@ -125,56 +129,60 @@ def folder_of(model: Model) -> Path:
 
 
 def existing_folder(model: Model) -> Path:
-    """The folder to open, or a name of the hub; refused where it can only be an absent folder.
+    """Return the folder of a model, or its hub name. Download a checkpoint at gs:// or s3://.
 
-    A checkpoint at gs:// or s3:// is fetched into the cache.
+    Raises:
+        ConfigError: The folder does not exist, and its name cannot be a hub name.
+        CheckpointError: The run has no such checkpoint.
     """
     if isinstance(model, str) and is_in_a_bucket(model):
-        return _fetched(model)
-    folder = folder_of(model)
+        return _download(model)
+    folder = model_folder(model)
     run = run_of(folder)
     if run is not None and run.is_dir() and not folder.exists():
-        raise CheckpointError(f"There is no {folder}. {steps_in_words(run)} Name one of these.")
+        raise CheckpointError(f"{folder} does not exist. {list_steps(run)} Name one of these.")
     if folder.name in KINDS and any(folder.glob("step-*")):
-        raise ConfigError(f"{folder} is not one model. {steps_in_words(folder.parent)} Name one.")
+        raise ConfigError(f"{folder} is not one model. {list_steps(folder.parent)} Name one.")
     is_local = str(model).startswith(("/", "~", ".")) or folder.parent != Path()
     if folder.exists() or not is_local or not folder.parent.is_dir():
         return folder
-    beside = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())
-    near = difflib.get_close_matches(folder.name, beside, n=3) or beside[:3]
-    hint = f" Beside it: {', '.join(str(folder.with_name(name)) for name in near)}." if near else ""
-    raise ConfigError(f"There is no folder {folder}.{hint} Name a run or a model folder.")
+    siblings = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
+    similar = difflib.get_close_matches(folder.name, siblings, n=3) or siblings[:3]
+    hint = ""
+    if similar:
+        hint = f" Next to it: {', '.join(str(folder.with_name(name)) for name in similar)}."
+    raise ConfigError(f"The folder {folder} does not exist.{hint} Name a run or a model folder.")
 
 
-def _fetched(address: str) -> Path:
-    """The folder of a checkpoint that is fetched from a bucket, or not again if it is here."""
-    of_run, at = split_address(address)
-    parts = of_run.split("://")[1].split("/")
-    if not at or any(part in ("", ".", "..") for part in parts):
+def _download(address: str) -> Path:
+    """Download a checkpoint from a bucket, unless the cache has it. Return its folder."""
+    run_address, step_path = split_address(address)
+    parts = run_address.split("://")[1].split("/")
+    if not step_path or any(part in ("", ".", "..") for part in parts):
         raise ConfigError(
-            f"{address} is not the address of a checkpoint. Name one, such as {of_run}/best/"
-            "step-00000200; `toque checkpoints` lists those of a run in a bucket."
+            f"{address} is not the address of a checkpoint. Name a checkpoint such as "
+            f"{run_address}/best/step-00000200. `toque checkpoints RUN` lists them."
         )
-    from toque.training.checkpoint.fetch import fetch_model  # with torch
+    from toque.training.checkpoint.fetch import fetch_model  # loads torch
 
-    bucket = open_bucket(of_run, _FETCHED)
+    bucket = open_bucket(run_address, _DOWNLOADED)
     run = cache_folder("models").joinpath(bucket.scheme, *parts)
     with (
         disk_faults(run, "fetching a model", setting=CACHE_VARIABLE, error=CheckpointError),
         file_lock(run / ".lock", lambda _holder: None),
     ):
-        fetch_model(bucket, at, run)
-    return run / at
+        fetch_model(bucket, step_path, run)
+    return run / step_path
 
 
 def refuse_absent_start(start: Model) -> None:
-    """Raise a CheckpointError where neither a checkpoint nor a run with one can begin a run."""
-    path = folder_of(start)
-    own = path / "manifest.json"
-    if not own.exists() and not any(path.glob("checkpoints/step-*/manifest.json")):
+    """Raise a CheckpointError if the start of a run is not a checkpoint or a run with one."""
+    path = model_folder(start)
+    is_checkpoint = (path / "manifest.json").exists()
+    if not is_checkpoint and not any(path.glob("checkpoints/step-*/manifest.json")):
         raise CheckpointError(
-            f"{argument(f'start={path}')}: no checkpoint there. Name a folder such as "
-            "runs/cookbook/checkpoints/step-00000200, or a run."
+            f"{argument(f'start={path}')}: the folder has no checkpoint. Name a checkpoint such as "
+            "runs/cookbook/checkpoints/step-00000200, or a run that has one."
         )
 
 
@@ -183,21 +191,21 @@ class Written:
     """A text that a model wrote."""
 
     prompt: str
-    """The prompt as the model read it."""
+    """Prompt in the form of the model's training."""
     text: str
     tokens: int
     adapter: str | None = None
-    """Folder of the adapter it was written with, where several were asked for."""
+    """Folder of the adapter that wrote it; None if the call named no adapters."""
     in_json: bool = False
-    """True where it was held to a schema; the recipe scores read no JSON."""
+    """True if a schema constrained it. Recipe scores do not read JSON."""
     knows_recipes: bool = True
-    """True where the model was trained on recipes: "How do I make ...?" then asks for one."""
+    """True if the model was trained on recipes, so that "How do I make ...?" asks for one."""
     chosen: Chosen | None = None
-    """How it was chosen, where several were written for its prompt (best_of)."""
+    """Score that chose it from several texts (best_of); None for a single text."""
 
     @property
     def is_cut(self) -> bool:
-        """True for JSON that reached the longest length before it was whole."""
+        """True for JSON that reached the longest length before it was complete."""
         if not self.in_json:
             return False
         try:
@@ -208,7 +216,7 @@ class Written:
 
     @cached_property
     def metrics(self) -> Mapping[str, float]:
-        """The recipe scores of the text."""
+        """Recipe scores of the text."""
         from toque.cooking.recipe_scores import text_metrics
 
         if self.in_json:
@@ -216,25 +224,27 @@ class Written:
         return text_metrics(self.prompt, self.text, knows_recipes=self.knows_recipes)
 
     def record(self) -> dict[str, Any]:
-        """The content of one JSON line."""
-        found: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
-        found |= {"adapter": self.adapter} if self.adapter is not None else {}
-        found |= {"best_of": self.chosen.record()} if self.chosen is not None else {}
-        return found | {"metrics": self.metrics}
+        """Return the content of its line of JSON."""
+        content: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
+        if self.adapter is not None:
+            content["adapter"] = self.adapter
+        if self.chosen is not None:
+            content["best_of"] = self.chosen.record()
+        return content | {"metrics": self.metrics}
 
     @property
     def heading(self) -> str:
-        """Heading of the text for people."""
+        """Heading of the text on the console."""
         return f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
 
     def __str__(self) -> str:
-        """The text under its heading, for people."""
+        """Return the text below its heading."""
         end = f"\n{self.chosen}\n" if self.chosen is not None else ""
         return f"{self.heading}\n\n{self.text}\n{end}"
 
 
-def hint_of(texts: Sequence[Written | Answer]) -> str:
-    """A sentence when the recipes among the texts are still poor, and what to do; else ""."""
+def advise_on_texts(texts: Sequence[Written | Answer]) -> str:
+    """Return advice if the recipes among the texts are poor, otherwise ""."""
     from toque.cooking.recipe_scores import hint
 
     scores = [
@@ -250,18 +260,18 @@ class Answer:
     """The answer that a model chose."""
 
     prompt: str
-    """The prompt as the model read it."""
+    """Prompt in the form of the model's training."""
     answer: str
     probabilities: Mapping[str, float]
-    """Probability of every allowed answer; they sum to 1."""
+    """Probability of each allowed answer; their sum is 1."""
 
     def record(self) -> dict[str, Any]:
-        """The content of one JSON line."""
+        """Return the content of its line of JSON."""
         shares = {name: round(share, 6) for name, share in self.probabilities.items()}
         return {"prompt": self.prompt, "answer": self.answer, "probabilities": shares}
 
     def __str__(self) -> str:
-        """The answer with all probabilities, for people."""
+        """Return the prompt and the answer with all probabilities."""
         ranked = sorted(self.probabilities.items(), key=lambda item: -item[1])
         shares = ", ".join(f"{name} {share:.3f}" for name, share in ranked)
         return f"{self.prompt}\n\n{self.answer}   ({shares})\n"

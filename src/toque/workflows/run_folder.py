@@ -20,7 +20,7 @@ from typing import Final, TextIO
 from torch import nn
 
 from toque.config import Resolved, RunConfig, resolve_values, resolved_yaml
-from toque.config.cross_checks import lengthened
+from toque.config.cross_checks import explain_new_length
 from toque.config.dump import ChangedSetting, differences
 from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import TokenStore
@@ -52,7 +52,7 @@ from toque.training.stopping import TimeLimit
 from toque.training.trainer import Trainer
 from toque.units import Progress
 from toque.user_paths import named_path
-from toque.workflows.results import Model, folder_of, refuse_absent_start
+from toque.workflows.results import Model, model_folder, refuse_absent_start
 from toque.workflows.saved_steps import KINDS, SET_ASIDE
 
 LOG: Final = "training.log"
@@ -149,7 +149,7 @@ _RESUMED: Final = "resumed.json"
 
 
 @contextmanager
-def claimed_folder(run: Path) -> Iterator[None]:
+def lock_run_folder(run: Path) -> Iterator[None]:
     """Lock a run's folder. If a new run is refused, remove the folders that it created."""
     new = [folder for folder in (run, *run.parents) if not folder.exists()]
     is_first = not (run / LOCK_FILE).exists()
@@ -209,7 +209,7 @@ def _refuse_another_run(
         raise CheckpointError(
             f"The progress in {checkpoint.path} cannot be read by this version of Toque: {error}."
         ) from error
-    longer = lengthened(old, config, progress, total_seconds=_total_seconds(checkpoint))
+    longer = explain_new_length(old, config, progress, total_seconds=_total_seconds(checkpoint))
 
     # The path of the data may change, because the fingerprint above verifies the content.
     unsafe = [
@@ -238,7 +238,7 @@ def _total_seconds(checkpoint: Checkpoint) -> float:
     return 0.0
 
 
-def has_ended(config: RunConfig, checkpoint: Checkpoint) -> bool:
+def is_at_end(config: RunConfig, checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint is at the end of the run's length. Ignore early stopping."""
     length = config.train.stop_after
     limit = config.train.command_seconds
@@ -247,7 +247,7 @@ def has_ended(config: RunConfig, checkpoint: Checkpoint) -> bool:
     return not length.total and length.reached(Progress(**checkpoint.manifest.progress))
 
 
-def take_up(
+def prepare_run_folder(
     resolved: Resolved,
     store: TokenStore,
     say: Callable[[str], None],
@@ -304,7 +304,7 @@ def go_back(
     if _has_gone_back(mark, name):
         say(f"note: restarted after going back to {name}: continuing from the newest checkpoint")
         return
-    step = named_step(name, run, bucket)
+    step = parse_step(name, run, bucket)
     if bucket is not None:
         fetch_step(bucket, run, step, say=say)
     checkpoint = verify_checkpoint(run / "checkpoints" / step_name(step))
@@ -323,13 +323,13 @@ def go_back(
     )
 
 
-def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
+def parse_step(name: str, run: Path, bucket: Bucket | None) -> int:
     """Return the step of a checkpoint such as "step-00000200" or "200".
 
     Raises:
         CheckpointError: The run and its bucket do not have the checkpoint.
     """
-    steps = {step_of(path) for path in step_folders(run / "checkpoints")}
+    steps = {step_of(path.name) for path in step_folders(run / "checkpoints")}
     places = f"{run}"
     if bucket is not None:
         uploaded = complete_steps(bucket.names("checkpoints"), "checkpoints")
@@ -347,7 +347,7 @@ def named_step(name: str, run: Path, bucket: Bucket | None) -> int:
     )
 
 
-def set_aside_now(run: Path) -> Path:
+def set_aside_folder(run: Path) -> Path:
     """Return a folder, named by the current time, for files to set aside."""
     return run / SET_ASIDE / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
 
@@ -364,10 +364,13 @@ def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str
             run are left.
         bucket: The bucket of the run.
     """
-    place = set_aside_now(run)
+    place = set_aside_folder(run)
     after = -1 if step is None else step
     newer = [
-        (kind, path) for kind in KINDS for path in step_folders(run / kind) if step_of(path) > after
+        (kind, path)
+        for kind in KINDS
+        for path in step_folders(run / kind)
+        if step_of(path.name) > after
     ]
     names = bucket.names() if bucket is not None else []
     uploaded = [
@@ -470,12 +473,12 @@ def write_config(resolved: Resolved) -> None:
 def start_folder(start: Model) -> Path:
     """Return the checkpoint for the weights of a new run. For a run, it is the newest one."""
     refuse_absent_start(start)
-    path = folder_of(start)
+    path = model_folder(start)
     newest = CheckpointStore(path / "checkpoints").newest_valid()
     return path if newest is None else newest.path
 
 
-def begin_from(
+def load_start_weights(
     trainer: Trainer, store: TokenStore, start: Path, say: Callable[[str], None]
 ) -> None:
     """Load the weights of a checkpoint into a new run.

@@ -1,4 +1,4 @@
-"""Length of a run in time, what its end takes and what is left of it; and the banner that tells."""
+"""Length of a run, limited by the time of its command, with an estimate of its last steps."""
 
 from __future__ import annotations
 
@@ -6,83 +6,77 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
-
-import torch
-from transformers import PreTrainedModel
+from typing import Final
 
 from toque.config import RunConfig
-from toque.cooking.augmentation import Rewriting
 from toque.data.loader.batch_stream import BatchStream
-from toque.data.loader.curriculum import StagedPlan
-from toque.data.loader.epoch_plan import EpochPlan
-from toque.data.prepare.store_plan import named
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.evaluator import Evaluator
 from toque.evaluation.text_samples import Sampler
-from toque.models.flops import parameter_counts
-from toque.reporter import Reporter, clock_text, millions
+from toque.reporter import Reporter, clock_text
 from toque.runs.time_left import TimeLeft
-from toque.training.bottlenecks import few_updates
-from toque.training.fitting import Fitted
 from toque.training.micro_batch import least_of
-from toque.training.placement import attention_in
-from toque.training.runtime import Runtime
 from toque.training.stopping import CommandClock, TimeLimit
-from toque.units import Cursor, Duration
-from toque.version import __version__
-from toque.workflows.asking import target_limit
+from toque.units import Duration
+from toque.workflows.model_record import find_max_target_tokens
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 _SHORT_SECONDS: Final = 2.0
-_BATCHES: Final = 2  # batches of held-out examples that an evaluation is timed by
+_TIMED_BATCHES: Final = 2
+"""Batches of held-out examples in the measurement of an evaluation."""
 _COPIES: Final = 5
-"""Copies of the weights that are written at the end: a checkpoint with AdamW's state is three, the
-best model one, the finished model one."""
+"""Copies of the weights written at the end: a checkpoint with AdamW's state has three, the best
+model one and the finished model one."""
 _PROBE_BYTES: Final = 8 << 20
-_PROBING: Final = 0.01
-"""Share of a limited time that may go into repeating one measurement; a guess."""
-_MOST_TEXTS: Final = 0.25
-"""Share of a limited time that is kept for the texts at the end; a guess."""
+_PROBING_SHARE: Final = 0.01
+"""Share of the time limit that the repetition of one measurement may take. A guess."""
+_TEXTS_SHARE: Final = 0.25
+"""Largest share of the time limit for the texts at the end. A guess."""
 
 
 @dataclass(frozen=True)
 class AfterTraining:
-    """Seconds that the end of a run is expected to take."""
+    """Estimated seconds of each part of the end of a run."""
 
-    evaluating: float  # seconds of one held-out loss
+    evaluating: float
+    """Seconds per held-out loss."""
     ending: float
     """Seconds of the final scores, the last checkpoint and the finished model."""
-    texts: float = 0.0  # seconds of the texts of one evaluation
-    final_texts: float = 0.0  # seconds of the texts at the end
-    each_text: float = 0.0  # seconds of one text
+    texts: float = 0.0
+    """Seconds of the texts per evaluation."""
+    final_texts: float = 0.0
+    """Seconds of the texts at the end."""
+    each_text: float = 0.0
+    """Seconds per text."""
 
     @property
     def seconds(self) -> float:
-        """Seconds from the last update until the command ends."""
+        """Seconds from the last update to the end of the command."""
         return 2 * self.evaluating + self.texts + self.final_texts + self.ending
 
-    def within(self, seconds: float) -> AfterTraining:
-        """The same with fewer texts, if they would take longer than this."""
+    def limit_texts(self, seconds: float) -> AfterTraining:
+        """Return the estimate with fewer texts if they take longer than `seconds`."""
         share = min(1.0, max(0.0, seconds) / max(self.texts + self.final_texts, 1e-9))
         return replace(self, texts=share * self.texts, final_texts=share * self.final_texts)
 
 
 @dataclass(frozen=True)
 class Length:
-    """Length of a run's training, and the limit that ends it."""
+    """Length of training, and the limit on the time of the command."""
 
     stop_after: Duration
-    after: AfterTraining | None = None  # seconds after training; None where nobody asked for them
+    after: AfterTraining | None = None
+    """Estimate of the end; None if it is not reported and the time is not limited."""
     limit: TimeLimit | None = None
-    """Ends training where the setting means the whole command; on the first rank alone."""
-    line: str = ""  # expectation in words; empty where the setting means training alone
+    """Limit on the time of the command, on the first rank only."""
+    line: str = ""
+    """Text about the time limit for the banner; "" without a limit."""
 
 
-def length_of(
+def find_length(
     config: RunConfig,
     store: TokenStore,
     evaluator: Evaluator,
@@ -92,69 +86,87 @@ def length_of(
     *,
     over: bool,
 ) -> Length:
-    """The length that train.stop_after asks for, the same on every rank; `scored` writes texts.
+    """Return the length of training, the same on every rank.
 
-    The end is measured where `reporter` is heard or time is limited, unless the run is `over`. A
-    ConfigError where nothing would be left for training.
+    The time of the end is measured if it is reported or the time is limited.
+
+    Args:
+        config: The configuration.
+        store: The store of the run.
+        evaluator: The evaluator, which is timed.
+        scored: The sampler of the texts at the end, which is timed.
+        clock: The clock of the command.
+        reporter: Receives the progress.
+        over: Whether training is already over.
+
+    Raises:
+        ConfigError: The time limit leaves no time for training.
     """
-    asked, ranks = config.train.stop_after, evaluator.ranks
-    whole = config.train.command_seconds
-    if whole is None and (over or not ranks.broadcast(reporter.heard)):
-        return Length(asked)
-    # As often on every rank: they add up what each computes.
-    most = math.inf if ranks.is_distributed else probing_seconds(config, clock)
+    stop_after = config.train.stop_after
+    ranks = evaluator.ranks
+    total_seconds = config.train.command_seconds
+    if total_seconds is None and (over or not ranks.broadcast(reporter.heard)):
+        return Length(stop_after)
+
     after = AfterTraining(0.0, 0.0)
     if not over:
-        with reporter.working("finding out how long evaluating and writing take"):
-            after = _measured_end(config, store, evaluator, scored, most_seconds=most)
+        # Every rank must repeat a measurement equally often, because the ranks add their results.
+        max_seconds = math.inf if ranks.is_distributed else probing_seconds(config, clock)
+        with reporter.working("measuring the time of evaluating and writing"):
+            after = _measure_end(config, store, evaluator, scored, max_seconds=max_seconds)
     spent, after = ranks.broadcast((clock.seconds(), after))
-    if whole is None:
-        return Length(asked, after)
-    after = after.within(_MOST_TEXTS * (whole - spent))
-    clock = replace(clock, began=clock.now() - spent)
+    if total_seconds is None:
+        return Length(stop_after, after)
+
+    after = after.limit_texts(_TEXTS_SHARE * (total_seconds - spent))
     limit = TimeLimit(
-        whole,
-        clock,
+        total_seconds,
+        replace(clock, began=clock.now() - spent),
         after.evaluating,
         after.ending,
         after.texts,
         after.final_texts,
         after.each_text,
         from_scratch=config.model.start_from == "scratch",
-        length=None if asked.total else asked,
+        length=None if stop_after.total else stop_after,
     )
-    left = ranks.broadcast(limit.stop_after)
-    told = (
-        f"{clock_text(spent)} of it went into reading and measuring, and the last scores and texts "
-        f"will take about {clock_text(after.seconds)}"
+    remaining = ranks.broadcast(limit.stop_after)
+    usage = (
+        f"reading and measuring took {clock_text(spent)} of it, and the last scores and texts will "
+        f"take about {clock_text(after.seconds)}"
     )
-    if left.amount <= 0 and not over:
-        limits = {"train.stop_after": asked, "train.time_limit": config.train.time_limit}
-        named = [name for name, limit in limits.items() if limit and limit.seconds == whole]
-        advice = "Give more time"
-        if spent < whole:
+    if remaining.amount <= 0 and not over:
+        setting, value = "train.stop_after", stop_after
+        if config.train.time_limit and config.train.time_limit.seconds == total_seconds:
+            setting, value = "train.time_limit", config.train.time_limit
+        advice = "Increase the time"
+        if spent < total_seconds:
             advice += ", or evaluate less (evaluation.max_examples, evaluation.generate)"
         raise ConfigError(
-            f'{named[-1]} is "{limits[named[-1]]}": {told}. Nothing is left for training. {advice}.'
+            f'{setting} is "{value}": {usage}. No time remains for training. {advice}.'
         )
-    limit.stop_after = left
-    at_most = "" if asked.total else f", or {clock_text(whole)} of the whole command"
+    limit.stop_after = remaining
+    minutes = f"about {clock_text(60 * remaining.amount)} remain for training and evaluation"
+    at_most = ""
+    if not stop_after.total:
+        at_most = f", or {clock_text(total_seconds)} for the entire command"
     return Length(
-        left if asked.total else asked,
+        remaining if stop_after.total else stop_after,
         after,
         limit if ranks.is_main else None,
-        f"{at_most}: {told}; about {clock_text(60 * left.amount)} are left to train and evaluate",
+        f"{at_most}: {usage}; {minutes}",
     )
 
 
 def probing_seconds(config: RunConfig, clock: CommandClock) -> float:
-    """Seconds after which a measurement is not repeated; infinity without a limit on the time."""
-    whole = config.train.command_seconds
-    left = math.inf if whole is None else whole - clock.seconds()
-    return _PROBING * max(0.0, left)
+    """Return the longest time of a measurement that may be repeated, in seconds."""
+    total_seconds = config.train.command_seconds
+    if total_seconds is None:
+        return math.inf
+    return _PROBING_SHARE * max(0.0, total_seconds - clock.seconds())
 
 
-def time_left_of(
+def predict_time(
     stream: BatchStream,
     length: Length,
     evaluate_every: Duration,
@@ -162,7 +174,7 @@ def time_left_of(
     *,
     n_texts: int,
 ) -> TimeLeft | None:
-    """The run's time as it can be foreseen, `n_texts` at its end; None where nothing was timed."""
+    """Predict the time of a run with `n_texts` at its end. None: nothing was measured."""
     if length.after is None or update_seconds is None:
         return None
     stop = length.stop_after
@@ -185,37 +197,38 @@ def time_left_of(
     )
 
 
-def _measured_end(
+def _measure_end(
     config: RunConfig,
     store: TokenStore,
     evaluator: Evaluator,
     scored: Sampler,
     *,
-    most_seconds: float,
+    max_seconds: float,
 ) -> AfterTraining:
-    """Time a little of everything that comes after training; no number of the run changes.
+    """Estimate the time of the end of a run from small measurements, which do not change the run.
 
-    A measurement that took `most_seconds` is not repeated.
+    A measurement that took `max_seconds` is not repeated.
     """
     heldout, model = evaluator.heldout, evaluator.model
     rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
-    few = _BATCHES * rows * heldout.share[1]
-    weights = None if heldout.weights is None else heldout.weights[:few]
-    part = replace(heldout, rows=heldout.rows[:few], weights=weights)
+    n_timed = _TIMED_BATCHES * rows * heldout.share[1]
+    weights = None if heldout.weights is None else heldout.weights[:n_timed]
+    part = replace(heldout, rows=heldout.rows[:n_timed], weights=weights)
 
-    def timed() -> float:
+    def time_part() -> float:
         began = time.perf_counter()
         part(model)
         return time.perf_counter() - began
 
-    seconds = least_of(timed, budget_seconds=0.0, most_seconds=most_seconds)
+    seconds = least_of(time_part, budget_seconds=0.0, most_seconds=max_seconds)
     evaluating = seconds * len(heldout.rows) / max(1, len(part.rows))
-    tasks = 1 if config.data.tasks == ("write",) else 2  # each task's share is evaluated once more
-    limit = target_limit(config, store.manifest)
-    writing, looking = (
-        texts_seconds(evaluator, sampler, limit, most_seconds=most_seconds)
-        for sampler in (scored, evaluator.sampler)
-    )
+    # The end evaluates each example once more, and the examples of tasks yet again.
+    n_evaluations = 1 if config.data.tasks == ("write",) else 2
+
+    limit = find_max_target_tokens(config, store.manifest)
+    final_texts = estimate_texts_seconds(evaluator, scored, limit, max_seconds=max_seconds)
+    texts = estimate_texts_seconds(evaluator, evaluator.sampler, limit, max_seconds=max_seconds)
+
     n_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     try:
         began = time.perf_counter()
@@ -224,184 +237,55 @@ def _measured_end(
             file.flush()
             os.fsync(file.fileno())
         saving = _COPIES * n_bytes * (time.perf_counter() - began) / _PROBE_BYTES
-    except OSError:  # the disk refuses
+    except OSError:  # a full disk is reported when the run saves
         saving = 0.0
+
     n_texts = len(scored.prompts) + len(evaluator.sampler.prompts)
     return AfterTraining(
         evaluating,
-        tasks * evaluating + saving,  # the loss of each example by itself is one, too
-        texts=looking,
-        final_texts=writing,
-        each_text=(writing + looking) / max(1, n_texts),
+        n_evaluations * evaluating + saving,
+        texts=texts,
+        final_texts=final_texts,
+        each_text=(final_texts + texts) / max(1, n_texts),
     )
 
 
-def texts_seconds(
-    evaluator: Evaluator, sampler: Sampler, limit: int, *, most_seconds: float = math.inf
+def estimate_texts_seconds(
+    evaluator: Evaluator, sampler: Sampler, limit: int, *, max_seconds: float = math.inf
 ) -> float:
     """Estimate the seconds until every text of a sampler has `limit` tokens.
 
-    A measurement that took `most_seconds` is not repeated.
+    A measurement that took `max_seconds` is not repeated.
     """
     if not sampler.prompts:
         return 0.0
     ranks = evaluator.ranks
     ids = [prompt.ids for prompt in sampler.prompts[ranks.rank :: ranks.world_size]]
-    with evaluator.sharing.whole() as model:  # together, also where a rank has no text
+    # All ranks gather the model, also a rank without texts.
+    with evaluator.sharing.full_model() as model:
 
-        def timed(tokens: int) -> float:
-            started = time.perf_counter()
+        def time_texts(tokens: int) -> float:
+            began = time.perf_counter()
             sampler.written(model, ids, tokens)
-            return time.perf_counter() - started
+            return time.perf_counter() - began
 
-        return seconds_of_texts(timed, limit, most_seconds=most_seconds) if ids else 0.0
+        return extrapolate_seconds(time_texts, limit, max_seconds=max_seconds) if ids else 0.0
 
 
-def seconds_of_texts(
-    timed: Callable[[int], float], most: int, *, most_seconds: float = math.inf
+def extrapolate_seconds(
+    time_texts: Callable[[int], float], n_tokens: int, *, max_seconds: float = math.inf
 ) -> float:
-    """Seconds of texts of `most` tokens: two short lengths tell reading prompts from writing.
+    """Estimate the seconds of texts with `n_tokens`, from the times of two short lengths.
 
-    A measurement that took `most_seconds` is not repeated.
+    The difference of the two times is free of the time to read the prompts. A measurement that took
+    `max_seconds` is not repeated.
     """
-    short = min(_SHORT_SECONDS, most_seconds)
-    few = least_of(lambda: timed(_FEW_TOKENS), budget_seconds=short, most_seconds=most_seconds)
-    if few / _FEW_TOKENS * most < _SHORT_SECONDS or most <= _MORE_TOKENS:
-        return few / _FEW_TOKENS * most
-    more = least_of(lambda: timed(_MORE_TOKENS), at_least=1, budget_seconds=short)
-    # Disturbed, more tokens may seem to take less than few: then one takes as much as can be.
-    each = (more - few) / (_MORE_TOKENS - _FEW_TOKENS) if more > few else more / _MORE_TOKENS
-    return few + each * (most - _FEW_TOKENS)
-
-
-class Banner(NamedTuple):
-    """Lines that a session begins with."""
-
-    short: str  # for the screen: what is trained, on what, how long and where
-    full: str  # for the log
-
-
-def banner(
-    config: RunConfig,
-    store: TokenStore,
-    model: PreTrainedModel,
-    stream: BatchStream,
-    runtime: Runtime,
-    strategy: str,
-    fitted: Fitted,
-    length: Length,
-) -> Banner:
-    """The lines that a session begins with."""
-    counts, shape = parameter_counts(model), stream.layout.shape
-    splits, tokens = store.manifest.splits, store.manifest.tokens
-    rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
-    n_rows, ranks, resources = stream.at(Cursor()).batch.n_rows, runtime.ranks, fitted.resources
-    attention = attention_in(model, runtime)
-    sharing = ""
-    if ranks.is_distributed:
-        library = "nccl" if runtime.device.type == "cuda" else "gloo"
-        words = f"{ranks.world_size} ranks over {library} share each update by {strategy}, about "
-        sharing = f"{words}{n_rows} of its rows each"
-    of_model = (
-        f"{config.model.family} from {config.model.start_from}, {millions(counts.total)} "
-        f"parameters ({millions(counts.non_embedding)} without embeddings)"
-    )
-    if config.adapter is not None:
-        share = counts.trainable / (counts.total - counts.trainable)
-        of_model += (
-            f", {config.adapter.kind} adapter of {counts.trainable:,} parameters ({share:.2%}, "
-            f"{counts.trainable * 4 / 1e6:,.1f} MB)"
-        )
-    examples = (
-        f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
-        f"{tokens.prompt + tokens.target:,} tokens"
-    )
-    dropped = _dropped(store)
-    # A batch in tokens is as many whole rows as it holds, which may be far fewer tokens.
-    asked = _stages(stream)[0].update_rows
-    whole = "" if asked is None else f": {asked:,} row{'s' * (asked > 1)} of {rows}"
-    n = math.ceil(n_rows / resources.micro_batch_rows)
-    at_once = f"{n} micro-batch{'es' * (n > 1)} in the first update"
-    words, *warning = _length(config, stream, length).splitlines()
-    compiled = "compiled" if resources.compile else "not compiled"
-    cuda = runtime.device.type == "cuda"
-    device = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} threads"
-    uploads = config.checkpoint.upload or "none"
-    pairs = [
-        ("model", of_model),
-        ("data", f"{examples}; rows of {rows} tokens"),
-        ("dropped", dropped),
-        *(("", line) for line in _drawn(config, store, stream)),
-        ("length", words),
-        *(("warning", line) for line in warning),
-        *([("ranks", sharing)] if sharing else []),
-        ("batch", f"{config.train.batch} an update{whole}, over all micro-batches and ranks"),
-        ("accumulation", f"{at_once}; {fitted.line}"),
-        ("precision", f"{runtime.precision} on {runtime.device}"),
-        ("attention", ", ".join(filter(None, (attention.name, attention.blocks)))),
-        ("compile", compiled),
-        ("uploads", uploads),
-        ("run folder", config.run_dir),
-    ]
-    of_batch = [f"{config.train.batch} per update{whole}", f"{at_once}", runtime.precision]
-    on_screen = [
-        ("data", f"{_sources(config)}: {examples}; {dropped}"),
-        ("length", words),
-        *(("warning", line) for line in warning),
-        *([("ranks", sharing)] if sharing else []),
-        ("batch", ", ".join([*of_batch, compiled])),
-        ("run folder", f"{config.run_dir}, on {runtime.device} ({device}); uploads: {uploads}"),
-    ]
-    title = f"toque {__version__}"
-    return Banner(_as_lines(f"{title}: {of_model}", on_screen), _as_lines(title, pairs))
-
-
-def _as_lines(title: str, pairs: Sequence[tuple[str, str]]) -> str:
-    return "\n".join([title, *(f"  {name:14}{text}" for name, text in pairs)])
-
-
-def _sources(config: RunConfig) -> str:
-    """The sources that are trained on; of a store without any, its folder."""
-    paths = [source.path for source in config.data.sources]
-    return named(paths) if paths else config.data.store
-
-
-def _dropped(store: TokenStore) -> str:
-    """Number of records that preparing dropped, with the most frequent reason."""
-    dropped, read = store.manifest.dropped, store.manifest.records.read
-    n = sum(dropped.values())
-    if not n:
-        return "no record dropped"
-    reason = max(dropped, key=lambda each: dropped[each])
-    why = f"{reason}: {dropped[reason]:,}"
-    return (
-        f"{n:,} of {read:,} records dropped ({'' if dropped[reason] == n else 'most often '}{why})"
-    )
-
-
-def _stages(stream: BatchStream) -> Sequence[EpochPlan]:
-    """Plans that follow each other; of a run without a curriculum, one."""
-    return stream.plan.stages if isinstance(stream.plan, StagedPlan) else [stream.plan]
-
-
-def _drawn(config: RunConfig, store: TokenStore, stream: BatchStream) -> list[str]:
-    """Lines on the mixture, the stages and the augmentation of the examples."""
-    plan, rows, mixture = stream.plan, store.rows("train"), _stages(stream)[0].mixture
-    lines = [mixture.in_words(config.data)] if mixture is not None else []
-    if config.curriculum is not None and isinstance(plan, StagedPlan):
-        lines += plan.in_words(config.curriculum)
-    encoder = stream.layout.shape.source > 0
-    if config.augmentation is not None:
-        rewriting = Rewriting(config.augmentation, store, rows, encoder=encoder)
-        lines.append(rewriting.in_words(rows, seed=config.seed))
-    return lines
-
-
-def _length(config: RunConfig, stream: BatchStream, length: Length) -> str:
-    steps = stream.totals(config.train.stop_after).get("steps")
-    stop = config.train.stop_after
-    words = f"until {stop.in_words()}"
-    if not steps or stop.unit == "steps":
-        return words + length.line
-    few = few_updates(steps)
-    return f"{words}, about {steps:,.0f} steps{length.line}" + (f"\n{few}" if few else "")
+    budget = min(_SHORT_SECONDS, max_seconds)
+    few = least_of(lambda: time_texts(_FEW_TOKENS), budget_seconds=budget, most_seconds=max_seconds)
+    upper_bound = few / _FEW_TOKENS * n_tokens
+    if upper_bound < _SHORT_SECONDS or n_tokens <= _MORE_TOKENS:
+        return upper_bound
+    more = least_of(lambda: time_texts(_MORE_TOKENS), at_least=1, budget_seconds=budget)
+    # A disturbed measurement may be shorter for more tokens. Then assume the slowest token.
+    per_token = (more - few) / (_MORE_TOKENS - _FEW_TOKENS) if more > few else more / _MORE_TOKENS
+    return few + per_token * (n_tokens - _FEW_TOKENS)

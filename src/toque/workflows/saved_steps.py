@@ -15,15 +15,15 @@ _ADDRESS: Final = re.compile(rf"(.+)/((?:{'|'.join(KINDS)})/{_STEP.pattern})")
 
 
 def is_step(name: str) -> bool:
-    """True for the name of a checkpoint's folder."""
+    """Return whether a folder is named like a checkpoint."""
     return _STEP.fullmatch(name) is not None
 
 
 def run_of(folder: Path) -> Path | None:
-    """The run of a checkpoint's folder; None for a folder of another kind.
+    """Return the run of a checkpoint's folder, or None for any other folder.
 
-    >>> run_of(Path("/runs/mine/best/step-00000200"))
-    PosixPath('/runs/mine')
+    >>> run_of(Path("/runs/my/best/step-00000200"))
+    PosixPath('/runs/my')
     """
     kind, *above = folder.absolute().parents
     if not is_step(folder.absolute().name) or kind.name not in KINDS or not above:
@@ -33,12 +33,12 @@ def run_of(folder: Path) -> Path | None:
 
 
 def config_of(folder: Path) -> Path:
-    """The file for the configuration of a run, or of the run that a checkpoint belongs to."""
+    """Return the path of the configuration of a run, or of a checkpoint's run."""
     return (run_of(folder) or folder) / "config.yaml"
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """The address of a run in a bucket, and the place of a checkpoint in it; "" for the run.
+    """Split an address into a run in a bucket and the path of a checkpoint, or "" without one.
 
     >>> split_address("gs://mine/run/best/step-00000200/")
     ('gs://mine/run', 'best/step-00000200')
@@ -47,20 +47,24 @@ def split_address(address: str) -> tuple[str, str]:
     return (parts[1], parts[2]) if parts else (address.rstrip("/"), "")
 
 
-def steps_in_words(run: Path) -> str:
-    """A sentence with the checkpoints and best models of a run."""
+def list_steps(run: Path) -> str:
+    """Return a sentence that lists the checkpoints and best models of a run."""
     folders = sorted(path for kind in KINDS for path in (run / kind).glob("step-*"))
     names = [path.relative_to(run).as_posix() for path in folders if is_step(path.name)]
     return f"{run} has {', '.join(names)}." if names else f"{run} has no checkpoint yet."
 
 
-def folder_of_step(run: Path, step: int) -> Path:
-    """The folder of a run's checkpoint or best model by its step, or a CheckpointError."""
+def find_step(run: Path, step: int) -> Path:
+    """Return the folder of a run's checkpoint or best model, given its step.
+
+    Raises:
+        CheckpointError: The run has no such step.
+    """
     for kind in KINDS:
         folder = run / kind / f"step-{step:08d}"
         if folder.is_dir():
             return folder
     raise CheckpointError(
-        f"There is no checkpoint and no best model of step {step:,}. {steps_in_words(run)} Name "
-        "one of these steps."
+        f"{run} has no checkpoint or best model of step {step:,}. {list_steps(run)} Name one of "
+        "these steps."
     )

@@ -132,6 +132,16 @@ def test_forms_are_all_words_of_a_stem():
         ("1 cup mixed nuts", "mixed nuts"), ("2count Huevos", "Huevos"),
         ("dsh Hot pepper sauce", "Hot pepper sauce"), ("tray ice cubes", "ice cubes"),
         ("1 boks hermetiske tomater", "hermetiske tomater"),
+        ("1 (1.5 fluid ounce) jigger pea vodka", "pea vodka"), ("2 jiggers gin", "gin"),
+        ("4 links pea sausage", "pea sausage"), ("1 branch dill", "dill"),
+        ("1/2 bushel peas", "peas"), ("2 soup spoons of starch", "starch"),
+        ("Twist of lime peel", "lime peel"), ("1 can your favorite bean soup", "bean soup"),
+        ("water to cover", "water"), ("water to thin the pea sauce", "water"),
+        ("enough milk to bind", "milk"), ("pastry for double-crust pie", "pastry"),
+        ("1 tbsp sugar for that sparkle", "sugar"), ("2 cups cheese of choice", "cheese"),
+        ("8 oz. ziti or similar pasta", "ziti"), ("1 pkg. any flavor jam", "jam"),
+        ("1 kg fruit of your choice", "fruit"), ("1 (8 ounce) wheel Brie", "Brie"),
+        ("1 box ready to bake peas", "ready to bake peas"),
     ],
 )  # fmt: skip
 def test_names_without_measures_and_remarks(line, name):
@@ -144,6 +154,15 @@ def test_names_without_measures_and_remarks(line, name):
         "2-4% sea salt by cabbage weight", "salt (fine", "cups flour", "bottle",
         "Other common seasonings may include cayenne pepper", "sliced and almonds",
         "one two three four five six seven peas", "½ lemon",
+        "optionally", "coarslely", "boneless", "fat-free", "Garnish with lime", "Enjoy!", "eggs @",
+        '"blops" of cream', "salt + pepper", "pea powder ✨", "cuppeas", "teaspoondill",
+        "Grind the peas", "Cover with more leaves", "Preheat oven", "Give yourself plenty of time",
+        "any variety", "Other sandwich toppings", "if available", "with lids", "Note", "TIP",
+        "Pandan leaves click here", "whatever peas", "pastry bag fitted", "pot with lid",
+        "cast-iron skillet", "Oven-safe pan", "wooden chopsticks", "charcoal briquettes",
+        "coursely garlic", "freshly Parmesan", "bay leaves no", "dill - a lot", "Cinnamon- ''",
+        "Bœuf coupé en cubes de", "bowl add-ins", "Instead of broth", "fresh dill garnish",
+        "dill stems removed", "Desired amount of peas",
     ],
 )  # fmt: skip
 def test_names_that_are_not_only_a_food(name):
@@ -155,7 +174,10 @@ def test_names_that_are_not_only_a_food(name):
     [
         "olive oil", "rib eye steak", "cube steak", "cloves", "leaf lettuce", "pound cake",
         "salt and pepper", "tomater i vann", "sliced almonds", "all-purpose flour", "can-can peas",
-        "Podco Light Crème Fraîche", "part skim mozzarella",
+        "Podco Light Crème Fraîche", "part skim mozzarella", "cinnamon sticks", "jelly", "barley",
+        "all beef hot dogs", "cream of tartar", "cupcakes", "gado-gado",
+        "freshly brewed coffee", "lightly salted butter", "red- or white-wine vinegar",
+        "whipped topping", "half and half", "fish sticks", "potato", "canola oil",
     ],
 )  # fmt: skip
 def test_names_that_are_only_a_food(name):

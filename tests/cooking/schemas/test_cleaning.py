@@ -21,6 +21,7 @@ from toque.cooking.schemas.cleaning import (
         ("<b>Bake</b> at <a href='x'>350</a>", "Bake at 350"),
         ("1 <sup>1</sup>&frasl;<sub>2</sub> cups", "1 1/2 cups"),
         ("1<sup class='x'>1</sup>/4 oz miso<sup>2</sup>", "1 1/4 oz miso 2"),
+        ("Get a pan: ![](./pan.jpg) or ![A pot](pot.jpg)", "Get a pan: or A pot"),
         ("Boil.<br/>Drain.", "Boil.\nDrain."), ("heat if < 5 > 3", "heat if < 5 > 3"),
         ("a\u00a0b\u2009c", "a b c"), ("New Mexico\x96Style", "New Mexico–Style"),
         ("it\x92s\x00 hot\x81", "it's hot"), ("preheat to 350\ufffd\ufffdF.", "preheat to 350°F."),
@@ -108,6 +109,7 @@ def test_ingredients_lose_bullets_and_subheadings():
     ("line", "clean", "note"),
     [
         ("1 pork loin (about", "1 pork loin", "brackets"),
+        ("10 oz peas ((1 cup), chopped)", "10 oz peas (1 cup, chopped)", "brackets"),
         ("1 cup stock (such as Pod,", "1 cup stock (such as Pod)", "brackets"),
         ("2 cups peas, 1 pound)", "2 cups peas, 1 pound", "brackets"),
         ("butter, (softened (close to", "butter", "brackets"),
@@ -199,6 +201,9 @@ def test_steps_are_parted_and_bared(lines, steps, note):
         ("Skillet Pea Pie Recipe", "Skillet Pea Pie"), ("Grandma's Recipe", "Grandma's Recipe"),
         ("Pea Soup (Copycat)", "Pea Soup"), ("Pea Soup by Ann Pod", "Pea Soup"),
         ("Podco® Pea Dip", "Podco Pea Dip"), ("Death by Chocolate", "Death by Chocolate"),
+        ("Pea Cups(Candy)", "Pea Cups (Candy)"), ("Pea Cake(6 Servings)", "Pea Cake"),
+        ("green_pea_salad", "green pea salad"), ("Best Pea Pie {Ever}", "Best Pea Pie"),
+        ("Pea Pancakes | Pod Kitchen", "Pea Pancakes"), ("Peas a_b c", "Peas a_b c"),
     ],
 )  # fmt: skip
 def test_the_end_of_a_title_names_no_writer(title, clean):
@@ -223,3 +228,9 @@ def test_numbers_without_a_point_and_a_blank_before_a_stop():
 def test_stray_hyphens_and_steps_in_lists(line, clean):
     kept = (line,) if line.startswith(("red-", "polo-")) else (clean,) * bool(clean)
     assert clean_ingredients([line], Counter()) == kept
+
+
+def test_commas_at_the_end_and_glued_headings_of_steps():
+    steps = ["FOR THE SAUCEIn a bowl, mix peas,", "Then eat,", "MINTCo leaves"]
+    right = ("FOR THE SAUCE: In a bowl, mix peas.", "Then eat.", "MINTCo leaves")
+    assert clean_steps(steps, Counter()) == right

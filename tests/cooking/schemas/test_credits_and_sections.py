@@ -37,6 +37,7 @@ NO_STEPS = {
     "credits": (
         "Photograph by Ida Berg", "PHOTOGRAPHS BY IDA BERG; STYLING BY A. ROE", "Photo: Ida Berg",
         "Food styling by A. Roe", "Adapted from The Pea Book by Ida Berg (Green Press, 1999)",
+        "(Credit belongs to my wife, Ida.)", "Fonte: Ida Berg", "Источник: Ида Берг",
         "*Recipe courtesy of Ida Berg, Chef of The Pod", "Recipe by Ida Berg",
         "Reprinted with permission from Peas Weekly",
         "This recipe was contributed by Ida Berg of Oslo.", "From the kitchen of Ida Berg",
@@ -357,3 +358,44 @@ def test_a_note_glued_to_a_yield_goes():
     recipe, notes = read(directions=[*STEPS, "Makes 16Note: when cold, the soup is thick."])
     assert recipe.steps == tuple(STEPS)
     assert notes["notes and tips among the steps removed"] == 1
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "I got this soup from a friend of the family.", "My husband says that it is the best.",
+        "Thanks to the neighbour for the idea.", "I've been wondering about it for a year.",
+    ],
+)  # fmt: skip
+def test_texts_of_the_writer_at_either_end_are_no_steps(line, at):
+    recipe, _ = read(directions=[*STEPS[:at], line, *STEPS[at:]])
+    assert recipe.steps == tuple(STEPS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "This is a traditional white soup of the coast.", "Tried this out and it was amazing.",
+        "These peas have the power of ten and will be loved.", "Here's a tasty soup for you.",
+        "A friend of the house gave this to the cooks.", "It is hard to find peas in the north.",
+        "Peas are fine and this is a great way for them to be eaten.",
+    ],
+)  # fmt: skip
+def test_texts_about_the_dish_before_the_steps_go(line):
+    recipe, notes = read(directions=[line, *STEPS])
+    assert recipe.steps == tuple(STEPS)
+    assert notes["texts about the dish among the steps removed"] == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "A zöld borsó a legjobb.", "Store the peas in the fridge and keep it cool.",
+        "Slip the skins from the peas with your fingers.", "The pan can be of iron for this.",
+        "A day ahead, soak the peas.", "It will take the peas up to an hour: wait for it.",
+        "Have your mom or dad toast the peas in the oven.",
+    ],
+)  # fmt: skip
+def test_first_steps_that_only_look_like_texts_stay(line):
+    assert read(directions=[line, *STEPS])[0].steps == (line, *STEPS)

@@ -21,6 +21,11 @@ NO_STOP = "Punch it down, then put it back into the same bowl"
         (["In each jar put:", "bay leaf", "dill weed, dried", A],
          ["In each jar put: bay leaf; dill weed, dried", A], LISTS),
         (["Mix", "1 cup peas", "2 tsp dill", A, B], ["Mix: 1 cup peas; 2 tsp dill", A, B], LISTS),
+        ([f"{A} Pea Compote", B, "Stir"], [A, f"Pea Compote: {B}", "Stir"], PARTS),
+        ([f"{A} FOR THE DILL", B, "Stir"], [A, f"FOR THE DILL: {B}", "Stir"], PARTS),
+        ([A, f"{B} Pubblicità", "Stir"], [A, B, "Stir"], HEADINGS),
+        ([A, f"{B} FILLING", C, "Stir"], [A, B, f"FILLING: {C}", "Stir"], PARTS),
+        (["Before You Start...", A, B], [A, B], HEADINGS),
         ([A, "2 cups peas, shelled", "2 cups dill", B], [A, "2 cups peas, shelled; 2 cups dill",
         B], LISTS),
     ],
@@ -34,6 +39,7 @@ def test_headings_and_lists_are_joined_and_counted(steps, joined, note):
 @pytest.mark.parametrize(
     "steps",
     [
+        [A, f"{B} The", C], [A, f"{B} Serve", C], [A, f"{B} Pea Goat Log"],
         [A, B, "Serve"], [A, "Freeze for at least 15 minutes", B, C], ["Dice the onions",
         A, NO_STOP, NO_STOP],
         [NO_STOP, "Add herbs to the pot", A, B, C], ["peel the peas", "cook them", "eat"],

@@ -111,6 +111,15 @@ def test_energy_in_kilojoules():
         ({"ingredients": None}, "no ingredients"),
         ({"ingredients": ["", "Sauce:"]}, "no ingredients"), ({"ingredients": 3}, "no ingredients"),
         ({"directions": ["", "2."]}, "no steps"), ({"directions": ["Mix."]}, "too short"),
+        ({"ingredients": ["1 cup peas 2 cups broth 1/2 tsp salt 3 small onions, all diced"]},
+         "ingredients on one line"),
+        ({"ingredients": ["salt", "peas - 2 cups; broth, 3 cups; 1/2 tsp dill; 2 onions; 1 leek"]},
+         "ingredients on one line"),
+        ({"ingredients": ["2 cups peas", "Cover with more peas", "Grind the dill in a mill",
+          "Line a pan with the peas"]}, "steps among the ingredients"),
+        ({"directions": ["You will need waxed paper and a rolling pin for this."]}, "no method"),
+        ({"directions": ["This soup was invented in 5 minutes on a day without peas.",
+          "It is the best of all."]}, "no method"),
     ],
 )  # fmt: skip
 def test_reasons(changes, reason):
@@ -178,7 +187,22 @@ def test_a_recipe_with_a_lost_fraction_is_dropped(line):
     assert recipe_of(record, Counter()) == "lost fraction"
 
 
-@pytest.mark.parametrize("step", ["Drain the peas and let them all sit in a", "Mix peas and"])
+@pytest.mark.parametrize(
+    "step",
+    ["Then add cup flour and beat.", "Combine cup sugar and peas.", "Mix dill and tsp. of salt."],
+)
+def test_a_recipe_with_a_lost_number_is_dropped(step):
+    record = {**SOUP, "directions": [*SOUP["directions"], step]}
+    assert recipe_of(record, Counter()) == "lost fraction"
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["Drain the peas and let them all sit in a", "Mix peas and", "Depending on how",
+     "Stew them for about 25", "Stir peas until the mix is", "Add cold peas or",
+     "Add the dill when",
+     "Fill the tin up to 3/", "Mix peas ("],
+)  # fmt: skip
 def test_a_recipe_with_a_step_cut_off_is_dropped(step):
     record = {**SOUP, "directions": [*SOUP["directions"], step]}
     assert recipe_of(record, Counter()) == "text cut off"
@@ -186,8 +210,23 @@ def test_a_recipe_with_a_step_cut_off_is_dropped(step):
 
 @pytest.mark.parametrize(
     "step",
-    ["Braten Sie das Fleisch an", "Keep the lid on", "Serve with rice.", "Prenez ce qu'il y a"],
-)
+    ["Braten Sie das Fleisch an", "Keep the lid on", "Serve with rice.", "Prenez ce qu'il y a",
+     "Use as is", "Serve for 4", "Bake at about 350", "Drop it in teaspoon size balls.",
+     "Hold plate and cup together.", "See http://peas.example/soup/"],
+)  # fmt: skip
 def test_a_step_without_a_full_stop_is_not_cut_off(step):
     record = {**SOUP, "directions": [*SOUP["directions"], step]}
     assert not isinstance(recipe_of(record, Counter()), str)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ingredients": ["1 cup peas or 2 cups beans, 1/2 cup dill plus 3 tbsp dill, 1 tsp salt"]},
+        {"ingredients": ["1 (3 cups, 4 oz, 5 g, 6 ml) can of peas that were boiled in broth"]},
+        {"directions": ["Die Erbsen sind das Beste, was es gibt."]},
+        {"directions": ["Gently massage the peas.", "It is ready."]},
+    ],
+)  # fmt: skip
+def test_recipes_that_only_look_damaged_stay(changes):
+    assert not isinstance(_read(SOUP | changes), str)

@@ -55,7 +55,8 @@ def test_what_is_kept(recipes, readings, name):
     assert RecipeReader().schema(recipes / name) == schema
     assert reading.read == n_records
     assert reading.kept + sum(reading.counts.values()) == n_records
-    assert reading.kept >= 0.97 * n_well_formed
+    # In RecipeNLG, 1 % have no method, and 1 % have all ingredients on one line.
+    assert reading.kept >= 0.965 * n_well_formed
 
 
 @pytest.mark.slow
@@ -76,9 +77,12 @@ def test_the_cut_schema_is_refused(recipes, read_file):
         read_file(recipes / "ingredient_lines_labelled.csv")
 
 
+DAMAGED = {62, 277}  # rows of foodcom_RAW_recipes.csv: no method, and a cup without its number
+
+
 def test_food_com_fields_are_the_cells(recipes, readings):
     with (recipes / "foodcom_RAW_recipes.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for n, row in enumerate(csv.DictReader(file)) if n not in DAMAGED]
     for row, recipe in zip(rows, readings("foodcom_RAW_recipes.csv").recipes, strict=True):
         assert recipe.ingredients == tuple(
             " ".join(i.split())
@@ -92,7 +96,8 @@ def test_food_com_fields_are_the_cells(recipes, readings):
 def test_food_com_daily_values_agree_with_energy(recipes, readings):
     """9 kcal a gram of fat, 4 of protein and carbohydrate; sugar is part of carbohydrate."""
     with (recipes / "foodcom_RAW_recipes.csv").open(encoding="utf-8", newline="") as file:
-        carbohydrate = [3.0 * ast.literal_eval(r["nutrition"])[6] for r in csv.DictReader(file)]
+        rows = [row for n, row in enumerate(csv.DictReader(file)) if n not in DAMAGED]
+    carbohydrate = [3.0 * ast.literal_eval(row["nutrition"])[6] for row in rows]
     errors = []
     found = readings("foodcom_RAW_recipes.csv").recipes
     for recipe, carbohydrate_g in zip(found, carbohydrate, strict=True):

@@ -6,6 +6,7 @@ from toque.cooking.schemas.repairs import (
     only_a_link,
     rejoined,
     untokenised,
+    with_apostrophes,
     without_boilerplate,
     without_misprints,
     without_repeat,
@@ -151,6 +152,14 @@ def test_sentences_split_in_the_middle(steps, joined):
         ("Pea Sauceepi:recipelink, warm", "Pea Sauce , warm"),
         ("2 recipesPea Dough", "2 recipes Pea Dough"), ("1 cup peas ($0.45)", "1 cup peas"),
         ("1 cup peas Podmart 1 lb For $0.99 thru 02/09", "1 cup peas"),
+        ("Guten Appetit! :-)", "Guten Appetit!"), ("eat it ;)", "eat it"),
+        ("Boil it.\\r\\n", "Boil it."), ("Serve cold.\\", "Serve cold."),
+        ("serve w / syrup", "serve w/ syrup"),
+        ("2 tbsp honey ()", "2 tbsp honey"), ("dill ( ), fresh", "dill, fresh"),
+        ("uniamo i piselli [12] e il burro [1].", "uniamo i piselli e il burro."),
+        ("Cool it.(Can be made ahead.)", "Cool it. (Can be made ahead.)"),
+        ("(Wait first.)Boil it", "(Wait first.) Boil it"),
+        ("a 3-inchpea tuile", "a 3-inch pea tuile"),
     ],
 )  # fmt: skip
 def test_misprints_within_a_line(line, right):
@@ -193,7 +202,8 @@ def test_references_to_other_texts_and_lost_spaces(line, right):
         "Follow the recipe on the box.", "50g butter",
         "Wait ... then eat...", "2 clove(s) garlic", "een (hand)mixer", "2,5 dl melk", "5 * 3 cm",
         "saute the crepes", "snake_case and 2*3*4", "12 cups rice", "12 ounces peas",
-        "12 cupcakes", "a 10 or 12 cup pan", "Lait : 25 cl",
+        "12 cupcakes", "a 10 or 12 cup pan", "Lait : 25 cl", "two 9-inches peas", "peas (R.A.)",
+        "see (above): peas", "salt (1) pea",
         "cut into 1cm³ pieces", "wait . . . longer",
         "8 1/2-inch pieces",
     ],
@@ -231,3 +241,19 @@ def test_spaces_before_punctuation():
 )
 def test_steps_that_only_link(steps, link):
     assert only_a_link(steps) is link
+
+
+@pytest.mark.parametrize(
+    ("title", "right"),
+    [
+        ("momma s pea soup", "momma's pea soup"), ("i can t believe it s peas",
+        "i can't believe it's peas"),
+        ("you ll love it if i m there", "you'll love it if i'm there"),
+        ("they ve got peas and we re off", "they've got peas and we're off"),
+        ("plan b peas t bone", ""), ("m m peas", ""), ("vitamin d shake", ""), ("s mores", ""),
+    ],
+)  # fmt: skip
+def test_apostrophes_that_an_export_lost(title, right):
+    notes: Counter[str] = Counter()
+    assert with_apostrophes(title, notes) == (right or title)
+    assert notes.total() == bool(right)

@@ -91,7 +91,7 @@ def test_an_update_is_the_same_in_turn_and_by_itself(encoder: bool, packed: bool
         alone = stream(encoder=encoder, packed=packed).at(begins)
         assert replace(alone, batch=step.batch) == step
         assert alone.batch.example_ids == step.batch.example_ids
-        for a, b in zip(alone.batch.tensors(), step.batch.tensors(), strict=True):
+        for a, b in zip(alone.batch.tensors().values(), step.batch.tensors().values(), strict=True):
             assert torch.equal(a, b)
 
 

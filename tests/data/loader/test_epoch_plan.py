@@ -74,7 +74,7 @@ SOURCE = np.repeat([0, 1, 2], [300, 150, 50])
 
 def mixed_plan(*weights: float, seed: int = 3, **changes: int | None) -> EpochPlan:
     made = plan(N, seed=seed, **changes)
-    made.mixture = Mixture(source=SOURCE, weights=weights, seed=seed)
+    made.mixture = Mixture(group=SOURCE, weights=weights, seed=seed)
     return made
 
 
@@ -111,7 +111,7 @@ def test_fractions_even_out_over_epochs() -> None:
 
 def test_a_source_without_training_examples_is_no_error() -> None:
     p = plan(N)
-    p.mixture = Mixture(source=np.zeros(N, np.int64), weights=(2.0, 3.0), seed=3)
+    p.mixture = Mixture(group=np.zeros(N, np.int64), weights=(2.0, 3.0), seed=3)
     assert p.mixture.draws == [1000, 0]
     assert set(seen(p).values()) == {2}
 

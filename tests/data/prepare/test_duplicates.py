@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from fixtures.stores import Made
 from store_checks import content, continues, interrupted_after, prepared
 from toque.data.prepare import duplicates as near
-from toque.data.prepare.duplicates import Division, RowKeys, divide, find_clusters, signatures
+from toque.data.prepare.dedup_and_split import Division, RowKeys, divide
+from toque.data.prepare.duplicates import find_clusters, signatures
 from toque.data.prepare.store_plan import PrepareSettings
 
 Make = Callable[..., PrepareSettings]

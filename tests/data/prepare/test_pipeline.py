@@ -187,7 +187,7 @@ def test_a_reader_is_given_the_tasks_and_found_if_it_loses_count(
 ) -> None:
     path = two_tasks(tmp_path)
     assert made("s", of=path, reader=ReaderOfTasks()).report.kept == 2
-    with pytest.raises(DataError, match="it lost count"):
+    with pytest.raises(DataError, match="has wrong counts"):
         made("t", of=path, reader=ForgetfulReader())
 
 
@@ -221,7 +221,7 @@ def test_what_was_cut_is_counted_in_the_rows_in_use(
     assert report.cut == {
         "prompts": 0, "prompt_tokens": 0, "targets": n, "target_tokens": lost,
     }  # fmt: skip
-    assert f"{n} targets were cut, losing {lost:,} tokens ({lost / text:.2%}" in " ".join(
+    assert f"{n} targets were cut and lost {lost:,} tokens ({lost / text:.2%}" in " ".join(
         report.losses()
     )
 
@@ -231,7 +231,7 @@ def test_dropping_all_an_error_or_a_split_of_pairs_is_said(made: Made) -> None:
         made("s", max_target_tokens=10, on_overlong="drop")
     with pytest.raises(DataError, match='target of "Dish 0…" has more than 10 tokens'):
         made("s", max_target_tokens=10, on_overlong="error")
-    with pytest.raises(ConfigError, match="the second half of a recipe has no prompt"):
+    with pytest.raises(ConfigError, match="the second half of a long target would have no prompt"):
         made("t", on_overlong="split")
 
 

@@ -125,7 +125,7 @@ def test_what_a_start_leaves_does_not_make_the_folder_somebody_elses(
     (tmp_path / "mine").mkdir()
     for foreign in (name, f"{name}.of.mine"):
         (tmp_path / "mine" / foreign).touch()
-    with pytest.raises(DataError, match="is not empty and holds no token store"):
+    with pytest.raises(DataError, match="has files but no token store"):
         made("mine")
     assert {p.name for p in (tmp_path / "mine").iterdir()} == {name, f"{name}.of.mine"}
 
@@ -247,6 +247,6 @@ def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(
     os.kill(int(children[-1]), signal.SIGKILL)  # as the system does when memory is short
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 3, out
-    assert "A worker process ended, most likely killed by the system" in out
+    assert "A worker process ended, probably because the system killed it" in out
     assert whole_shards(store)
     continues(path, store, settings)

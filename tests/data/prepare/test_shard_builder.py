@@ -57,7 +57,7 @@ def test_select_keeps_the_chosen_rows(rows: list[list[int]], keep: list[bool]) -
 def cut(n: int, family: str, *, bos: int | None = 0, whole: bool = True) -> list[tuple]:
     ids = np.arange(10, 10 + n, dtype=np.uint32)
     given = pieces(
-        ids, family_kind=family, max_prompt=4, max_target=5, bos_id=bos, eos_id=1, whole=whole
+        ids, family_kind=family, max_prompt=4, max_target=5, bos_id=bos, eos_id=1, ends=whole
     )
     return [(prompt.tolist(), target.tolist()) for prompt, target in given]
 

@@ -86,7 +86,7 @@ def test_a_number_and_the_choice_of_it_make_one_store(made: Made, long_file: Pat
 def test_the_model_has_room_for_what_is_chosen(made: Made, long_file: Path) -> None:
     result = made("s", of=long_file, **OPEN, room=513)
     assert chosen(result) == (64, 449)
-    assert "The model has room for no more" in " ".join(result.report.limits)
+    assert "The model has no more positions" in " ".join(result.report.limits)
     with pytest.raises(DataError, match="the model's room in tokens was 513 and is 1025"):
         made("s", of=long_file, **OPEN, room=1025)
 

@@ -124,8 +124,11 @@ def test_order_and_number_count(differing):
     assert differing(files, "gs://p/a.jsonl", "gs://p/[bc].jsonl") == []
     assert len(differing(files, "gs://p/[bc].jsonl", "gs://p/a.jsonl")) == 2
     (said,) = differing(files, "gs://p/a.jsonl")
-    assert "prepared from 2 (files such as gs://p/a.jsonl, gs://p/b.jsonl, gs://p/c.jsonl)" in said
-    assert "lists 1 (gs://p/a.jsonl)" in said
+    assert (
+        "prepared from 2 sources (files such as gs://p/a.jsonl, gs://p/b.jsonl, gs://p/c.jsonl)"
+        in said
+    )
+    assert "has 1 (gs://p/a.jsonl)" in said
 
 
 @pytest.mark.parametrize(("then", "now"), [(None, 3), ([3], None), ([3], 4)])
@@ -158,7 +161,7 @@ def test_files_count_by_content_reader_and_order(tmp_path: Path, settings_for: M
     manifest = prepare(sources, store=store, settings=settings, workers=1).store.manifest
     assert found(TextReader(), "a", "b") == []
     (said,) = found(TextReader(), "a")
-    assert "b.txt, which it was prepared from, is not there any more" in said
+    assert "b.txt, from which it was prepared, is missing" in said
     (said,) = found(TextReader(encoding="cp1252"), "a", "b")
     assert "was read in another way (format, encoding, columns or tasks)" in said
     (folder / "a.txt").rename(folder / "c.txt")

@@ -68,28 +68,28 @@ def test_columns_and_what_there_is_of_them(store: TokenStore) -> None:
     assert store.column("id").tolist()[:3] == [0.0, 1.0, 2.0]
     assert store.column("quality").dtype == np.float32
     assert store.column("key").dtype == np.uint64
-    with pytest.raises(DataError, match=r"no column 'cuisine'; it has id, key, quality"):
+    with pytest.raises(DataError, match=r"no column 'cuisine'\. Its columns are id, key, quality"):
         store.column("cuisine")
 
 
 def test_a_folder_without_a_store_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="There is no token store at"):
+    with pytest.raises(DataError, match=r"The token store .* does not exist"):
         TokenStore.open(tmp_path / "absent")
-    with pytest.raises(DataError, match=r"holds no token store \(no manifest"):
+    with pytest.raises(DataError, match=r"has no manifest\.json"):
         TokenStore.open(tmp_path)
     (tmp_path / "building.json").write_text("{}")
-    with pytest.raises(DataError, match="holds an unfinished token store"):
+    with pytest.raises(DataError, match=r"The token store .* is unfinished"):
         TokenStore.open(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not a token store's description"),
-        ("[]", "is of format None"),
-        ('{"format": 2}', "is of format 2; this toque reads up to 1"),
-        ('{"format": 1}', "is not a token store's description"),
-        ('{"format": 1, "fingerprint": ' + "[" * 100_000, "is not a token store's description"),
+        ("{", "is not the manifest of a token store"),
+        ("[]", "has the format None"),
+        ('{"format": 2}', "has the format 2, but this version of toque reads formats up to 1"),
+        ('{"format": 1}', "is not the manifest of a token store"),
+        ('{"format": 1, "fingerprint": ' + "[" * 100_000, "is not the manifest of a token store"),
     ],
     ids=["cut", "a list", "newer", "empty", "endless brackets"],
 )
@@ -112,12 +112,12 @@ def test_every_missing_short_or_changed_file_is_named(store: TokenStore) -> None
         with pytest.raises(DataError, match=f"{name} is missing"):
             TokenStore.open(store.path)
         path.write_bytes(data[:-1])
-        with pytest.raises(DataError, match=f"{name} has .* bytes where the manifest says"):
+        with pytest.raises(DataError, match=f"{name} has .* bytes, but .* in the manifest"):
             TokenStore.open(store.path)
         at = random.Random(name).randrange(len(data))
         path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
         TokenStore.open(store.path)
-        with pytest.raises(DataError, match=f"{name} has the right size and the wrong content"):
+        with pytest.raises(DataError, match=f"{name} has the right size but the wrong content"):
             TokenStore.open(store.path, verify=True)
         path.write_bytes(data)
     TokenStore.open(store.path, verify=True)
@@ -140,7 +140,7 @@ def test_a_file_of_a_store_that_is_cut_is_named(store: TokenStore) -> None:
     path = store._shard(1) / "target_tokens.npy"
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 1)
-    with pytest.raises(DataError, match=r"1/target_tokens\.npy was cut short"):
+    with pytest.raises(DataError, match=r"1/target_tokens\.npy was truncated"):
         store.sides(everything)
 
 
@@ -165,10 +165,14 @@ def test_many_rows_at_once_are_the_rows_one_by_one(store: TokenStore) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("ends", lambda a: a[::-1], r"target_ends.npy does not say where \d+ rows end"),
-        ("ends", lambda a: a[:-1], r"target_ends.npy does not say where \d+ rows end"),
-        ("tokens", lambda a: a.astype("u4"), "holds uint32 and the store's first ids are uint16"),
-        ("tokens", lambda a: a[:-1], r"target_tokens.npy holds \d+ ids and its rows have"),
+        ("ends", lambda a: a[::-1], r"target_ends.npy must have \d+ ascending numbers"),
+        ("ends", lambda a: a[:-1], r"target_ends.npy must have \d+ ascending numbers"),
+        (
+            "tokens",
+            lambda a: a.astype("u4"),
+            "has ids of type uint32, but the first ids of the store have type uint16",
+        ),
+        ("tokens", lambda a: a[:-1], r"target_tokens.npy has \d+ ids, but its rows have"),
     ],
     ids=["descending ends", "short ends", "ids of another store", "fewer ids"],
 )
@@ -228,7 +232,7 @@ def test_a_header_that_cannot_be_is_refused(tmp_path: Path, header: str, version
     size = struct.pack("<H" if version == 1 else "<I", len(text))
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY" + bytes([version, 0]) + size + text + bytes(6))
-    with pytest.raises(DataError, match=r"a\.npy is no array of a store"):
+    with pytest.raises(DataError, match=r"a\.npy is not an array of a store"):
         mapped_array(path)
 
 
@@ -247,7 +251,7 @@ def test_a_column_or_split_that_is_not_the_stores_is_named(
 ) -> None:
     np.save(folder / f"{file}.npy", array)
     reseal(folder)
-    with pytest.raises(DataError, match=rf"{file}\.npy (holds|is no array)"):
+    with pytest.raises(DataError, match=rf"{file}\.npy (has|must|is not an array)"):
         read(TokenStore.open(folder))
 
 
@@ -258,13 +262,13 @@ def test_rows_that_no_file_has_room_for_are_refused(folder: Path) -> None:
             entry["examples"] = 10**12
 
     reseal(folder, claim)
-    with pytest.raises(DataError, match=r"speaks of 1,000,000,000,000 rows"):
+    with pytest.raises(DataError, match=r"lists 1,000,000,000,000 rows"):
         TokenStore.open(folder).prompt_lengths  # noqa: B018
 
 
 def test_a_column_of_no_numbers_is_refused(folder: Path) -> None:
     reseal(folder, lambda held: held["columns"].update(quality="object"))
-    with pytest.raises(DataError, match=r"columns of other types than float32"):
+    with pytest.raises(DataError, match=r"columns of types other than float32"):
         TokenStore.open(folder)
 
 

@@ -13,9 +13,11 @@ from fixtures.servers import in_a_thread
 from toque.runs.places import RunFinder
 from toque.serving.application import build_app as app_of_serve
 from toque.serving.batcher import ServedModels
+from toque.serving.gate import Limits
 from toque.serving.protocol import ChatRequest, CompletionRequest, parse_request
-from toque.serving.server import LOOPBACK_NAMES, Limits, RequestError, Server, hosts_of
-from toque.watching import Watcher, watching_app
+from toque.serving.request_errors import RequestError
+from toque.serving.server import LOOPBACK_NAMES, Server, hosts_of
+from toque.serving.watch_app import Watcher, watching_app
 
 HOSTS = (
     "x/y?", "x/?", "x#", "x/#", "/?", "?", "x\\y?", "x/health?", "x/health#", "a:b@x/y?",
@@ -65,7 +67,7 @@ def test_nothing_of_ours_reads_an_address_that_the_client_has_made():
     words = ("request.url", ".base_url", ".url_for(")
     found = [
         f"{path.relative_to(package)} has {word}"
-        for path in (*package.glob("serving/*.py"), package / "watching.py")
+        for path in package.glob("serving/*.py")
         for word in words
         if word in re.sub(r"`.*?`", "", path.read_text())
     ]

@@ -232,9 +232,7 @@ def test_every_word_is_in_an_example_or_its_column_is_named(
         said[command] = " ".join(printed.out.split())
     said["report"] = html.unescape(Path("page.html").read_text())
     for command, out in said.items():
-        found = re.search(
-            r"Fields of data\S*(?: and 23 more)? that no example holds: (.*?)\.(?= |\n|<|$)", out
-        )
+        found = re.search(r"Unused fields of data\S*(?: and 23 more)?: (.*?)\.(?= |\n|<|$)", out)
         names = re.findall(r"'([^']+)'", found[1]) if found else []
         assert sorted(names) == sorted(form.named), (command, out)
     examples = examples_of(Path("s"))

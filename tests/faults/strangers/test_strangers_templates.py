@@ -19,7 +19,8 @@ from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, DataError
 from toque.serving.application import build_app
-from toque.serving.server import Limits, Server
+from toque.serving.gate import Limits
+from toque.serving.server import Server
 from toque.workflows.inference.open_served import open_models
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -110,7 +111,7 @@ def test_one_child_answers_every_request_until_it_has_to_be_ended(
     assert asked("rice") == [*codec.encode("rice"), codec.eos_id]
     first = child()
     assert asked("x" * 50_000)[-1] == codec.eos_id
-    with pytest.raises(DataError, match="60,000,017 characters, and 65,568 are allowed"):
+    with pytest.raises(DataError, match="60,000,017 characters, but 65,568 is the limit"):
         asked("long")
     assert child() == first
     with pytest.raises(DataError, match="more than 2 s"):
@@ -138,44 +139,44 @@ def normalizers(*steps: dict[str, Any]) -> dict[str, Any]:
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 REGEX = {"type": "Replace", "pattern": {"Regex": "[a-z]"}, "content": "ee"}
 HARM = {
-    "34 doublings": (normalizers(*[replace("e", "ee")] * 34), "17,179,869,184 bytes of one"),
-    "by an expression": (normalizers(*[REGEX] * 34), "bytes of one"),
+    "34 doublings": (normalizers(*[replace("e", "ee")] * 34), "one byte into 17,179,869,184 bytes"),
+    "by an expression": (normalizers(*[REGEX] * 34), "may turn one byte into"),
     "by two letters in turn": (
         normalizers(*[replace("e", "aa"), replace("a", "ee")] * 17),
-        "bytes of one",
+        "may turn one byte into",
     ),
     "between other steps": (
         normalizers(*[replace("e", "ee"), {"type": "Lowercase"}] * 34),
-        "bytes of one",
+        "may turn one byte into",
     ),
-    "as bytes": (normalizers(*[{"type": "ByteLevel"}] * 34), "bytes of one"),
-    "12 doublings": (normalizers(*[replace("e", "ee")] * 12), "4,096 characters of 'e'"),
+    "as bytes": (normalizers(*[{"type": "ByteLevel"}] * 34), "may turn one byte into"),
+    "12 doublings": (normalizers(*[replace("e", "ee")] * 12), "turns 'e' into 4,096 characters"),
     "a prepend of 40 MB": (
         normalizers({"type": "Prepend", "prepend": "x" * 40_000_000}),
         "a text of 40,000,000 characters",
     ),
     "words of bytes": (
         {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 34}},
-        "bytes of one",
+        "may turn one byte into",
     ),
     "texts that double": (
         {"decoder": {"type": "Sequence", "decoders": [replace("e", "ee")] * 34}},
-        "bytes of one",
+        "may turn one byte into",
     ),
     "an entry of 1 MB": (
         {"model": {"type": "BPE", "merges": [], "vocab": {END: 0, "x" * 1_000_000: 1}}},
-        "puts in an entry of 1,000,000 characters",
+        "has an entry of 1,000,000 characters",
     ),
     "an added token of 1 MB": (
         {"added_tokens": [{"id": 400, "content": "x" * 1_000_000, "special": False}]},
-        "puts in an entry of 1,000,000 characters",
+        "has an entry of 1,000,000 characters",
     ),
     "behind a name": (
         normalizers(*[replace("e", "ee") | {"normalizers": []}] * 34),
-        "bytes of one",
+        "may turn one byte into",
     ),
-    "between all letters": (normalizers(*[replace("", "e")] * 34), "no known form"),
-    "no known form": (normalizers({"type": "Replace", "pattern": "e"}), "no known form"),
+    "between all letters": (normalizers(*[replace("", "e")] * 34), "unknown form"),
+    "no known form": (normalizers({"type": "Replace", "pattern": "e"}), "unknown form"),
 }
 
 
@@ -199,9 +200,9 @@ def test_commands_refuse_it_with_their_exit_codes(
     words = [f"model.tokenizer={folder}", f"data.store={tmp_path / 'store'}"]
     assert main(["prepare", str(tmp_path / "run.yaml"), *words]) == 3
     said = " ".join(capfd.readouterr().err.split())
-    assert said.count("17,179,869,184 bytes of one, where 65,536 are allowed") == 4
-    assert said.count(f"{folder / 'tokenizer.json'} may make") == 4
-    with pytest.raises(CheckpointError, match="made to harm"):
+    assert said.count("17,179,869,184 bytes, but 65,536 is the limit") == 4
+    assert said.count(f"{folder / 'tokenizer.json'} may turn") == 4
+    with pytest.raises(CheckpointError, match="malicious"):
         open_models({"theirs": folder})
 
 

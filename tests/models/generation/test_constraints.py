@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tiny import model_of, shape_of
-from toque.cooking.answer_schemas import SHIPPED, answer_schema
+from toque.cooking.recipe_form import SHIPPED, answer_schema
 from toque.cooking.schemas.schema_org import record_of_node
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError

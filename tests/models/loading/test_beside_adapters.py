@@ -37,7 +37,7 @@ from toque.models.lora.adapter_files import (
 )
 from toque.models.lora.frozen import PLAIN, FrozenFormat, computing, format_of
 from toque.models.lora.layers import attach
-from toque.training.placement import optimise
+from toque.training.optimisations import optimise
 from toque.training.runtime import Runtime
 from written import generate
 

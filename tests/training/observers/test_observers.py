@@ -12,7 +12,7 @@ from fixtures.updates import update
 from toque.cli.console import ConsoleReporter
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
-from toque.runs.outlined_update import Peak
+from toque.runs.peak import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.callbacks import Best, RunEnd, RunStart, Saved
 from toque.training.observers.live_progress import ConsoleProgress, Highlight, Summary
@@ -84,7 +84,7 @@ def test_utilisation_above_one_is_never_printed_and_doubted_once(tmp_path):
     doubts = [e for e in lines(log) if e["event"] == "warning" and "peak" in e["message"]]
     assert len(doubts) == 1
     assert "measured, 8³ product" in doubts[0]["message"]
-    assert "other programs probably slowed its measurement" in doubts[0]["message"]
+    assert "Other programs probably slowed the measurement" in doubts[0]["message"]
     assert "Training itself is not affected" in doubts[0]["message"]
     assert "%" not in doubts[0]["message"]  # "1069 % of the peak" stood on the page
 
@@ -335,7 +335,7 @@ def test_rates_are_of_the_stretch_alone():
     assert first["speed"] == "2.00 steps/s, 200 tokens/s"
     assert first["utilisation"].startswith("20.0% of the peak, 1e+09 FLOP/s (as stated); ")
     assert first["utilisation"].endswith("waiting for data 20.0%")
-    assert first["batch"].startswith("4.0 examples and 100 tokens an update (effective), 3 rows")
+    assert first["batch"].startswith("4.0 examples and 100 tokens per update (effective), 3 rows")
     assert first["batch"].endswith("20.0% padding")
     assert first["compile"] == "not compiled"
     assert "GB resident" in first["memory"]
@@ -353,7 +353,7 @@ def test_bad_signs_and_impossible_numbers_are_said():
         [update(1), update(2), update(3, loss=3.0, norm=9.0), update(4, norm=9.0)],
         flops_per_token=1e8, peak=Peak(1e9, "as stated"), ranks=2, alone_seconds=0.4,
     )  # fmt: skip
-    assert first["utilisation"] == "not known, as updates are faster than the peak"
+    assert first["utilisation"] == "unknown, because updates are faster than the peak"
     assert first["scaling"].startswith("2 ranks, efficiency about 80%: a rank")
     assert "NOT falling; gradient norm 9.00 on average, above 5" in second["signs"]
     assert summaries([update(1), update(2)])[0]["utilisation"] == "not measured"

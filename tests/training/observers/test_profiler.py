@@ -142,4 +142,4 @@ def test_compiling_is_taken_out_of_the_part_that_needed_it():
     clock.restart()  # what was compiled before does not count
     clock.lap("forward_backward")
     clock.lap("optimizer")
-    assert clock.taken() == {"forward_backward": 3.0, "compiling": 4.0, "optimizer": 1.0}
+    assert clock.take_parts() == {"forward_backward": 3.0, "compiling": 4.0, "optimizer": 1.0}

@@ -13,7 +13,7 @@ from fixtures.updates import update
 from toque.hardware.processor import usable_cores
 from toque.training.callbacks import RunEnd, RunStart
 from toque.training.observers.metrics_log import MetricsLog
-from toque.training.observers.system_sampler import Gpus, Host, SystemSampler, gpus_here
+from toque.training.observers.system_sampler import Gpus, Host, SystemSampler, find_gpus
 from toque.units import Duration, Progress
 
 START = RunStart(Progress(), Duration(6, "steps"))
@@ -32,7 +32,7 @@ class Heard:
 
 
 def test_the_machine_is_looked_at_with_the_fields_of_the_contract():
-    figures = Host().look()
+    figures = Host().read()
     assert set(figures) == {
         "cpu_percent", "cpu_percent_by_core", "process_cpu_percent", "memory_used_bytes",
         "memory_total_bytes", "process_resident_bytes", "disk_read_bytes_per_second",
@@ -66,7 +66,7 @@ def test_a_run_shorter_than_the_interval_is_looked_at_once():
 
 def test_a_system_that_cannot_be_looked_at_is_one_warning():
     class Closed:
-        def look(self):
+        def read(self):
             raise psutil.AccessDenied(pid=1)
 
     heard, warnings = Heard(), []
@@ -94,8 +94,8 @@ CORES = len(usable_cores())
 )
 def test_a_busy_machine_is_named_once_with_its_lever(spinning, others, named):
     class Busy(Host):
-        def look(self):
-            return super().look() | {"host": {"others_cores": others}}
+        def read(self):
+            return super().read() | {"host": {"others_cores": others}}
 
     heard, warnings = Heard(), []
     sampler = SystemSampler(
@@ -144,7 +144,7 @@ def nvml(**changes):
 def test_what_one_card_refuses_the_others_still_tell():
     closed = []
     gpus = Gpus(nvml(nvmlShutdown=lambda: closed.append(True)))
-    first, second = gpus.look()
+    first, second = gpus.read()
     assert first == {
         "index": 0, "name": "card A", "utilisation_percent": 97, "memory_used_bytes": 30,
         "memory_total_bytes": 80, "power_watts": 250.0, "temperature_celsius": 71,
@@ -159,11 +159,11 @@ def test_what_one_card_refuses_the_others_still_tell():
 
 def test_a_driver_that_is_not_there_is_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlInit=refused))
-    found, why = gpus_here()
+    found, why = find_gpus()
     assert found is None
     assert "no permission" in why
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as if not installed
-    found, why = gpus_here()
+    found, why = find_gpus()
     assert found is None
     assert "toque[gpu]" in why
 
@@ -203,6 +203,6 @@ def test_events_of_other_threads_are_whole_lines_within_the_session(tmp_path):
 @pytest.mark.gpu
 def test_the_gpus_of_this_machine():
     pytest.importorskip("pynvml")
-    found, why = gpus_here()
+    found, why = find_gpus()
     assert why == ""
-    assert len(found.look()) >= torch.cuda.device_count()
+    assert len(found.read()) >= torch.cuda.device_count()

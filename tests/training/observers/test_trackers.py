@@ -140,7 +140,7 @@ def test_a_tracker_that_fails_is_warned_of(warn, warnings):
     feed.finish(failed=False)
     ((_, said),) = warnings
     assert said.startswith("2 records for paper could not be delivered so far (the last failed")
-    assert said.endswith("no network); the run goes on")
+    assert said.endswith("no network). The run continues")
 
 
 def test_a_tracker_that_hangs_costs_the_end_its_patience_alone(warn, warnings, monkeypatch):

@@ -10,7 +10,7 @@ from torch import nn
 from transformers.optimization import Adafactor as StockAdafactor
 
 from toque.errors import CheckpointError, ConfigError
-from toque.training.optim import with_adamw
+from toque.training.optim import matrix_optimizers
 from toque.training.optim.factory import (
     build_optimizer,
     load_optimizer_tensors,
@@ -18,7 +18,7 @@ from toque.training.optim.factory import (
     state_bytes,
     step_if,
 )
-from toque.training.optim.with_adamw import WithAdamW
+from toque.training.optim.matrix_optimizers import WithAdamW
 
 NEW = ("adafactor", "muon", "adamw8bit")
 
@@ -73,7 +73,7 @@ def test_adafactor_scales_by_the_weight_as_t5s_did(scale):
 @pytest.mark.parametrize("bf16", [True, False])
 def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest(bf16, monkeypatch):
     """In bf16 its very bits; where that would be emulated, in float32, the same within rounding."""
-    monkeypatch.setattr(with_adamw, "has_fast_bf16", lambda _: bf16)
+    monkeypatch.setattr(matrix_optimizers, "has_fast_bf16", lambda _: bf16)
     model, other = Wide(), Wide()
     inner = [other.up.weight, other.down.weight]
     rest = [p for p in other.parameters() if all(p is not q for q in inner)]

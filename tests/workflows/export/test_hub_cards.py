@@ -80,7 +80,7 @@ def test_the_card_of_an_adapter_and_of_what_is_exported_of_it(
     (listed,) = results[0]["results"]
     assert listed["dataset"]["type"] == "held-out"
     card = Path("run/model/README.md").read_text()
-    assert "Licence: soup-1.0, as its base's card says." in card
+    assert "Licence: soup-1.0, from the card of its base." in card
 
     whole = head_of(toque.export(run, "merged").folder)
     assert whole.to_dict() == head.to_dict() | {
@@ -111,7 +111,7 @@ def test_the_card_of_an_adapter_and_of_what_is_exported_of_it(
     ("options", "words"),
     [
         ({"push_to": "me/soup"}, "a folder of this machine.*base_model_name_or_path"),
-        ({"dtype": "bf16"}, "dtype is set: an adapter is copied as it was trained"),
+        ({"dtype": "bf16"}, "dtype cannot be combined, because an adapter is copied unchanged"),
     ],
 )
 def test_an_adapter_that_cannot_be_pushed_is_refused_before_anything_is_written(
@@ -135,6 +135,8 @@ def test_a_whole_model_is_a_finetune_and_no_adapter_of_it_is_written(base: Path)
     assert head.base_model_relation == "finetune"
     assert head.license is None
     card = Path("run/model/README.md").read_text()
-    assert "Licence: not known; neither `model.licence` nor a card of its base names one." in card
-    with pytest.raises(ConfigError, match="holds a whole model: an adapter is copied"):
+    assert "Licence: unknown. Neither `model.licence` nor the card of its base names one." in card
+    with pytest.raises(
+        ConfigError, match=r"form=adapter needs an adapter, but .* has a complete model"
+    ):
         toque.export(run, "out", form="adapter")

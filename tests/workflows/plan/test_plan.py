@@ -22,11 +22,12 @@ from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.outline import OutlinedRows
 from toque.models.loading.from_scratch import build_model
-from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
+from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
+from toque.runs.peak import Peak
 from toque.training.micro_batch import Probe, WorstBatch
 from toque.training.runtime import Runtime
 from toque.workflows.configure import configure
-from toque.workflows.plan.planned import outlined_optimizer, outlook_of
+from toque.workflows.plan.run_estimate import outline_optimizer, predict_training
 
 SHAPES = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128},
@@ -52,7 +53,7 @@ def outlined(family: str, rows: OutlinedRows, precision: str, **more: Any) -> Ou
     """The outline of a small model's update."""
     with outlining():
         model = made(family, precision)
-        optimizer, state = outlined_optimizer(model, OptimConfig(name=more.pop("name", "adamw")))
+        optimizer, state = outline_optimizer(model, OptimConfig(name=more.pop("name", "adamw")))
         defaults: dict[str, Any] = {"where": "cpu", "accumulates": False}
         return outline_update(
             model,  # type: ignore[arg-type]
@@ -163,7 +164,7 @@ def test_a_run_is_timed_by_its_operations_and_after_ten_updates_by_itself(tmp_pa
 
 def test_rows_of_short_examples_attend_less_and_have_room_for_a_long_one(tmp_path: Path) -> None:
     config = configure(**settings_of(tmp_path))
-    long, short = outlook_of(config), outlook_of(config, example=16.5)
+    long, short = predict_training(config), predict_training(config, example=16.5)
     assert (long.estimator.work.row.examples, short.estimator.work.row.examples) == (1, 4)
     saved = long.estimator.work.flops_per_token - short.estimator.work.flops_per_token
     scores_and_sums, backward_too = 4 * 32, 3  # products of a token with each that it attends to
@@ -175,7 +176,7 @@ def test_examples_of_a_row_have_a_token_of_either_side(tmp_path: Path) -> None:
     model = {"family": "t5", "tokenizer": "trained:512", "shape": SHAPES["t5"]}
     settings = {**settings_of(tmp_path), "model": model}
     settings["data"] = settings["data"] | {"max_prompt_tokens": 8}
-    outlook = outlook_of(configure(**settings), example=5.0)
+    outlook = predict_training(configure(**settings), example=5.0)
     assert outlook.estimator.work.row.examples == 8
     assert outlook.tokens_per_second() > 0.0
 
@@ -211,13 +212,13 @@ def test_a_peak_that_a_run_beats_is_said_to_be_too_low() -> None:
     assert plan.time.utilisation == 1.0
     beaten = replace(plan, time=replace(plan.time, peak=Peak(1e9, "measured in float32")))
     assert beaten.time.utilisation is None
-    assert "not known: the updates are faster than the peak speed of this machine" in str(beaten)
+    assert "unknown: the updates are faster than the peak speed of this machine" in str(beaten)
     assert beaten.record()["time"]["utilisation"] is None
 
 
 def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
     for share in (1.01, 0.0, -0.2):
-        with pytest.raises(ConfigError, match="no machine computes more than 100 %"):
+        with pytest.raises(ConfigError, match="must be above 0 and at most 100 %"):
             toque.plan("agi2-small", hardware="h100", utilisation=share)
     with pytest.raises(ConfigError, match=r"train.precision is bf16, and t4 has no unit for it"):
         toque.plan("neox-1.2b", hardware="t4")

@@ -12,7 +12,7 @@ from toque.config import load_config, presets
 from toque.config.resolve import PRESETS
 from toque.models.flops import parameter_counts
 from toque.runs.outlined_update import outlining
-from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
+from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
 
 # millions: all, without embeddings, trained (the checklist's section 1b, S1, S4 and S5)
 PARAMETERS = {
@@ -47,9 +47,9 @@ def test_every_preset_is_counted_but_the_one_without_a_model_of_its_own() -> Non
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_a_preset_builds_and_has_its_parameters(name: str) -> None:
     config = load_config(name).config
-    vocabulary = vocabulary_of(config, None)
+    vocabulary = find_vocabulary(config, None)
     with outlining():
-        model = outlined_model(config, vocabulary, where="cuda", precision="bf16")
+        model = outline_model(config, vocabulary, where="cuda", precision="bf16")
         counts = parameter_counts(model)
     found = (counts.total, counts.non_embedding, counts.trainable)
     assert tuple(round(n / 1e6, 2) for n in found) == pytest.approx(PARAMETERS[name], abs=0.011)

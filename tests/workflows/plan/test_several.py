@@ -99,15 +99,15 @@ def test_the_command_plans_for_several(capsys: pytest.CaptureFixture[str]) -> No
     words = ["plan", "demo", "--hardware", "h100", "--gpus", "16"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "a network whose rate is not known here" in said
+    assert "a network with unknown rate" in said
     assert "sqrt(k) times the rate" in said
 
 
 @pytest.mark.parametrize(
     ("asked", "train", "words"),
     [
-        ({"gpus": 0, "hardware": "h100"}, {}, "for 0 GPUs"),
-        ({"gpus": 2}, {}, "this machine has none"),
+        ({"gpus": 0, "hardware": "h100"}, {}, "gpus must be at least 1"),
+        ({"gpus": 2}, {}, "this machine does not have a GPU"),
         ({"gpus": 2, "hardware": "h100"}, {"strategy": "single"}, "train.strategy is single"),
         (
             {"gpus": 2, "hardware": "t4"}, {"strategy": "fsdp", "precision": "fp16"},

@@ -127,7 +127,9 @@ def test_every_line_of_the_log_has_its_time_and_the_log_has_the_rest(kitchen) ->
 
 def test_a_batch_in_tokens_is_told_in_rows(kitchen) -> None:
     log = (kitchen / "plain" / "training.log").read_text()
-    (told,) = re.findall(r"batch +2048 tokens an update: (\d+) rows? of (?:\d+ \+ )?\d+, over", log)
+    (told,) = re.findall(
+        r"batch +2048 tokens per update: (\d+) rows? of (?:\d+ \+ )?\d+, over", log
+    )
     (start,), step = events("plain", "start"), events("plain", "step")[0]
     row = sum(start["row"].values())
     assert int(told) == 2048 // row

@@ -30,7 +30,7 @@ from toque.runs.history import RunHistory
 from toque.training.callbacks import Goal
 from toque.units import Progress
 from toque.workflows.evaluate import Evaluation
-from toque.workflows.final_model import Finished, as_used, model_card
+from toque.workflows.final_model import FinishedRun, model_card, with_actual_values
 
 RECIPES = Provenance(form="recipes", max_new_tokens=256, tasks=["write"])
 SYSTEM = {
@@ -53,15 +53,15 @@ def manifest(path="a|b\n.jsonl") -> StoreManifest:
     )  # fmt: skip
 
 
-def finished(texts=None, history=None, tasks=()) -> Finished:
+def finished(texts=None, history=None, tasks=()) -> FinishedRun:
     scores = Scores(8, texts or {}, {}, {}, {})
-    return Finished(
+    return FinishedRun(
         Evaluation(4, {"loss": 1.5}, scores, tasks), Goal("bleu", rises=True),
         Progress(step=6, epoch=1.5, tokens=5000, seconds=75.0), history or RunHistory(),
     )  # fmt: skip
 
 
-def card_of(run: Finished, *words: str, record: Provenance = RECIPES) -> str:
+def card_of(run: FinishedRun, *words: str, record: Provenance = RECIPES) -> str:
     return model_card(load_config("demo", list(words)).config, record, manifest(), run)
 
 
@@ -69,11 +69,11 @@ def test_a_run_of_which_little_is_known() -> None:
     card = card_of(finished())
     assert "weights of step 4, the highest bleu" in card
     assert "| runs/demo/cookbook.jsonl | not recorded | 2 | 100 | 90 |" in card
-    assert "Left out, by reason: too short 10." in card
-    assert "No text was written and scored" in card
+    assert "Dropped records by reason: too short 10." in card
+    assert "No texts were written" in card
     for name in ("parameters", "precision", "device", "energy of the GPUs"):
         assert f"| {name} | not measured |" in card
-    assert "Trained on prompts of up to 64 tokens; longer ones are not measured." in card
+    assert "Trained on prompts of up to 64 tokens. Longer ones were not measured." in card
     assert "| time of the updates | 1:15 |" in card
 
 
@@ -130,14 +130,14 @@ def test_a_run_that_measured_all() -> None:
     assert "| FLOPs, by the model's shape | 5e+09 |" in card
     assert "| energy of the GPUs | 0.000833 kWh |" in card
     assert "| time of the evaluations between them | 1:01 |" in card
-    assert "| time of the sessions that ended | 2:20 |" in card
+    assert "| time of the completed sessions | 2:20 |" in card
 
 
 def test_what_auto_came_to_is_said() -> None:
     config = load_config("recipe-t5-xl-lora", ["adapter.r=auto", "model.family=auto"]).config
     model = model_of("llama")
     attach(model, AdapterConfig(dropout=0.0), base="a/base", seed=1)
-    card = model_card(as_used(config, model), RECIPES, manifest(), finished())
+    card = model_card(with_actual_values(config, model), RECIPES, manifest(), finished())
     assert "| adapter | lora, r 16 |" in card
     assert ModelCard(card).data.tags == ["toque", "llama"]
 

@@ -1,4 +1,4 @@
-"""Pantry and measures of the cookbook: foods of `pantry.tsv`, and amounts as a kitchen has them."""
+"""Foods of the cookbook (`pantry.tsv`), and amounts in usual kitchen measures."""
 
 from __future__ import annotations
 
@@ -18,18 +18,28 @@ _CAN_OUNCES: Final = "15"
 
 @dataclass(frozen=True)
 class PantryFood:
-    """One food of the pantry."""
+    """Food with its names, nutrients and weights."""
 
-    name: str  # name in a step, singular: "chickpea"
-    plural: str  # name in a step, plural: "chickpeas"; a mass noun has `name` here too
-    listed_as: str  # words before the name in a list: "boneless skinless" for chicken breasts
-    title: str  # name in a title: "lemon" for lemon zest; empty where it is the name in a step
-    per_100_g: Mapping[str, float]  # energy_kcal, fat_g, sugar_g and salt_g of 100 g
-    cup_g: float  # grams in a cup; 0 for a food never measured by volume
-    piece_g: float  # grams of one piece, clove, slice, stalk or can; 0 for a food never counted
-    origin: str  # plant, dairy, egg, honey, meat or fish
-    can: str  # ounces of one can: "14.5"
-    halved: bool  # True if a recipe may use half a piece
+    name: str
+    """Singular in a step: "chickpea"."""
+    plural: str
+    """Plural in a step: "chickpeas". Equal to `name` for a mass noun."""
+    listed_as: str
+    """Words before the name in the list: "boneless skinless" for chicken breasts."""
+    title: str
+    """Name in a title: "lemon" for lemon zest. Empty if it is the name in a step."""
+    per_100_g: Mapping[str, float]
+    """energy_kcal, fat_g, sugar_g and salt_g per 100 g."""
+    cup_g: float
+    """Grams per cup. 0 for a food without a volume."""
+    piece_g: float
+    """Grams per piece, clove, slice, stalk or can. 0 for a food that is not counted."""
+    origin: str
+    """plant, dairy, egg, honey, meat or fish."""
+    can: str
+    """Ounces per can: "14.5"."""
+    halved: bool
+    """True if a recipe may use half a piece."""
 
 
 def _pantry() -> dict[str, PantryFood]:
@@ -51,17 +61,20 @@ def _pantry() -> dict[str, PantryFood]:
             can=row["can"] or _CAN_OUNCES,
             halved=row["halved"] == "yes",
         )
-    # A name wins over an equal plural: "rice" is the raw one, though cooked rice is so called too.
+    # A singular has priority: "rice" is raw rice, although it is also the plural of cooked rice.
     return {food.plural: food for food in foods.values()} | foods
 
 
-PANTRY: Final[Mapping[str, PantryFood]] = _pantry()  # by singular and plural
+PANTRY: Final[Mapping[str, PantryFood]] = _pantry()
+"""Foods by singular and plural."""
 
 GRAMS_PER_POUND = 453.6
 TEASPOONS_PER_CUP = 48.0
-VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}  # teaspoons in each unit of volume
+VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}
+"""Units of volume in teaspoons."""
 
-PIECES = {"clove", "stalk", "slice", "can", "sprig"}  # units that count pieces of a food
+PIECES = {"clove", "stalk", "slice", "can", "sprig"}
+"""Units that count pieces."""
 
 _GLYPHS = {0.25: "1/4", 1 / 3: "1/3", 0.5: "1/2", 2 / 3: "2/3", 0.75: "3/4"}
 _CUPS = tuple(
@@ -76,40 +89,47 @@ _TEASPOONS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.25)
 
 @dataclass(frozen=True)
 class Specification:
-    """An ingredient per serving (or per batch): "1/2 cup carrots, sliced|diced"."""
+    """Ingredient per serving or per batch: "1/2 cup carrots, sliced|diced"."""
 
     amount: float
     unit: str
-    key: str  # the food's name in the singular
+    key: str
+    """Singular of the food."""
     preparations: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A rounded amount of a food."""
+    """Rounded amount of a food."""
 
-    line: str  # amount, unit and food, as in an ingredient list, without the preparation
+    line: str
+    """Amount, unit and food as in an ingredient list, without the preparation."""
     grams: float
-    is_single: bool  # a step refers to one piece ("the onion"), not several ("the onions")
+    is_single: bool
+    """True if steps use the singular ("the onion")."""
 
 
 @lru_cache(maxsize=4096)
 def specification(text: str) -> Specification:
-    """Read "AMOUNT [UNIT] FOOD[, preparation[|preparation...]]"."""
+    """Parse "AMOUNT [UNIT] FOOD[, preparation[|preparation...]]".
+
+    Raises:
+        KeyError: The food is not in the pantry.
+    """
     amount_text, _, rest = text.partition(" ")
     numerator, _, denominator = amount_text.partition("/")
     amount = float(numerator) / float(denominator or 1)
-    unit, _, named = rest.partition(" ")
+    unit, _, food = rest.partition(" ")
     if unit not in VOLUMES and unit not in PIECES and unit not in {"lb", "oz", "pinch"}:
-        unit, named = "", rest
-    key, _, preparation = named.partition(", ")
+        unit, food = "", rest
+    key, _, preparation = food.partition(", ")
     if key not in PANTRY:
         raise KeyError(f"{key!r} of {text!r} is not in the pantry")
     return Specification(amount, unit, PANTRY[key].name, tuple(preparation.split("|")))
 
 
 def measure(spec: Specification, scale: float) -> Measured:
-    """`spec` times `scale`, rounded and written out."""
+    """Multiply an amount, round it to a usual measure, and format it."""
     food, amount = PANTRY[spec.key], spec.amount * scale
     if spec.unit in VOLUMES:
         return _volume(food, amount * VOLUMES[spec.unit])
@@ -120,8 +140,8 @@ def measure(spec: Specification, scale: float) -> Measured:
     return _pieces(spec, food, amount)
 
 
-def _listed(food: PantryFood, *, several: bool) -> str:
-    return f"{food.listed_as} {food.plural if several else food.name}".strip()
+def _name_in_list(food: PantryFood, *, plural: bool = True) -> str:
+    return f"{food.listed_as} {food.plural if plural else food.name}".strip()
 
 
 def _nearest(value: float, choices: tuple[float, ...]) -> float:
@@ -129,36 +149,40 @@ def _nearest(value: float, choices: tuple[float, ...]) -> float:
 
 
 def write_number(value: float) -> str:
-    """Mixed fractions: 1.5 is "1 1/2"."""
-    whole = math.floor(value + 1e-9)
-    part = value - whole
+    """Format a number with a fraction: 1.5 is "1 1/2"."""
+    integer = math.floor(value + 1e-9)
+    part = value - integer
     glyph = next((text for size, text in _GLYPHS.items() if abs(size - part) < 0.02), "")
-    return " ".join(filter(None, (str(whole) if whole else "", glyph))) or "0"
+    return " ".join(filter(None, (str(integer) if integer else "", glyph))) or "0"
 
 
 def _volume(food: PantryFood, teaspoons: float) -> Measured:
     if teaspoons < 2.6:
-        count, name, size = _nearest(teaspoons, _TEASPOONS), "teaspoon", 1.0
+        count = _nearest(teaspoons, _TEASPOONS)
+        name, size = "teaspoon", 1.0
     elif teaspoons < 10.5:
-        count, name, size = _nearest(teaspoons / 3.0, _TABLESPOONS), "tablespoon", 3.0
+        count = _nearest(teaspoons / 3.0, _TABLESPOONS)
+        name, size = "tablespoon", 3.0
     else:
         cups = teaspoons / TEASPOONS_PER_CUP
         count = _nearest(cups, _CUPS) if cups <= 3.0 else math.floor(2 * cups + 0.5) / 2
         name, size = "cup", TEASPOONS_PER_CUP
     unit = name if count <= 1.0 else name + "s"
-    line = f"{write_number(count)} {unit} {_listed(food, several=True)}"
+    line = f"{write_number(count)} {unit} {_name_in_list(food)}"
     return Measured(line, count * size * food.cup_g / TEASPOONS_PER_CUP, is_single=False)
 
 
 def _weight(food: PantryFood, ounces: float) -> Measured:
     if ounces < 9.0:
-        count, unit, grams = max(1.0, math.floor(ounces + 0.5)), "ounce", GRAMS_PER_POUND / 16.0
+        count = max(1.0, math.floor(ounces + 0.5))
+        unit, grams = "ounce", GRAMS_PER_POUND / 16.0
     else:
-        step = 4.0 if ounces < 44.0 else 8.0  # quarters up to about 3 pounds, then halves
+        step = 4.0 if ounces < 44.0 else 8.0  # in ounces: 1/4 pound, or 1/2 from about 3 pounds
         count = max(0.75, math.floor(ounces / step + 0.5) * step / 16.0)
         unit, grams = "pound", GRAMS_PER_POUND
-    unit += "s" if count > 1.0 else ""
-    line = f"{write_number(count)} {unit} {_listed(food, several=True)}"
+    if count > 1.0:
+        unit += "s"
+    line = f"{write_number(count)} {unit} {_name_in_list(food)}"
     return Measured(line, count * grams, is_single=False)
 
 
@@ -166,15 +190,15 @@ def _pieces(spec: Specification, food: PantryFood, amount: float) -> Measured:
     count = float(max(1, math.floor(amount + 0.5)))
     if amount < 0.75 and food.halved and not spec.unit:
         count = 0.5
-    several = count > 1.0
-    ending = "s" if several else ""
+    is_plural = count > 1.0
+    ending = "s" if is_plural else ""
     if spec.unit == "pinch":
         return Measured(f"1 pinch {food.name}", 0.4, is_single=False)
     if spec.unit == "can":
         noun = f"({food.can} ounce) can{ending} {food.plural}"
     elif spec.unit:
-        noun = f"{spec.unit}{ending} {_listed(food, several=True)}"
+        noun = f"{spec.unit}{ending} {_name_in_list(food)}"
     else:
-        noun = _listed(food, several=several)
+        noun = _name_in_list(food, plural=is_plural)
     line = f"{write_number(count)} {noun}"
-    return Measured(line, count * food.piece_g, is_single=not (several or spec.unit))
+    return Measured(line, count * food.piece_g, is_single=not (is_plural or spec.unit))

@@ -1,8 +1,8 @@
 """Cookbook generator: synthetic recipes from a hand-written grammar of dish families.
 
-Every record says in its `source` that nobody cooked it. They are the default data and the data of
-the tests: correct in form, consistent, varied in wording, labelled, free of anyone's rights. Recipe
-`index` of a seed depends on nothing but (seed, index).
+The `source` of every record marks it as synthetic. The recipes are consistent, varied,
+labelled and free of rights. They are the data of `toque demo` and of the tests. A recipe depends
+only on its seed and its index.
 """
 
 from __future__ import annotations
@@ -24,41 +24,56 @@ from toque.storage.atomic import atomic_file
 
 
 def recipe(seed: int, index: int) -> Recipe:
-    """Recipe `index` (from 0) of the cookbook `seed`."""
-    draw, book = Draw(seed, index), dishes()
+    """Create recipe `index` (from 0) of a cookbook."""
+    draw = Draw(seed, index)
+    book = dishes()
     return book[draw.below(len(book))].recipe(draw)
 
 
 def recipes(n: int, seed: int) -> Iterator[Recipe]:
-    """The first `n` recipes of the cookbook `seed`; raises `ConfigError` if `n` is negative."""
+    """Create the first `n` recipes of a cookbook.
+
+    Raises:
+        ConfigError: `n` is negative.
+    """
     if n < 0:
-        raise ConfigError(f"A cookbook of {n} recipes cannot be made. Ask for 0 or more.")
+        raise ConfigError(f"{argument('n')} must be 0 or more, not {n}.")
     return (recipe(seed, index) for index in range(n))
 
 
 def write_cookbook(path: Path, n: int, seed: int, *, unseen: Collection[str] = ()) -> None:
-    """Write `n` recipes as JSON lines, gzipped for ".gz"; equal arguments give equal bytes.
+    """Write a cookbook as JSON lines. Equal arguments write equal bytes.
 
-    Titles in `unseen` are left out, so that a model can be asked for a dish it has not read.
-    Raises `ConfigError` for a negative `n`, `DataError` if the file cannot be written.
+    Args:
+        path: The file to write. It is compressed if its name ends in ".gz".
+        n: Number of recipes.
+        seed: Seed of the cookbook.
+        unseen: Titles to leave out, as prompts for dishes that a model was not trained on.
+
+    Raises:
+        ConfigError: `n` is negative.
+        DataError: The file cannot be written.
     """
-    path, made = Path(path), (one for one in recipes(n, seed) if one.title not in unseen)
+    book = recipes(n, seed)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file, _packed(file, path) as stream:
-            for one in made:
-                record = {"directions" if k == "steps" else k: v for k, v in asdict(one).items()}
-                stream.write(msgspec.json.encode(record) + b"\n")
+        with atomic_file(path) as file, _compressed(file, path) as stream:
+            for dish in book:
+                if dish.title not in unseen:
+                    record = asdict(dish)
+                    record = {"directions" if k == "steps" else k: v for k, v in record.items()}
+                    stream.write(msgspec.json.encode(record) + b"\n")
     except OSError as error:
         raise DataError(
             f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
-            f"folder's permissions and the free space, or name another file with {argument('out')}."
+            "permissions of the folder and the free space, or choose another file with "
+            f"{argument('out')}."
         ) from error
 
 
-def _packed(file: BinaryIO, path: Path) -> AbstractContextManager[BinaryIO]:
-    """The file itself, or what compresses into it."""
+def _compressed(file: BinaryIO, path: Path) -> AbstractContextManager[BinaryIO]:
+    """Compress to a file if the name of its path ends in ".gz"."""
     if path.suffix != ".gz":
         return nullcontext(file)
-    # No name and no time in the gzip header, so that equal content gives equal bytes.
+    # Without name and time in the header, so that equal contents have equal bytes.
     return io.BufferedWriter(gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))

@@ -9,7 +9,8 @@ from typing import Final
 from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.segments import is_quality
-from toque.cooking.ingredients.vocabulary import PREPARED, SPELLINGS
+from toque.cooking.ingredients.vocabulary import ADJECTIVES, PREPARED, SPELLINGS
+from toque.cooking.text_keys import ACTION_VERBS
 
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")
@@ -23,7 +24,17 @@ _CHOICE = re.compile(
 _NO_FOODS = frozenset({"homemade", "prepared", "purchased", "store-bought"})
 _SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")  # the end of a name before a remark
 _SIGNS = " .;:/<>*_#"
-_NOT_IN_NAMES: Final = re.compile(r"[\d%()\[\]{}½¼¾⅓⅔⅛⅜⅝⅞]")
+_NOT_IN_NAMES: Final = re.compile(
+    r"[\d%()\[\]{}½¼¾⅓⅔⅛⅜⅝⅞\"“”@?|~…=+\u2190-\u2bff\U0001f000-\U0001faff]"
+)
+_NO_NAME: Final = re.compile(
+    r"(?:co[a-z]{1,3}se|fine|fresh|thin|thick|rough|light|firm|tight|loose)ly "
+    r"(?![a-z]+(?:ed|en|ing)\b)"
+    r"|(?:cups?|recipes?|teaspoons?|tablespoons?)(?!s?\b|cake|ful)[^\W\d_]"
+)  # an adverb without its participle, or a unit that lost the blank after it
+_DASH: Final = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
+_OPEN_REMARKS: Final = (" to ", " for ", " of ", " or ", " depending")
+_ADVERB: Final = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
 MAX_NAME_WORDS: Final = 7  # most words of a food's name in a prompt
 _UNIT_OR_FOOD: Final = frozenset(
     "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
@@ -31,10 +42,47 @@ _UNIT_OR_FOOD: Final = frozenset(
 _FOOD_OPENINGS: Final = frozenset({"bottle gourd", "part skim", "pound cake"})
 _SENTENCE_WORDS: Final = frozenset(
     """
-    are be could has have include includes is may might need needs should use used want was were
-    will would you you'll your
+    any anything are available be choice click could desired each enough favorite favourite
+    following for has have here include includes is kind made may might need needs preferred
+    reserved should similar something that to use used want was were whatever will would you you'll
+    your yourself
     """.split()  # noqa: SIM905
 )  # words of a sentence about an ingredient, which no food has in its name
+_OPENINGS: Final = frozenset(
+    """
+    about additional amount and any as assembly at by desired enough for from give if ingredients
+    into instead my note of on one optionally or other pot remaining some special the through tip to
+    whatever until with without your
+    """.split()  # noqa: SIM905
+)  # first words of a remark, which begin no food's name
+_MEASURE: Final = re.compile(
+    r"(?:(?:branch(?:es)?|bushels?|capfuls?|couple|enough|fluid|hint|jiggers?|links?|metric cups?"
+    r"|pecks?|pony|ponies|shots?|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?"
+    r"|your fav(?:ou?rite)?|any flavou?r)(?: of)? )++(?=[^\W\d_])",
+    re.IGNORECASE,
+)  # a measure that the parser leaves at the beginning of a name
+_PURPOSE: Final = re.compile(
+    r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])"
+    r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b)"
+)  # a remark after a name that the parser leaves there
+_ORDERED: Final = frozenset({"a", "all", "an", "in", "into", "it", "the", "to", "until", "with"})
+_NO_ENDINGS: Final = frozenset(
+    """
+    a add-ins and combined de di en fitted garnish in lid lids no of or pinch plus removed reserved
+    toppings van von with
+    """.split()  # noqa: SIM905
+)
+_TOOLS: Final = frozenset(
+    """
+    bowl briquettes charcoal chopsticks cutter dish foil freezer grill jars machine nail oven pan
+    pans parchment picks platter pot rack skewers skillet sticks straws string thermometer thermos
+    toothpicks
+    """.split()  # noqa: SIM905
+)  # last words of things that nobody eats
+_EDIBLE_TOOLS: Final = frozenset(
+    {"bread", "candy", "carrot", "celery", "cheese", "chocolate", "cinnamon", "crab", "fish"}
+    | {"mozzarella", "peppermint", "pretzel"}
+)  # "cinnamon sticks"
 
 
 @lru_cache(maxsize=1 << 16)
@@ -47,6 +95,10 @@ def ingredient_name(line: str) -> str:
     name = one_name(parse_line(line).name)
     if " or " in line and " " not in name:
         name = _with_noun_of_choice(name, line)
+    if measure := _MEASURE.match(name):
+        name = name[measure.end() :]
+    if any(map(name.__contains__, _OPEN_REMARKS)):
+        name = _PURPOSE.split(name, maxsplit=1)[0]
     if ". " in name or "! " in name or "? " in name:
         return _SENTENCE.split(name, maxsplit=1)[0].strip(_SIGNS) or name
     return name.strip(_SIGNS) or name
@@ -61,11 +113,22 @@ def is_clean_name(name: str) -> bool:
     words = name.casefold().split()
     if not words or len(words) > MAX_NAME_WORDS or _NOT_IN_NAMES.search(name):
         return False
-    is_unit = words[0] in SPELLINGS and words[0] not in _UNIT_OR_FOOD
+    if name[-1] == "!" or _NO_NAME.match(name) or (not name.isalpha() and _DASH.search(name)):
+        return False
+    first, last = words[0], words[-1]
+    is_unit = first in SPELLINGS and first not in _UNIT_OR_FOOD
     if is_unit and " ".join(words[:2]) not in _FOOD_OPENINGS:
         return False
-    if words[0] in PREPARED and words[1:2] in (["and"], ["or"]):
+    if first in PREPARED and words[1:2] in (["and"], ["or"]):
         return False  # "sliced and almonds"
+    if first in _OPENINGS or last in _NO_ENDINGS:
+        return False
+    if first in ACTION_VERBS and not _ORDERED.isdisjoint(words[1:2]):
+        return False  # "Grind the spices"
+    if last in _TOOLS and _EDIBLE_TOOLS.isdisjoint(words):
+        return False
+    if all(map(ADJECTIVES.__contains__, words)) or (len(words) == 1 and _ADVERB.fullmatch(first)):
+        return False  # "boneless", "optionally"
     return _SENTENCE_WORDS.isdisjoint(words[1:])
 
 

@@ -101,7 +101,7 @@ def quality_of(reading: Reading) -> Quality:
         "length": length,
         "unique": min(
             share_different([line.words for line in lines]),
-            share_different([tuple(words_of(s)) for s in sentences if len(s.split()) > 3]),
+            share_different([tuple(words_of(s)) for s in sentences if s.count(" ") > 2]),
         ),
         "clean": _clean(reading),
         "language": min(1.0, english / ENGLISH_SHARE),

@@ -43,7 +43,7 @@ _BROKEN_ENTITY = re.compile(
     r"|(?P<degree>&def;(?=[FC]\b))|&(?=[à-ÿ])|&(?P<letter>[a-z]);",
     re.IGNORECASE,
 )  # an entity without its "#", with a mark or a blank too many, or in capitals; "M&M;" is none
-_LINK = re.compile(r"\[([^\[\]]{1,200})\]\([^()\s]{1,300}\)")
+_LINK = re.compile(r"!?\[([^\[\]]{0,200})\]\([^()\s]{1,300}\)")
 _BLANKS = re.compile(r"[^\S\n]+")
 _LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x1c-\x1f\x85]")
 # Joiners spell words of Arabic, Indic and related scripts, and join emoji; elsewhere they are dirt.
@@ -89,20 +89,28 @@ _LOST_NUMBER: Final = re.compile(
 )  # the unit of "cup sugar", which lost its number
 _STEP_IN_LIST: Final = re.compile(
     r"\d{1,2} Serve with\b"
-    r"|(?:\d{1,2}[.)]?\s*)?(?:(?:Add|Bake|Boil|Bring|Combine|Cook|Cut|Drain|Fill"
-    r"|Fold|Fry|Heat|Mix|Place|Pour|Preheat|Put|Remove|Return|Spread|Sprinkle|Stir|Take|Transfer|Turn|Whisk)"
+    r"|(?:\d{1,2}[.)]?\s*)?(?:(?:Add|Bake|Boil|Bring|Combine|Cook|Cover|Cut|Drain|Fill"
+    r"|Fold|Fry|Grind|Heat|Line|Mix|Place|Pour|Preheat|Put|Remove|Return|Spread|Sprinkle|Stir|Take"
+    r"|Toss|Transfer|Turn|Whisk)"
     r" (?!of\b)(?:[\w'-]+,? ){0,4}?"
-    r"(?:the|all|it|them|in|into|until|together|over|on an?|to an?)\b)"
+    r"(?:the|all|it|them|in|into|until|together|over|oven|on an?|to an?|with more)\b)"
 )
+_AMOUNT_OF_WORD: Final = re.compile(r"[\d½¼¾⅓⅔⅛][ \d/.½¼¾⅓⅔⅛-]{0,8}(?=[^\W\d_])")
+_REMARK: Final = re.compile(r"\([^()]*\)")
+_CHOICE: Final = re.compile(r" or | plus |\d-inch| / ", re.IGNORECASE)
+_MIN_AMOUNTS: Final = 4  # fewest amounts in a line that holds a list
+_MIN_LIST_CHARS: Final = 60  # fewest characters of such a line
 _PREPARING: Final = (PREPARED | ADVERBS | {"and", "or", "juice", "peel", "reserved", "skin"}) - {
     "ground", "dried", "smoked", "mixed",
 }  # fmt: skip
 _DANGLING: Final = re.compile(r"\b(?:about|such as|see|or|and|with|plus)\Z")
 _LOOSE: Final = " \t\n,;"
 _HEADING_CHARS: Final = 24
+STEPS_IN_LIST: Final = "steps among the ingredients removed"
 BRACKETS: Final = "brackets closed or removed"
 _ROUND_BRACKET: Final = re.compile(r"[()]")
 _NESTED: Final = re.compile(r"(\([^()]*?),? ?\([^()]*\)")
+_BRACKET_FIRST: Final = re.compile(r"\(\(([^()]*)\)(?=[^()]*\))")  # "((1 cup), chopped)"
 _MOST_NESTED: Final = 8  # most brackets removed from one remark
 _REPEATED_REMARK: Final = re.compile(r"\b((?:to|for) [a-z]+),? \([^()]*\b\1\)")
 _BARE_HEADING: Final = re.compile(
@@ -117,6 +125,16 @@ _GLUED: Final = re.compile(
     r"(?=(?!Com\b)[A-ZÀ-Þ][\w'’-]*(?:[,:!.?]?(?:\s|\Z)|/[a-z]))"
     r"|(?<=[a-z]{4}[.!])(?=[a-z]{3,} )(?!(?:com|org|net|edu|gov|html?|gif|jpg)\b))"
 )
+_GLUED_CAPITALS: Final = re.compile(r"[A-Z]{4}(?=(?:In|On|Add|Mix|Heat|Place|Preheat) )")
+LOST_NUMBERS: Final = tuple(
+    f"{word} {unit} "
+    for word, units in (
+        (" add", "cup teaspoon tablespoon tsp tbsp"),
+        ("ombine", "cup teaspoon tablespoon tsp tbsp"),
+        (" and", "teaspoon tablespoon tsp tsp. tbsp"),
+    )
+    for unit in units.split()
+)  # a unit that lost its number: "combine cup sugar and tsp. of salt"
 _BARE_NUMBER: Final = re.compile(r"\A\d{1,2} (?=[A-ZÀ-Þ])")
 _GLUED_NUMBER: Final = re.compile(r"(\d{1,2})(?=([A-ZÀ-Þ][a-zà-ÿ]+)\b)")
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
@@ -128,15 +146,18 @@ _FOR_A_USE = re.compile(
 
 
 _YIELD_OF_TITLE: Final = re.compile(
-    r"(?<=\w) ?\((?:yields?|serves|makes|servings?)\b[^()]{1,60}\)\Z", re.IGNORECASE
+    r"(?<=\w) ?\((?:(?:yields?|serves|makes|servings?)\b[^()]{1,60}|\d{1,3} servings?)\)\Z",
+    re.IGNORECASE,
 )
 _END_OF_TITLE: Final = re.compile(
     r" ?\((?:(?:recipe )?(?:by|courtesy|adapted from) [^()]{3,40}|copycat|rachael ray|paula deen"
     r"|emeril"
     r"(?: lagasse)?|martha stewart|ina garten|jamie oliver|alton brown|bobby flay|julia child)\)\Z"
-    r"|(?<!death) by (?-i:[A-Z][a-z]{2,}(?: [A-Z][\w.]*){1,2})\Z",
+    r"|(?<!death) by (?-i:[A-Z][a-z]{2,}(?: [A-Z][\w.]*){1,2})\Z"
+    r"| ?\{[^{}]{1,40}\}\Z|(?<=\w) \| [^|]{3,60}\Z",
     re.IGNORECASE,
 )
+_GLUED_BRACKET: Final = re.compile(r"(?<=[a-z])\((?=[\dA-Z])")
 
 
 def clean_text(text: str, notes: Counter[str]) -> str:
@@ -205,7 +226,9 @@ def clean_title(text: str, notes: Counter[str]) -> str:
     """
     title = " ".join(clean_text(text, notes).split())
     if title.endswith(")"):
-        title = _YIELD_OF_TITLE.sub("", title)
+        title = _GLUED_BRACKET.sub(" (", _YIELD_OF_TITLE.sub("", title))
+    if "_" in title and " " not in title:  # the name of a file
+        title = title.replace("_", " ").strip()
     title = _END_OF_TITLE.sub("", title)
     dish, _, last = title.rpartition(" ")
     is_dish = " " in dish and not dish.endswith(("'s", "’s", "amily"))
@@ -232,7 +255,7 @@ def _ingredient_item(line: str) -> tuple[str, str]:
         line = _STRAY_HYPHEN.sub(" - ", line).removesuffix(" - ")
     if number := _GLUED_NUMBER.match(line):
         if line[-1] == ".":
-            return "", "steps among the ingredients removed"
+            return "", STEPS_IN_LIST
         line, note = f"{number[1]} {line[number.end() :]}", LOST_SPACES
     if "(" in line or ")" in line:
         repaired = _with_flat_brackets(line)
@@ -247,8 +270,15 @@ def _ingredient_item(line: str) -> tuple[str, str]:
     if len(line) <= 2 * _HEADING_CHARS and all(map(_PREPARING.__contains__, words_of(line))):
         return "", "ingredient lines that only name a preparation"
     if _STEP_IN_LIST.match(line):
-        return "", "steps among the ingredients removed"
+        return "", STEPS_IN_LIST
     return ("", "ingredient sub-headings") if is_subheading(line) else (line, note)
+
+
+def is_list_in_line(line: str) -> bool:
+    """True if an ingredient line holds a whole list: "1 cup milk 2 eggs 3 cups flour 1 leek"."""
+    if len(line) < _MIN_LIST_CHARS or _CHOICE.search(line):
+        return False
+    return len(_AMOUNT_OF_WORD.findall(_REMARK.sub(" ", line))) >= _MIN_AMOUNTS
 
 
 def _with_flat_brackets(line: str) -> str:
@@ -259,6 +289,8 @@ def _with_flat_brackets(line: str) -> str:
     >>> _with_flat_brackets("parsley to garnish, (optional to garnish)")
     'parsley to garnish'
     """
+    if "((" in line:
+        line = _BRACKET_FIRST.sub(r"(\1", line)
     n_open = line.count("(") - line.count(")")
     if n_open:
         line = _without_remark_cut_off(line) if n_open > 1 else _with_brackets(line)
@@ -341,6 +373,9 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
         if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
             notes["step lines that only say Step 1, Method or the like"] += 1
             continue
+        if bare[-1] == "," and bare[0].isupper():
+            bare = f"{bare[:-1]}."
+            notes["commas at the end of a step replaced"] += 1
         if bare[-1] == "-" and bare[-2:-1].isalpha():  # "For the icing-"
             bare = f"{bare[:-1]}:"
         if bare[-1] == ":" and _announces(bare):
@@ -373,6 +408,9 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
         if _GLUED.search(line):
             notes["sentences glued together parted"] += 1
             line = _GLUED.sub(r"\g<0> ", line)  # noqa: PLW2901
+        if _GLUED_CAPITALS.search(line):  # "FOR THE SAUCEIn a bowl"
+            notes["sentences glued together parted"] += 1
+            line = _GLUED_CAPITALS.sub(r"\g<0>: ", line)  # noqa: PLW2901
         if ":" in line and _GLUED_NOTE.search(line):
             notes["sentences glued together parted"] += 1
             line = _GLUED_NOTE.sub(". ", line)  # noqa: PLW2901

@@ -22,6 +22,15 @@ YIELDS: Final = "yields among the steps removed"
 WINES: Final = "notes on wine among the steps removed"
 NOTES: Final = "notes and tips among the steps removed"
 
+STORIES: Final = "texts about the dish among the steps removed"
+MORE_VERBS: Final = frozenset(
+    """
+    alternate blacken bury churn cooking deep dehydrate dump ensure fire follow get give go grab
+    load massage order pan pass pile pop prep push rehydrate select slip smear start stick store
+    submerge switch take team throw toss wait watch whack whizz
+    """.split()  # noqa: SIM905
+)  # verbs of orders that say too little of cooking for `ACTION_VERBS`
+
 MOST_CHARS: Final = 300  # longest credit or note; a longer line is left alone
 _OPEN: Final = r"[\W_]{0,4}"
 _CREDIT: Final = re.compile(
@@ -45,7 +54,9 @@ _CREDIT: Final = re.compile(
     r"|rec(?:eta|ette|eita|ept) (?:de|von|van|uit) (?-i:[A-Z])|courtesy (?:of\b|:)"
     r"|(?-i:Courtesy [A-Z])"
     r"|from the (?:kitchens?|files?|recipe box|cookbook|book|blog|archives?|pages?) of\b"
-    r"|from (?:the )?(?:cook)?book\b|(?:recipe )?source ?:|credits? ?:|(?:recipe )?author ?:"
+    r"|from (?:the )?(?:cook)?book\b|(?:recipe )?source ?:|credits? ?:|credit (?:belongs|goes)\b"
+    r"|(?:источник|fuente|quelle|fonte|bron|zdroj|źródło|forrás|källa|kilde) ?:"
+    r"|(?:recipe )?author ?:"
     r"|copyright\b|©|\(c\) ?\d{4}|all rights reserved|published (?:by|in)\b"
     r"|printed (?:in|from|with permission)\b|(?:submitted|contributed|posted) by\b"
     r")",
@@ -192,6 +203,27 @@ _TELLS_HOW: Final = re.compile(
     rf"(?:{'|'.join(sorted(ACTION_VERBS - {'can', 'cream'}))})\b(?! of\b)",
     re.IGNORECASE,
 )  # an order, or the beginning of a sentence that may hold one
+_ORDER: Final = re.compile(
+    r"\b(?:\w{2,}ly|just|to|please|first|first of all|next|always|also|you'll) "
+    rf"(?:{'|'.join(sorted(ACTION_VERBS | MORE_VERBS))})\b"
+    rf"|(?:\A\W*|[.;:,!)] |\b(?:and|then) )(?:{'|'.join(sorted(MORE_VERBS))})\b",
+    re.IGNORECASE,
+)  # an order that `_TELLS_HOW` does not find, for texts in which a miss costs a step
+_ENGLISH: Final = frozenset(
+    "and are be can for from have is it my of that the this was will with you your".split()  # noqa: SIM905
+)
+_MIN_ENGLISH: Final = 2  # fewest different words of `_ENGLISH` in an English text
+_STORY: Final = re.compile(
+    rf"{_OPEN}(?:(?:this|these|it|i|we|my|our|here|thanks|tried|originally|entertaining"
+    r"|there)\b|an? )"
+    r"|.{0,200}?\b(?:i|i['’](?:m|ve|d)|my|we['’](?:re|ve)|is a (?:great|good)|[a-z]+ says)\b",
+    re.IGNORECASE,
+)  # the beginning of a text about a dish, or a word of its writer
+_WRITER: Final = re.compile(
+    r".{0,200}?\b(?:i|i['’](?:m|ve|d)|my|thanks|we['’](?:re|ve))\b|\W*(?:p\.? ?s\b|comments?:)",
+    re.IGNORECASE,
+)
+_MOST_STORIES: Final = 3  # most steps removed from each end
 _INFO: Final = re.compile(rf"{_OPEN}ingredient (?:info|tips?|notes?) ?:", re.IGNORECASE)
 _OPENS_NOTE: Final = re.compile(
     rf"\*|{_OPEN}(?:an? [^.:,;\d]{{3,60}};? )?(?:available|sold|found) ", re.IGNORECASE
@@ -226,7 +258,9 @@ def is_note(line: str) -> bool:
     """True if an ingredient line is a note, a yield or a sentence."""
     opening = _BEFORE_AMOUNT.match(line)
     tells = opening is not None and any(opening[0].find(word, 4) >= 0 for word in _TELLING)
-    is_sentence = tells and line[-1] in ".!" and len(line) <= MOST_CHARS
+    is_sentence = (
+        tells and line[-1] in (")" if line[0] == "(" else ".!") and len(line) <= MOST_CHARS
+    )
     return is_sentence or _NOTE.match(line) is not None or _YIELD.fullmatch(line) is not None
 
 
@@ -238,7 +272,31 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     steps = tuple(step if _why_removed(step) else _without_end(step, notes) for step in steps)
     reasons = _reasons(steps)
     notes.update(why for why in reasons if why)
-    return tuple(step for step, why in zip(steps, reasons, strict=True) if not why)
+    steps = tuple(step for step, why in zip(steps, reasons, strict=True) if not why)
+    return _without_stories(steps, notes)
+
+
+@lru_cache(maxsize=1 << 8)  # the first and the last step are asked about twice
+def tells_how(step: str) -> bool:
+    """True if a text holds an order, or may hold one because it is not in English."""
+    if _TELLS_HOW.search(step) or _ORDER.search(step):
+        return True
+    return len(_ENGLISH.intersection(words_of(step))) < _MIN_ENGLISH
+
+
+def _without_stories(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
+    """Steps without texts about the dish or its writer at their beginning and end."""
+    start, end = 0, len(steps)
+    while start < min(end - 1, _MOST_STORIES) and _is_story(steps[start], _STORY):
+        start += 1
+    while end > max(start + 1, len(steps) - _MOST_STORIES) and _is_story(steps[end - 1], _WRITER):
+        end -= 1
+    notes[STORIES] += start + len(steps) - end
+    return steps[start:end]
+
+
+def _is_story(step: str, words: re.Pattern[str]) -> bool:
+    return not tells_how(step) and step[-1:] != ":" and words.match(step) is not None
 
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:

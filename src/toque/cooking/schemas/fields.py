@@ -14,6 +14,7 @@ from toque.cooking.schemas.repairs import (
     only_a_link,
     rejoined,
     untokenised,
+    with_apostrophes,
     without_boilerplate,
     without_misprints,
     without_repeat,
@@ -151,7 +152,7 @@ def _foodcom_raw(record: Record, raw: Mapping[str, Any], notes: Counter[str]) ->
     """RAW_recipes.csv: nutrition is kcal, then percent of daily values per serving."""
     for name in ("ingredients", "directions"):
         record[name] = untokenised(record[name], notes)
-    record["source"] = "food.com"
+    record |= {"source": "food.com", "title": with_apostrophes(record["title"], notes)}
     numbers = _list_of(raw.get("nutrition"))
     if len(numbers) == 1 + len(DAILY_VALUES) and all(
         isinstance(number, int | float) and abs(number) < _MOST for number in numbers

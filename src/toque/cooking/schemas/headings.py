@@ -26,7 +26,7 @@ _BARE: Final = frozenset(
     |zubereitung|postup|préparation|preparación|preparazione|procedimento|procedimiento|bereiding
     |bereidingswijze|tillagning|modo de preparo|fremgangsmåde|przygotowanie|elaboración|instruções
     |instruktioner|realisation|réalisation|la préparation|la recette|so geht's|die zubereitung
-    |let's cook|recipe
+    |let's cook|recipe|before you start|before you begin|let's get started|let's do this|notes|tips
     """.replace("\n", " ")
     .replace("  ", "")
     .strip()
@@ -46,6 +46,14 @@ _MIN_STOPS: Final = 0.75  # share of longer lines with a full stop from which a 
 _STOPS: Final = frozenset('.!?)]…"”')
 _SENTENCE_ENDS: Final = frozenset(".!?")
 _DIGIT: Final = re.compile(r"\d(?!(?:st|nd|rd|th) )")
+_AT_END: Final = re.compile(
+    r"(?:(?<=[a-z]{3}[.!])|(?<=\.\)))"
+    r" ([A-ZÀ-Þ][\w'’&-]*(?: (?:[A-ZÀ-Þ][\w'’&-]*|and|with|for|the|of|in)){0,5})\Z"
+)  # words in capitals after the last sentence of a step
+_MIN_WORD_CHARS: Final = 4  # fewest characters of the longest word of such a heading
+_ADVERTS: Final = frozenset(
+    {"advertisement", "anzeige", "publicidad", "publicité", "pubblicità", "werbung"}
+)
 _SLUG: Final = re.compile(r"[a-z]{4,20}(?:-[a-z]{2,20}){0,2}")  # "heating-oil", a name for a link
 _MAKES: Final = frozenset({"assemble", "make", "prepare"})
 _ITEM: Final = re.compile(
@@ -63,7 +71,7 @@ def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[s
     """Steps without lines that only head a step or name a food; `notes` counts those lines."""
     kept: list[str] = []
     heading = ""
-    steps = _with_lists_joined(steps, notes)
+    steps = _with_headings_parted(_with_lists_joined(steps, notes), notes)
     heads = _heads(steps)
     for step, is_head in zip(steps, heads, strict=True):
         if len(step) <= _SHORT and step.strip(" :.*_#-=").casefold() in _BARE:
@@ -83,6 +91,35 @@ def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[s
     if heading:
         kept.append(heading.rstrip(": "))
     return tuple(kept)
+
+
+def _with_headings_parted(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
+    """Steps with each heading before its own step, not at the end of the step before."""
+    if all(step[-1:] in _STOPS for step in steps):
+        return steps
+    parted: list[str] = []
+    heading = ""
+    for n, step in enumerate(steps, start=1):
+        line = heading + step
+        heading = ""
+        if step[-1:] not in _STOPS and (
+            words := _AT_END.search(step, max(0, len(step) - 2 * _SHORT))
+        ):
+            is_advert = words[1].casefold() in _ADVERTS
+            if is_advert or (n < len(steps) and _heads_part(words[1])):
+                line = line[: len(line) - len(words[0])]
+                heading = "" if is_advert else f"{words[1]}: "
+                notes[HEADINGS if is_advert else PARTS] += 1
+        parted.append(line)
+    return tuple(parted)
+
+
+def _heads_part(words: str) -> bool:
+    """True if words after the last sentence of a step name what the next step makes."""
+    names = words_of(words)
+    if max(map(len, names)) < _MIN_WORD_CHARS:
+        return False
+    return names[-1] in PART_NOUNS or VERB_FORMS.isdisjoint(names)
 
 
 def _heads(steps: tuple[str, ...]) -> list[bool]:

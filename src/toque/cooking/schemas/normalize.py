@@ -20,22 +20,28 @@ from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_tex
 from toque.cooking.recipe_scores import MIN_CHARS
 from toque.cooking.schemas.cleaning import (
     LOST_FRACTION,
+    LOST_NUMBERS,
+    STEPS_IN_LIST,
     clean_ingredients,
     clean_steps,
     clean_text,
     clean_title,
+    is_list_in_line,
 )
-from toque.cooking.schemas.credits import without_credits
+from toque.cooking.schemas.credits import tells_how, without_credits
 from toque.cooking.schemas.headings import with_headings_joined
 from toque.cooking.schemas.repairs import is_cut_off, without_misprints, without_repeat
 from toque.cooking.schemas.sections import without_sections
 from toque.cooking.text_keys import has_action_verb
 
 Reason = Literal[
-    "no title", "no ingredients", "no steps", "too short", "lost fraction", "text cut off"
+    "no title", "no ingredients", "no steps", "too short", "lost fraction", "text cut off",
+    "ingredients on one line", "steps among the ingredients", "no method",
 ]  # fmt: skip
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
+MOST_STEPS_IN_LIST = 2  # most steps among the ingredients of a recipe that is kept
+MOST_LINES_OF_LIST = 2  # most ingredient lines of a recipe that may have its list on one line
 MIN_STEP_CHARS = 20  # fewest in all steps that do not tell how; less teaches nothing ("Mix.")
 MIN_STEP_WORDS = 3  # fewest of shorter steps that tell how: "Mix and bake." is all a cook needs
 
@@ -51,7 +57,10 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     title = without_misprints([clean_title(title, notes)], notes)[0]
     if not (title.isalnum() or any(map(str.isalnum, title))):
         return "no title"
+    n_steps_before = notes[STEPS_IN_LIST]
     ingredients = without_sections(clean_ingredients(lines, notes), notes)
+    if notes[STEPS_IN_LIST] - n_steps_before > MOST_STEPS_IN_LIST:
+        return "steps among the ingredients"
     directions = tuple(without_repeat(list(clean_steps(steps, notes)), notes))
     directions = without_credits(directions, notes)
     directions = with_headings_joined(directions, notes)
@@ -62,8 +71,8 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     )
     if not directions:
         return "no steps"
-    if any(map(is_cut_off, directions)):
-        return "text cut off"
+    if damage := _damage(ingredients, directions):
+        return damage
     source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
     tags = tags.split(",") if isinstance(tags, str) else _texts(tags)
     minutes, prep, cook = map(_duration, map(record.get, ("minutes", "prep_time", "cook_time")))
@@ -81,14 +90,25 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
-    if _is_short("".join(directions), MIN_STEP_CHARS):
-        words = " ".join(directions).split()
-        if len(words) < MIN_STEP_WORDS or not any(map(has_action_verb, directions)):
-            return "too short"
     text = to_text(recipe)
     if _is_short(text, MIN_CHARS):
         return "too short"
-    return "lost fraction" if not text.isascii() and LOST_FRACTION.search(text) else recipe
+    if not text.isascii() and LOST_FRACTION.search(text):
+        return "lost fraction"
+    return "lost fraction" if any(map(text.__contains__, LOST_NUMBERS)) else recipe
+
+
+def _damage(ingredients: tuple[str, ...], steps: tuple[str, ...]) -> Reason | None:
+    """The reason for dropping a recipe whose steps or ingredients are not whole."""
+    if any(map(is_cut_off, steps)):
+        return "text cut off"
+    if len(ingredients) <= MOST_LINES_OF_LIST and any(map(is_list_in_line, ingredients)):
+        return "ingredients on one line"
+    if _is_short("".join(steps), MIN_STEP_CHARS):
+        words = " ".join(steps).split()
+        if len(words) < MIN_STEP_WORDS or not any(map(has_action_verb, steps)):
+            return "too short"
+    return None if any(map(tells_how, steps)) else "no method"
 
 
 def _is_short(text: str, fewest: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import lru_cache
 from itertools import accumulate
 from operator import contains
 
@@ -41,7 +42,9 @@ _HANGS = re.compile(
 )  # endings of a line that end no sentence ("bone-in" ends one); a number may precede its unit
 _SURELY_HANGS = re.compile(r"\b(?:a|an|and|(?<!courtesy )of|than|the|with|your)\s*+\Z")
 _CUT_OFF = re.compile(
-    r"(?<=[a-z] )(?:(?<! y )(?<! en )a|and|than|the|your|(?:in|into|on|with) an)\Z"
+    r"(?<=[a-z] )(?:(?<! y )(?<! en )a|and|or|than|the|until|when|your|(?:in|into|on|with) an"
+    r"|bottom of"
+    r"|on how|for (?:about|another) \d{1,2}|(?:mix|mixture|this) is)\Z"
 )  # "an" alone ends a German sentence ("Braten Sie es an"), "a" a French one ("il y en a")
 _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
@@ -68,6 +71,7 @@ TRADEMARKS = "texts with trademark signs or ornaments"
 _DOUBLED = "recipes with doubled words or full stops"
 DOUBLED_LISTS = "doubled lists of ingredients"
 _EMPHASIS = "texts with Markdown"
+_SMILEYS = "recipes with smileys removed"
 _ACCENTS = {
     "saut": "sauté", "sauted": "sautéed", "jalapeo": "jalapeño", "jalapeos": "jalapeños",
     "crme": "crème", "brle": "brûlée", "frache": "fraîche", "pured": "puréed", "gruyre": "gruyère",
@@ -91,17 +95,27 @@ _SHOP = (
     r" (?:at|in|from|by|through|online|on)\b"
 )
 _ELSEWHERE = "recipes with references to notes and shops removed"
-_RARE = frozenset("*^$&\"/:'’()")  # one such character is looked for ten times as fast as a sign
+# Characters that few texts have: each one is looked for once, before all signs that hold it.
+_RARE = "*^$&\"/:'’()[\\@½¼¾⅓⅔¹²³⁴⁵†‡"
 # A pattern that begins with a letter or a set of characters is searched several times as fast as
 # one that begins with "\b" or a look-behind.
 _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pattern, repair, note
     (
-        [(next(filter(_RARE.__contains__, sign), sign), sign) for sign in signs],
+        [(next(filter(_RARE.__contains__, sign), ""), sign) for sign in signs],
         re.compile(pattern, re.MULTILINE), right, what,
     )
     for signs, pattern, right, what in (
         (("epi:",), r" ?/?epi:recipe[Ll]ink(?: id=\"?\d*\"?)? ?/?[<>]?(?:\d<)?", " ",
          "HTML tags removed"),
+        ((":)", ";)", ":-", ";-", ":D", ":("),
+         r" ?(?<![(\w])[:;]-?[)(D](?=[\s.,!]|$)", "", _SMILEYS),
+        (("\\",), r"(?:\\[rn])+(?= |$)|\\$", "", "texts with control characters"),
+        (("()", "( )", "(,)"), r" ?\( ?,? ?\)", "", "recipes with empty brackets"),
+        (("[1]",), r" ?\[\d{1,2}\]", "", "recipes with numbers of pictures"),
+        ((".(", "!(", "?(", ".)", "!)"),
+         r"(?<=[a-z][.!?])(?=\([A-Z])|(?<=[.!?]\))(?=[A-Z][a-z])", " ", LOST_SPACES),
+        ((" w / ",), r"(?<= w) / ", "/ ", _SPACES),
+        (("-inch",), r"(?<=\d-inch)(?=(?!es\b)[a-z])", " ", LOST_SPACES),
         ((" ,", " ."), r"(?<=[^\s\d.,]) +([,.])(?=\s(?!\.)|\Z)", r"\1", _SPACES),
         ((" ,",), r" ,(?=[a-z])", ", ", _SPACES),
         (("(",), r"\((?: ?[,;] ?| (?:- (?=\d))?)(?=\S)", "(", _SPACES),
@@ -187,6 +201,12 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
            right[1:], "recipes with lost accents") for wrong, right in _ACCENTS.items()),
     )
 ]  # fmt: skip
+_BLANK_APOSTROPHE = re.compile(
+    r"(?<=[a-z]{2}) (?=s(?: |\Z))"
+    r"|(?:(?<=\b(?:can|don|won|ain|isn))|(?<=\b(?:didn|aren|wasn|hasn))|(?<=\b(?:doesn|haven))"
+    r"|(?<=\b(?:couldn|wouldn))|(?<=\b(?:shouldn))) (?=t\b)"
+    r"|(?<=\bi) (?=(?:m|ve|ll|d)\b)|(?:(?<=\bwe)|(?<=\byou)|(?<=\bthey)) (?=(?:re|ve|ll)\b)"
+)
 _LOST_SPACE = re.compile(r"[\W_]+")
 _NOTES_HEADING = re.compile(r"(?:[\w'’]{2,8} )?(?:notes?|tips?)\W*", re.IGNORECASE)
 SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
@@ -362,8 +382,10 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
 
 
 def is_cut_off(step: str) -> bool:
-    """True if a step ends in the middle of a sentence: "let them all sit in a"."""
-    return step[-1:].isalpha() and _CUT_OFF.search(step, max(0, len(step) - _END_CHARS)) is not None
+    """True if a step ends in the middle of a sentence: "let them sit in a", "up to 3/"."""
+    if step[-1:] in "/(":
+        return "://" not in step
+    return step[-1:].isalnum() and _CUT_OFF.search(step, max(0, len(step) - _END_CHARS)) is not None
 
 
 def _lines_to_bracket(steps: list[str]) -> int:
@@ -407,13 +429,23 @@ def only_measures(line: str) -> bool:
     return _MEASURES.fullmatch(line) is not None
 
 
+@lru_cache(maxsize=1 << 12)
+def _possible(rare: str) -> list[tuple[list[str], re.Pattern[str], str, str]]:
+    """The misprints that a text with these characters of `_RARE` may have."""
+    found = (
+        ([sign for mark, sign in signs if mark in rare], pattern, right, what)
+        for signs, pattern, right, what in _MISPRINTS
+    )
+    return [misprint for misprint in found if misprint[0]]
+
+
 def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
     """Lines with their fractions whole, and without stray blanks and marks of footnotes."""
     text = "\n".join(lines)
     repairs: set[str] = set()
-    for signs, pattern, right, what in _MISPRINTS:
-        for mark, sign in signs:  # faster than `any`, whose generator costs more than the check
-            if mark in text and sign in text:
+    for signs, pattern, right, what in _possible("".join(filter(text.__contains__, _RARE))):
+        for sign in signs:  # faster than `any`, whose generator costs more than the check
+            if sign in text:
                 break
         else:
             continue
@@ -432,6 +464,17 @@ def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
     ]
     notes[_SPACES] += found != lines
     return without_misprints(found, notes)
+
+
+def with_apostrophes(title: str, notes: Counter[str]) -> str:
+    """A title with the apostrophes for which Food.com's export has a blank.
+
+    >>> with_apostrophes("i can t resist momma s peas", Counter())
+    "i can't resist momma's peas"
+    """
+    found = _BLANK_APOSTROPHE.sub("'", title)
+    notes["recipes with lost apostrophes"] += found != title
+    return found
 
 
 def only_a_link(steps: list[str]) -> bool:

@@ -109,7 +109,9 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
     capitals = 2 * sum(map(str.isupper, lines)) > len(lines)
     among_tools = False
     for line, following in zip(lines, (*lines[1:], ""), strict=True):
-        if _TOOLS.match(line):
+        if not among_tools and _is_plain(line):  # most lines, and many of them repeat
+            kept.append(line)
+        elif _TOOLS.match(line):
             among_tools = among_tools or _TOOLS.fullmatch(line) is not None
             found[EQUIPMENT] += 1
         elif _is_tool(line) or (among_tools and find_food(ingredient_name(line)) is None):
@@ -140,6 +142,15 @@ def _is_heading(line: str, *, capitals: bool) -> bool:
     if not line.isupper() or capitals or sum(map(len, words)) < _MIN_CAPITALS:
         return False
     return bool(words) and (words[-1] in SECTION_NOUNS or find_food(line) is None)
+
+
+@lru_cache(maxsize=1 << 15)
+def _is_plain(line: str) -> bool:
+    """True if a line begins with a number and is neither a tool nor has a prefix or a note."""
+    if not line[:1].isdigit() or _TOOLS.match(line) or _ALWAYS.fullmatch(line):
+        return False
+    has_prefix = _PREFIX.match(line) or _PART_PREFIX.match(line)
+    return not (has_prefix or _is_tool(line) or _why_removed(line))
 
 
 @lru_cache(maxsize=1 << 15)

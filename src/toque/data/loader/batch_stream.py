@@ -1,7 +1,8 @@
-"""Batch stream: `at(cursor)` gives an update's batch and the cursor of the next update.
+"""Batch stream: the batch of the update at a cursor, and the cursor of the next update.
 
-Threads make batches ahead of the loop and copy them to a GPU. A batch carries its own cursor, so a
-checkpoint stores the position of the last one trained on, however many are waiting.
+Threads prepare batches ahead of the training loop and copy them to a GPU. Each batch has its own
+cursor, so a checkpoint stores the position of the last batch of training, not of the last batch
+that was prepared.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from toque.keyed_random import key_of, keys_of
 from toque.units import Cursor, Duration, Progress
 
 CPU_MICRO_BATCH_TOKENS = 4096
-"""Tokens computed at once; evaluating looks for the fastest from there."""
-_DROPOUT: Final = key_of(0x64726F70)  # sets these keys apart from others of the same rows
-SHAPE_SAMPLE = 2048  # examples whose lengths choose the row, the longest among them
+"""Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest number here."""
+_DROPOUT: Final = key_of(0x64726F70)  # separates these keys from other keys of the same rows
+SHAPE_SAMPLE = 2048  # examples for the choice of the row shape, including the longest ones
 
 
 @dataclass(frozen=True)
 class Step:
-    """The data of one update. Counts are over all ranks; `batch` is this rank's share."""
+    """Data of an update."""
 
-    batch: Batch
+    batch: Batch  # rows of this rank
     cursor: Cursor  # cursor of the next update
-    n_targets: int
-    n_tokens: int
-    n_examples: int
-    n_computed: int  # tokens computed by this rank, padding included
+    n_targets: int  # tokens with loss on all ranks
+    n_tokens: int  # tokens without padding on all ranks
+    n_examples: int  # examples on all ranks
+    n_computed: int  # tokens with padding on this rank
     epoch: float  # passes over the data after this update
-    stage: int | None = None  # stage of the curriculum, counted from 1; None without one
+    stage: int | None = None  # stage of the curriculum, from 1; None without a curriculum
 
     def after(self, before: Progress, seconds: float) -> Progress:
-        """Progress once this update, which took `seconds`, is done."""
+        """Compute the progress after this update, which took `seconds`."""
         return Progress(
             step=before.step + 1,
             epoch=self.epoch,
@@ -62,17 +63,18 @@ class Step:
 
 @dataclass
 class BatchStream:
-    """An epoch plan, collated for one `rank` of `world_size` that share each update's rows."""
+    """Collated batches of a plan. The ranks share the rows of each update."""
 
     plan: EpochPlan | StagedPlan
     layout: Layout
-    prompt_lengths: np.ndarray  # [all store rows] stored prompt tokens; and stored target tokens
-    target_lengths: np.ndarray
+    prompt_lengths: np.ndarray  # [store rows] prompt tokens
+    target_lengths: np.ndarray  # [store rows] target tokens
     rank: int = 0
     world_size: int = 1
-    varied: Varied | None = None  # examples that change every epoch; None for the stored ones
-    readers: int = 1  # threads that may collate at once
-    learnt_lengths: np.ndarray | None = None  # [all store rows]; None: all target tokens are learnt
+    varied: Varied | None = None  # examples that change every epoch
+    readers: int = 1  # threads that collate
+    learnt_lengths: np.ndarray | None = None
+    """[store rows] target tokens that are learnt. None: all target tokens are learnt."""
 
     @classmethod
     def from_settings(
@@ -90,10 +92,23 @@ class BatchStream:
         rank: int = 0,
         world_size: int = 1,
     ) -> Self:
-        """The training batches of a store for a model.
+        """Create the training batches of a store for a model.
 
-        `positions` are the model's, None without a limit; `spans` corrupts the texts and goes
-        before `varied`, which are augmented examples. ConfigError where the examples do not fit.
+        Args:
+            train: The `train` section.
+            data: The `data` section.
+            curriculum: The `curriculum` section.
+            store: The store.
+            model: The configuration of the model.
+            seed: The seed of the run.
+            positions: Positions of the model. None means no limit.
+            spans: Corruption of the texts. It replaces `varied`.
+            varied: Augmented examples.
+            rank: The rank of this process.
+            world_size: Number of ranks.
+
+        Raises:
+            ConfigError: The store has no training example, or its examples are too long.
         """
         refuse_empty(store, "train")
         rows = store.rows("train")
@@ -101,28 +116,33 @@ class BatchStream:
         refuse_longer(lengths, positions)
         mixture = Mixture.from_settings(data, store, rows, seed=seed)
         shape = row_shape(train, lengths, mixture)
-        varied = varied if spans is None else spans.in_store(store)
-        in_tokens = train.batch.unit == "tokens"
+        if spans is not None:
+            varied = spans.in_store(store)
+        update_rows = None
+        window = int(train.batch.amount)
+        if train.batch.unit == "tokens":
+            update_rows = max(1, int(train.batch.amount // shape.tokens))
+            window = WINDOW_EXAMPLES
 
-        def plan_of(chosen: np.ndarray, seed_of_plan: int) -> EpochPlan:
+        def make_plan(positions: np.ndarray, plan_seed: int) -> EpochPlan:
             return EpochPlan(
-                examples=rows[chosen],
-                source_lengths=lengths.source[chosen],
-                target_lengths=lengths.target[chosen],
+                examples=rows[positions],
+                source_lengths=lengths.source[positions],
+                target_lengths=lengths.target[positions],
                 shape=shape,
-                seed=seed_of_plan,
-                update_rows=max(1, int(train.batch.amount // shape.tokens)) if in_tokens else None,
-                window=WINDOW_EXAMPLES if in_tokens else int(train.batch.amount),
-                mixture=Mixture.from_settings(data, store, rows[chosen], seed=seed_of_plan),
+                seed=plan_seed,
+                update_rows=update_rows,
+                window=window,
+                mixture=Mixture.from_settings(data, store, rows[positions], seed=plan_seed),
                 varied=varied,
             )
 
         plan: EpochPlan | StagedPlan
         if curriculum is None:
-            plan = plan_of(np.arange(len(rows)), seed)
+            plan = make_plan(np.arange(len(rows)), seed)
         else:
             plan = StagedPlan.from_settings(
-                curriculum, store, rows, plan_of, stop_after=train.stop_after, seed=seed
+                curriculum, store, rows, make_plan, stop_after=train.stop_after, seed=seed
             )
         return cls(
             plan=plan,
@@ -137,33 +157,37 @@ class BatchStream:
         )
 
     def at(self, cursor: Cursor) -> Step:
-        """The update that begins at `cursor`; costs at most one or two windows of packing."""
+        """Plan, read and collate the update at `cursor`. Plans at most two windows."""
         return self.collated(cursor, self.planned(cursor))
 
     def planned(self, cursor: Cursor) -> Update:
-        """The update that begins at `cursor`, not yet read; one thread at a time."""
+        """Plan the update at `cursor`. Only one thread at a time may call this."""
         return self.plan.at(cursor)
 
     def collated(self, cursor: Cursor, update: Update) -> Step:
-        """Step of what `planned` gave, read and collated; any number of threads may call it."""
+        """Read and collate a planned update. Threads may call this at the same time."""
         ids = np.array(list(chain.from_iterable(update.rows)), np.int64)
         prompts, targets = self.prompt_lengths[ids], self.target_lengths[ids]
-        changed = None
+        examples = None
         if self.varied is not None:
-            changed = self.varied.at(self.plan.epoch_key(cursor))
-            prompts = np.array([len(changed.prompt(row)) for row in ids.tolist()], np.int64)
-            targets = np.array([len(changed.target(row)) for row in ids.tolist()], np.int64)
-        n_tokens, n_targets = prompts + targets, targets
+            examples = self.varied.at(self.plan.epoch_key(cursor))
+            prompts = np.array([len(examples.prompt(row)) for row in ids.tolist()], np.int64)
+            targets = np.array([len(examples.target(row)) for row in ids.tolist()], np.int64)
+
+        n_tokens = prompts + targets
+        n_targets = targets
         if self.layout.shape.source == 0:
-            # A decoder-only example's last token is no input; without a prompt its first is no
-            # target.
-            n_tokens, n_targets = n_tokens - 1, targets - (prompts == 0)
-        if self.learnt_lengths is not None:  # the rest of a conversation, which nothing varies
+            # A decoder does not read the last token of an example. Without a prompt, it does not
+            # predict the first token.
+            n_tokens = n_tokens - 1
+            n_targets = targets - (prompts == 0)
+        if self.learnt_lengths is not None:
             n_targets = n_targets - (self.target_lengths[ids] - self.learnt_lengths[ids])
+
         owner = np.arange(len(update.rows)) % self.world_size
-        mine = np.repeat(owner, list(map(len, update.rows))) == self.rank
+        is_own = np.repeat(owner, list(map(len, update.rows))) == self.rank
         rows = update.rows[self.rank :: self.world_size]
-        batch = self.layout.batch(rows, changed, keys=example_keys(ids)[mine])
+        batch = self.layout.batch(rows, examples, keys=example_keys(ids)[is_own])
         return Step(
             batch=batch,
             cursor=update.cursor,
@@ -176,11 +200,10 @@ class BatchStream:
         )
 
     def totals(self, stop_after: Duration) -> dict[str, float]:
-        """Steps, epochs, examples and tokens of a run, as far as they can be known before it."""
-        plan = self.plan
-        if isinstance(plan, StagedPlan):
-            return plan.totals
-        per_epoch = plan.amounts
+        """Estimate the steps, epochs, examples and tokens of a run. {} for a length in time."""
+        if isinstance(self.plan, StagedPlan):
+            return self.plan.totals
+        per_epoch = self.plan.amounts
         if stop_after.unit not in per_epoch:
             return {}
         epochs = stop_after.amount / per_epoch[stop_after.unit]
@@ -188,27 +211,28 @@ class BatchStream:
 
 
 def example_keys(ids: np.ndarray) -> np.ndarray:
-    """Keys [examples] int64 of the examples of an update, by store row and how often it came.
+    """Compute random keys of an update's examples, int64 [examples].
+
+    A key depends on the store row and on the number of its earlier occurrences in the update.
 
     >>> len({*example_keys(np.array([5, 8, 5])).tolist()})
     3
     """
     order = np.argsort(ids, kind="stable")
-    in_order = ids[order]
-    first = np.searchsorted(in_order, in_order)
-    times = np.empty(len(ids), np.int64)
-    times[order] = np.arange(len(ids)) - first
-    return keys_of(_DROPOUT, ids, times).view(np.int64)
+    sorted_ids = ids[order]
+    occurrence = np.empty(len(ids), np.int64)
+    occurrence[order] = np.arange(len(ids)) - np.searchsorted(sorted_ids, sorted_ids)
+    return keys_of(_DROPOUT, ids, occurrence).view(np.int64)
 
 
 def usual_rows(tokens: int) -> int:
-    """Rows of so many tokens computed at once on a CPU, and where the number is not measured."""
+    """Choose the rows per micro-batch from the tokens per row, without a measurement."""
     return max(1, CPU_MICRO_BATCH_TOKENS // tokens)
 
 
 @dataclass(frozen=True)
 class ExampleLengths:
-    """Tokens each side computes for some store rows, and the row they are packed into."""
+    """Computed tokens of some store rows. The target of a decoder includes the prompt."""
 
     source: np.ndarray
     target: np.ndarray
@@ -223,20 +247,22 @@ class ExampleLengths:
         encoder: bool,
         spans: SpanCorruption | None = None,
     ) -> Self:
-        """Lengths of store rows, with `spans` the most; a decoder's joined, less the last token."""
+        """Collect the lengths of store rows. With `spans`, these are upper bounds."""
         prompt = store.prompt_lengths[rows].astype(np.int64)
         target = store.target_lengths[rows].astype(np.int64)
         if spans is not None:
             prompt, target = spans.longest(prompt, target)
         if encoder:
             return cls(prompt, target, encoder=True)
+        # A decoder does not read the last token.
         return cls(np.zeros_like(prompt), prompt + target - 1, encoder=False)
 
     def sample(self, mixture: Mixture | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Lengths of an even sample of what is drawn, and of the longest example of either side."""
+        """Sample source and target lengths evenly from an epoch, with the longest of each."""
         n = len(self.target) if mixture is None else sum(mixture.draws)
         ids = np.linspace(0, n - 1, min(n, SHAPE_SAMPLE)).astype(np.int64)
-        ids = ids if mixture is None else mixture.examples(ids, epoch=0)
+        if mixture is not None:
+            ids = mixture.examples(ids, epoch=0)
         ids = np.unique(np.append(ids, [self.source.argmax(), self.target.argmax()]))
         return self.source[ids], self.target[ids]
 
@@ -244,90 +270,104 @@ class ExampleLengths:
 def row_shape(
     train: TrainConfig, lengths: ExampleLengths, mixture: Mixture | None = None
 ) -> RowShape:
-    """The packed row that is configured, or the cheapest for what an epoch draws."""
-    batch, asked = train.batch, train.row_tokens
+    """Choose the shape of a packed row: the configured one, or the cheapest for an epoch.
+
+    Raises:
+        ConfigError: The batch is smaller than a row.
+    """
+    batch = train.batch
     source, target = lengths.sample(mixture)
     limit = batch.amount if batch.unit == "tokens" else np.inf
     shape = choose_shape(source, target, encoder=lengths.encoder, at_most=limit)
-    if isinstance(asked, int):
-        ratio = shape.source / shape.target
-        source_side = max(int(lengths.source.max()), round(asked * ratio)) if ratio else 0
-        shape = RowShape(source_side, asked)
+    if isinstance(train.row_tokens, int):
+        source_tokens = 0
+        if shape.source:
+            source_tokens = round(train.row_tokens * (shape.source / shape.target))
+            source_tokens = max(int(lengths.source.max()), source_tokens)
+        shape = RowShape(source_tokens, train.row_tokens)
     if shape.tokens > limit:
         raise ConfigError(
-            f'train.batch is "{batch}", and one row of this data takes {shape.tokens} tokens. '
-            f'Use at least train.batch="{shape.tokens} tokens", or a batch in examples.'
+            f'train.batch is "{batch}", but a row of this data has {shape.tokens} tokens. Set '
+            f'train.batch to "{shape.tokens} tokens" or more, or to a number of examples.'
         )
     return shape
 
 
 def refuse_longer(lengths: ExampleLengths, positions: int | None) -> None:
-    """Refuse examples longer than the model has positions; None: it has no limit."""
+    """Refuse examples with more tokens than the model has positions. None means no limit."""
     longest = int(lengths.target.max())
     if positions is not None and longest > positions:
         raise ConfigError(
-            f"The model has {positions} positions, and the longest example of the store has "
-            f"{longest} tokens. Set data.max_prompt_tokens and data.max_target_tokens so that "
-            f"together they are at most {positions + 1}, and prepare again."
+            f"The model has {positions} positions, but the longest example of the store has "
+            f"{longest} tokens. Set data.max_prompt_tokens and data.max_target_tokens to at most "
+            f"{positions + 1} in total, and prepare the data again."
         )
 
 
 def refuse_empty(store: TokenStore, split: Split) -> None:
-    """Refuse a store without an example to train on, or to hold out, with the cause."""
+    """Refuse a store without an example in a split, and explain the cause."""
     if getattr(store.manifest.splits, split):
         return
-    n, settings = store.manifest.examples, store.manifest.settings
-    if split == "train" and "held_out_from" in settings:
+    n = store.manifest.examples
+    settings = store.manifest.settings
+    has_held_out_sources = "held_out_from" in settings
+    if split == "train" and has_held_out_sources:
         raise ConfigError(
-            f"The store {store.path} has no training example: every record of data.sources is in "
-            "data.validation, too, and so held out alone, or was dropped, which its report counts. "
-            "Add others to data.sources, or take those away from data.validation."
+            f"The store {store.path} has no training example: every record of data.sources is also "
+            "in data.validation, or was dropped for a reason in the data report. Add more data to "
+            "data.sources, or remove sources from data.validation."
         )
-    if settings.get("validation_fraction") == 0 and "held_out_from" not in settings:
+    if settings.get("validation_fraction") == 0 and not has_held_out_sources:
         raise ConfigError(
-            f"The store {store.path} was prepared with data.validation_fraction=0: none of its "
-            f"{n:,} examples is held out to be evaluated. Prepare it with a share such as 0.1."
+            f"The store {store.path} was prepared with data.validation_fraction=0, so none of its "
+            f"{n:,} examples is held out for evaluation. Set it to e.g. 0.1 and prepare the data "
+            "again."
         )
-    which = "training" if split == "train" else "held-out"
+    name = "training" if split == "train" else "held-out"
     raise ConfigError(
-        f"The store {store.path} has no {which} example: its {n:,} are of one record, or of "
-        "copies of one, and a record is never on both sides of the split. Add to data.sources "
-        "(data.max_examples may leave some out) until there are at least two different ones."
+        f"The store {store.path} has no {name} example: its {n:,} examples are from one record or "
+        "its copies, and a record is never on both sides of the split. Add at least one different "
+        "record to data.sources. data.max_examples may have left some out."
     )
 
 
-Sent = tuple[Batch, torch.cuda.Event]  # a batch on the device, and when it will be whole
-Made = tuple[Step, Batch | Sent]
+DeviceBatch = tuple[Batch, torch.cuda.Event]
+"""Batch on the device, and the event at the end of its copy."""
 
 
 class DeviceFeed:
-    """Sends whole updates to a GPU, on a stream of its own: neither a reader nor the loop waits."""
+    """Copies of batches to a GPU on a separate stream, for which neither readers nor loop wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def send(self, batch: Batch) -> Sent:
-        """Begin the copy of `batch`."""
+    def send(self, batch: Batch) -> DeviceBatch:
+        """Start the copy of a batch."""
         pinned = batch.counted().pin()
         with torch.cuda.stream(self._stream):
             return pinned.to(self._device), self._stream.record_event()
 
-    def receive(self, sent: Sent) -> Batch:
-        """The batch, for work that the loop's stream is given from now on."""
-        batch, whole = sent
+    def receive(self, sent: DeviceBatch) -> Batch:
+        """Make the current stream wait for the copy, and return the batch on the device."""
+        batch, event = sent
         stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(whole)
-        for tensor in batch.tensors():
-            tensor.record_stream(stream)  # its memory is the copying stream's to give away again
+        stream.wait_event(event)
+        for tensor in batch.tensors().values():
+            tensor.record_stream(stream)  # or the copying stream could reuse its memory too early
         return batch
 
 
 class Prefetch:
-    """Updates ahead of the loop, from `cursor` on, which `feed` copies to a GPU as they are made.
+    """Updates from a cursor on, prepared ahead of the training loop.
 
-    `depth` batches may wait, and one more for each further reader; 0 makes each when it is asked
-    for. Leaving the context ends the threads.
+    Leaving the context ends the threads.
+
+    Args:
+        batches: The stream of batches.
+        cursor: The cursor of the first update.
+        depth: Updates to prepare ahead, plus one per reader after the first. 0 prepares none.
+        feed: The feed that copies batches to a GPU.
     """
 
     def __init__(
@@ -338,10 +378,12 @@ class Prefetch:
         depth: int = 2,
         feed: DeviceFeed | None = None,
     ) -> None:
-        self._batches, self._cursor, self._feed = batches, cursor, feed
+        self._batches = batches
+        self._cursor = cursor
+        self._feed = feed
         self._depth = depth + batches.readers - 1 if depth else 0
-        self._ahead: deque[Future[Made]] = deque()
-        # Updates are planned one after the other, so their order is the plan's; readers wait.
+        self._queue: deque[Future[tuple[Step, Batch | DeviceBatch]]] = deque()
+        # A single thread plans the updates, so they are in the order of the plan.
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="toque-prefetch")
         self._readers = ThreadPoolExecutor(batches.readers, thread_name_prefix="toque-prefetch")
 
@@ -355,22 +397,24 @@ class Prefetch:
         self._readers.shutdown(cancel_futures=True)
 
     def next(self) -> tuple[Step, Batch]:
-        """The next update, and its batch, on the device with a feed; raises what making it did."""
+        """Return the next update and its batch, on the device if there is a feed."""
         self._submit()
-        step, made = self._ahead.popleft().result()
-        if isinstance(made, tuple):
+        step, batch = self._queue.popleft().result()
+        if isinstance(batch, tuple):
             assert self._feed is not None
-            made = self._feed.receive(made)
-        return step, made
+            batch = self._feed.receive(batch)
+        return step, batch
 
     def _submit(self) -> None:
-        self._ahead.append(self._readers.submit(self._make, self._planner.submit(self._plan)))
+        plan = self._planner.submit(self._plan)
+        self._queue.append(self._readers.submit(self._prepare, plan))
 
     def _plan(self) -> tuple[Cursor, Update]:
-        cursor, update = self._cursor, self._batches.planned(self._cursor)
+        cursor = self._cursor
+        update = self._batches.planned(cursor)
         self._cursor = update.cursor
         return cursor, update
 
-    def _make(self, planned: Future[tuple[Cursor, Update]]) -> Made:
-        step = self._batches.collated(*planned.result())
+    def _prepare(self, plan: Future[tuple[Cursor, Update]]) -> tuple[Step, Batch | DeviceBatch]:
+        step = self._batches.collated(*plan.result())
         return step, step.batch if self._feed is None else self._feed.send(step.batch)

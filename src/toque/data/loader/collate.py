@@ -1,4 +1,4 @@
-"""Collate: token ids of examples to the tensors of a batch, packed or one example per row."""
+"""Collation of token ids to the tensors of a batch, packed or with one example per row."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from transformers import PretrainedConfig
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
 from toque.data.loader.packing import RowShape
 from toque.data.store.token_column import Ids, Pieces
-from toque.data.store.token_store import TokenStore, only_read
+from toque.data.store.token_store import TokenStore, unlearnt_spans
 
 
 class Examples(Protocol):
-    """Token ids by row; a `TokenStore` is one."""
+    """Source of token ids by store row, such as a `TokenStore`."""
 
     def prompt(self, row: int, /) -> Ids:
-        """Prompt ids of a store row."""
+        """Return the prompt ids of a row."""
 
     def target(self, row: int, /) -> Ids:
-        """Target ids of a store row."""
+        """Return the target ids of a row."""
 
 
 def decoder_batch(
@@ -38,32 +38,42 @@ def decoder_batch(
     store: TokenStore | None = None,
     keys: NDArray[np.int64] | None = None,
 ) -> DecoderBatch:
-    """Prompts and targets joined, each without its last token, which is only predicted.
+    """Join each prompt with its target without the last token, which is predicted but not read.
 
-    `rows` are the store rows that share a packed row of `length`; none may need more. The `store`
-    says what of a conversation is only read. `keys` are the examples', in row order.
+    Args:
+        examples: The token ids.
+        rows: Store rows of each packed row. They must fit into it.
+        length: Length of a packed row.
+        pad_id: Id of the padding token.
+        store: The store. In conversations, it has spans of targets that are not learnt.
+        keys: Random keys of the examples in row order.
     """
     shape = (len(rows), length)
-    prompts, targets = _sides(examples, rows)
+    prompts, targets = _read_sides(examples, rows)
     inputs = prompts.followed_by(targets.without_last())
-    runs = _Runs(_Grid(rows), inputs.lengths, length)
-    tokens = runs.laid_out(inputs).astype(np.int64)
-    segments = runs.segments()
-    padding = segments == 0
+    side = _PackedSide(_PackedRows(rows), inputs.lengths, length)
+    tokens = side.laid_out(inputs).astype(np.int64)
+    segments = side.segments()
+
+    # Every position predicts the next token, and the last position of an example its last target.
     labels = np.full(tokens.shape, IGNORE, np.int64)
     labels[:-1] = tokens[1:]
-    some = inputs.lengths > 0  # a target of one token without a prompt has no input
-    labels[(runs.starts + inputs.lengths - 1)[some]] = targets.last()[some]
-    # Position p - 1 (the prompt's last token) predicts the target's first.
+    has_input = inputs.lengths > 0  # a target of one token without a prompt has no input
+    last_positions = side.starts + inputs.lengths - 1
+    labels[last_positions[has_input]] = targets.last()[has_input]
+
+    # Only targets have labels. The last token of a prompt predicts the first token of its target.
     parts = np.empty((len(inputs.lengths), 3), np.int64)
     parts[:, 0] = np.maximum(prompts.lengths - 1, 0)
     parts[:, 1] = inputs.lengths - parts[:, 0]
-    parts[:, 2] = runs.spans[1::2]
-    predicted = np.repeat(np.tile([False, True, False], len(parts)), parts.ravel())
-    np.copyto(labels, IGNORE, where=~predicted)
+    parts[:, 2] = side.spans[1::2]
+    has_label = np.repeat(np.tile([False, True, False], len(parts)), parts.ravel())
+    np.copyto(labels, IGNORE, where=~has_label)
     if store is not None and store.has_spans:
-        _leave_read(labels, store, rows, runs.starts + parts[:, 0])
-    positions = runs.positions()
+        _ignore_unlearnt(labels, store, rows, side.starts + parts[:, 0])
+
+    padding = segments == 0
+    positions = side.positions()
     np.copyto(positions, 0, where=padding)
     if pad_id:
         np.copyto(tokens, pad_id, where=padding)
@@ -73,20 +83,20 @@ def decoder_batch(
         tokens=_tensor(tokens, shape),
         segments=_tensor(segments, shape),
         positions=_tensor(positions, shape),
-        keys=None if keys is None else _tensor(runs.token_keys(keys), shape),
+        keys=None if keys is None else _tensor(side.token_keys(keys), shape),
     )
 
 
-def _leave_read(
+def _ignore_unlearnt(
     labels: NDArray[np.int64],
     store: TokenStore,
     rows: Sequence[Sequence[int]],
-    firsts: NDArray[np.int64],
+    starts: NDArray[np.int64],
 ) -> None:
-    """Ignore what targets hold beside answers; `firsts` are places that predict their first ids."""
-    for row, at in zip(chain.from_iterable(rows), firsts.tolist(), strict=True):
-        for first, behind in only_read(store.spans(row)):
-            labels[at + first : at + behind] = IGNORE
+    """Remove the labels of unlearnt spans. `starts` are the positions of the first labels."""
+    for row, at in zip(chain.from_iterable(rows), starts.tolist(), strict=True):
+        for start, stop in unlearnt_spans(store.spans(row)):
+            labels[at + start : at + stop] = IGNORE
 
 
 def encoder_decoder_batch(
@@ -98,26 +108,35 @@ def encoder_decoder_batch(
     start_id: int,
     keys: NDArray[np.int64] | None = None,
 ) -> EncoderDecoderBatch:
-    """Prompts as the source side and targets as the target side, shifted right from `start_id`.
+    """Make prompts the sources, and targets the labels of the targets shifted right by `start_id`.
 
-    `rows` are the store rows that share a packed row of `shape`; none may need more. `keys` are the
-    examples', in row order.
+    Args:
+        examples: The token ids.
+        rows: Store rows of each packed row. They must fit into it.
+        shape: Lengths of a packed row.
+        pad_id: Id of the padding token.
+        start_id: First input of the decoder.
+        keys: Random keys of the examples in row order.
     """
-    source_shape, target_shape = (len(rows), shape.source), (len(rows), shape.target)
-    prompts, targets = _sides(examples, rows)
-    grid = _Grid(rows)
-    sources = _Runs(grid, prompts.lengths, shape.source)
-    runs = _Runs(grid, targets.lengths, shape.target)
-    source_segments, target_segments = sources.segments(), runs.segments()
+    source_shape = (len(rows), shape.source)
+    target_shape = (len(rows), shape.target)
+    prompts, targets = _read_sides(examples, rows)
+    packed_rows = _PackedRows(rows)
+    source_side = _PackedSide(packed_rows, prompts.lengths, shape.source)
+    target_side = _PackedSide(packed_rows, targets.lengths, shape.target)
+    source_segments = source_side.segments()
+    target_segments = target_side.segments()
+
     padding = target_segments == 0
-    ids = runs.laid_out(targets)
-    shifted = np.empty_like(ids)  # in the stored type, a quarter of the memory
+    ids = target_side.laid_out(targets)
+    shifted = np.empty_like(ids)  # the stored type takes a quarter of the memory
     shifted[1:] = ids[:-1]
-    shifted[runs.starts] = start_id
+    shifted[target_side.starts] = start_id
     np.copyto(shifted, pad_id, where=padding)
-    target, labels = shifted.astype(np.int64), ids.astype(np.int64)
+    labels = ids.astype(np.int64)
     np.copyto(labels, IGNORE, where=padding)
-    source = sources.laid_out(prompts).astype(np.int64)
+
+    source = source_side.laid_out(prompts).astype(np.int64)
     if pad_id:
         np.copyto(source, pad_id, where=source_segments == 0)
     return EncoderDecoderBatch(
@@ -125,15 +144,15 @@ def encoder_decoder_batch(
         example_ids=tuple(map(tuple, rows)),
         source_tokens=_tensor(source, source_shape),
         source_segments=_tensor(source_segments, source_shape),
-        target_tokens=_tensor(target, target_shape),
+        target_tokens=_tensor(shifted.astype(np.int64), target_shape),
         target_segments=_tensor(target_segments, target_shape),
-        source_keys=None if keys is None else _tensor(sources.token_keys(keys), source_shape),
-        target_keys=None if keys is None else _tensor(runs.token_keys(~keys), target_shape),
+        source_keys=None if keys is None else _tensor(source_side.token_keys(keys), source_shape),
+        target_keys=None if keys is None else _tensor(target_side.token_keys(~keys), target_shape),
     )
 
 
-def _sides(examples: Examples, rows: Sequence[Sequence[int]]) -> tuple[Pieces, Pieces]:
-    """Prompts and targets in row order: from a store at once, else one by one."""
+def _read_sides(examples: Examples, rows: Sequence[Sequence[int]]) -> tuple[Pieces, Pieces]:
+    """Read prompts and targets in row order. A store reads all of them together."""
     ids = list(chain.from_iterable(rows))
     if isinstance(examples, TokenStore):
         return examples.sides(np.array(ids, np.int64))
@@ -141,49 +160,51 @@ def _sides(examples: Examples, rows: Sequence[Sequence[int]]) -> tuple[Pieces, P
     return prompts, Pieces.of([examples.target(row) for row in ids])
 
 
-class _Grid:
-    """The examples of each row, counted."""
+class _PackedRows:
+    """Numbers of the examples in each row. No row is empty."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         counts = np.array(list(map(len, rows)), np.int64)
         ends = counts.cumsum()
-        self.firsts, self.lasts = ends - counts, ends - 1
+        self.first_examples = ends - counts
+        self.last_examples = ends - 1
         self.n = int(counts.sum())
-        numbers = np.arange(1, self.n + 1) - np.repeat(self.firsts, counts)
+        numbers = np.arange(1, self.n + 1) - np.repeat(self.first_examples, counts)
+        # [2 examples] segment of each example, and 0 for the padding after it
         self.segments = np.zeros(2 * self.n, np.int32)
-        """[2 examples] the number of each, from 1 in every row, and 0 for the padding after it."""
         self.segments[::2] = numbers
 
 
-class _Runs:
-    """Places of examples written row by row: `lengths` [examples] are tokens; no row is empty."""
+class _PackedSide:
+    """Positions of examples on one side of packed rows, from their `lengths` [examples]."""
 
-    def __init__(self, grid: _Grid, lengths: NDArray[np.int64], row_length: int) -> None:
-        self._grid = grid
-        self._gaps = row_length - np.add.reduceat(lengths, grid.firsts)
-        self.spans = np.zeros(2 * grid.n, np.int64)
-        """[2 examples] tokens of each, and padding after it: 0 except at the row's end."""
+    def __init__(self, rows: _PackedRows, lengths: NDArray[np.int64], row_length: int) -> None:
+        self._rows = rows
+        self._padding = row_length - np.add.reduceat(lengths, rows.first_examples)
+        # [2 examples] tokens of each example, and of the padding after it
+        self.spans = np.zeros(2 * rows.n, np.int64)
         self.spans[::2] = lengths
-        self.spans[2 * grid.lasts + 1] = self._gaps
-        self.starts = self.spans.cumsum()[::2] - lengths  # [examples] first position of each
+        self.spans[2 * rows.last_examples + 1] = self._padding
+        self.starts = self.spans.cumsum()[::2] - lengths  # [examples] first positions
 
     def laid_out(self, pieces: Pieces) -> Ids:
-        """All rows in one array of the stored type; padding is 0."""
-        return pieces.joined(zip(self._grid.lasts.tolist(), self._gaps.tolist(), strict=True))
+        """Write all rows into one array of the stored type, with 0 for padding."""
+        last_examples = self._rows.last_examples.tolist()
+        return pieces.joined(zip(last_examples, self._padding.tolist(), strict=True))
 
     def positions(self) -> NDArray[np.int64]:
-        """Tokens since the first of the example, at every position; of padding any number."""
-        begins = np.zeros(len(self.spans), np.int64)
-        begins[::2] = self.starts
-        return np.arange(int(self.spans.sum())) - np.repeat(begins, self.spans)
+        """Number the tokens of each example from 0. Padding gets any number."""
+        starts = np.zeros(len(self.spans), np.int64)
+        starts[::2] = self.starts
+        return np.arange(int(self.spans.sum())) - np.repeat(starts, self.spans)
 
     def token_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The key of every token, of the examples' keys."""
+        """Compute a key per token from the keys of the examples."""
         return np.repeat(np.repeat(keys, 2), self.spans) + self.positions()
 
     def segments(self) -> NDArray[np.int32]:
-        """The number of the example at every position, from 1 in every row; padding is 0."""
-        return np.repeat(self._grid.segments, self.spans)
+        """Number the examples of each row from 1 at every position. Padding is 0."""
+        return np.repeat(self._rows.segments, self.spans)
 
 
 def _tensor(flat: NDArray[np.integer], shape: tuple[int, int]) -> Tensor:
@@ -192,23 +213,23 @@ def _tensor(flat: NDArray[np.integer], shape: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Collates rows for one model family, packed or not."""
+    """Shape and special ids of a model's batches."""
 
     examples: Examples
-    shape: RowShape  # shape of a packed row; `source` 0 means decoder-only
+    shape: RowShape  # shape of a packed row; a decoder-only model has no source
     pad_id: int
-    start_id: int = 0  # the decoder's first input (encoder-decoder only)
-    packed: bool = True  # False: an example a row, all as long as the batch's longest
+    start_id: int = 0  # first input of the decoder of an encoder-decoder
+    packed: bool = True
+    """False for one example per row. All rows are then as long as the longest example."""
 
     @classmethod
     def for_model(
         cls, examples: Examples, model: PretrainedConfig, shape: RowShape, *, packed: bool
     ) -> Self:
-        """The layout by which examples become the inputs of a model with this configuration."""
-        start, pad = (
-            getattr(model, name, None) or 0 for name in ("decoder_start_token_id", "pad_token_id")
-        )
-        return cls(examples, shape, pad, start, packed)
+        """Create the layout for a model with this configuration."""
+        pad_id = getattr(model, "pad_token_id", None) or 0
+        start_id = getattr(model, "decoder_start_token_id", None) or 0
+        return cls(examples, shape, pad_id, start_id, packed)
 
     def batch(
         self,
@@ -216,18 +237,24 @@ class Layout:
         examples: Examples | None = None,
         keys: NDArray[np.int64] | None = None,
     ) -> Batch:
-        """The batch of these rows, read from `examples` if given.
+        """Collate packed rows of store rows to a batch.
 
-        `keys` are the examples', in row order; dropout needs them.
+        Args:
+            rows: The store rows of each packed row.
+            examples: Other examples than the layout's, such as augmented ones.
+            keys: Random keys of the examples in row order, for dropout.
         """
-        shape, examples = self.shape, examples or self.examples
+        shape = self.shape
+        examples = examples or self.examples
+        is_decoder = self.shape.source == 0
         if not self.packed:
             rows = [(example,) for row in rows for example in row]
-            prompts, targets = (side.lengths for side in _sides(examples, rows))
-            joined = self.shape.source == 0
-            longest = int((prompts + targets - 1 if joined else targets).max(initial=1))
-            shape = RowShape(0 if joined else int(prompts.max(initial=1)), longest)
-        if self.shape.source == 0:
+            prompts, targets = (side.lengths for side in _read_sides(examples, rows))
+            if is_decoder:
+                shape = RowShape(0, int((prompts + targets - 1).max(initial=1)))
+            else:
+                shape = RowShape(int(prompts.max(initial=1)), int(targets.max(initial=1)))
+        if is_decoder:
             store = self.examples if isinstance(self.examples, TokenStore) else None
             return decoder_batch(
                 examples, rows, length=shape.target, pad_id=self.pad_id, store=store, keys=keys

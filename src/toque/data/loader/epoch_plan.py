@@ -1,17 +1,17 @@
-"""Epoch plan: which examples each update sees, as a pure function of (seed, cursor).
+"""Epoch plan: the examples of each update, as a pure function of the seed and the cursor.
 
-The epoch's order is a keyed permutation of the selected examples (or of a mixture's draws from
-them), cut into windows. A window's examples are packed into rows, and the rows shuffled. An update
-is
+An epoch is a random permutation of the selected examples, cut into windows. The examples of a
+window are packed into rows, and the rows are shuffled. An update is
 
-* `update_rows` consecutive rows, which may span windows (a batch in tokens), or
-* one window (a batch in examples: the window *is* the batch).
+* `update_rows` consecutive rows, also of several windows, if the batch size is in tokens;
+* a window, if the batch size is in examples.
 
-Neither ranks, which share the rows of an update later, nor packing changes it.
+The plan does not depend on the number of ranks. They divide the rows of an update later.
 
-A source of weight w is passed over w times an epoch: 2 is every example twice, 0.5 half of them,
-the other half in the next epoch. A source is a stream of passes, each a permutation of all its
-examples; epoch e takes the positions from e * draws to (e + 1) * draws of the stream.
+With a mixture, an epoch passes w times over a source of weight w: 2 means every example twice, 0.5
+means half of the examples in each of two epochs. A source is a stream of passes,
+and each pass is a permutation of all its examples. Epoch e takes the positions from e * draws to
+(e + 1) * draws of the stream.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ from toque.units import Cursor
 from toque.user_paths import named_path
 
 WINDOW_EXAMPLES = 2048
-"""Examples packed together. Of 2,048 real recipes 3 to 4 % of the computed tokens are padding, of
-4,096 0.1 points less. Packing takes tens of milliseconds: the cost of finding any position."""
+"""Examples per window. With 2,048 recipes, 3 to 4 % of the computed tokens are padding, and with
+4,096 recipes 0.1 points less. Packing a window, e.g. to resume, takes tens of milliseconds."""
 
-Packed = tuple[NDArray[np.int64], NDArray[np.int64]]  # examples in order; per row, 0 if unused
+Packed = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Examples in the order of the rows, and their number per row. Unused rows have 0 examples."""
 
-_KEPT_WINDOWS = 4
-_BLOCK = 8192  # positions permuted, and examples packed, at once
+_CACHED_WINDOWS = 4
+_BLOCK = 8192  # examples that are permuted and packed together
 
 
 @dataclass(frozen=True)
 class Update:
-    """The examples of one update, as store rows by packed row."""
+    """Examples of an update: the store rows of each packed row."""
 
     rows: tuple[tuple[int, ...], ...]
     cursor: Cursor  # cursor of the next update
@@ -60,50 +61,55 @@ class Update:
 
 @dataclass
 class EpochPlan:
-    """The order of one selection of examples, none longer than a row, for every epoch."""
+    """Order of a selection of examples in every epoch. Each example must fit into a row."""
 
-    examples: NDArray[np.int64]  # [N] store rows that take part
-    source_lengths: NDArray[np.int64]  # [N] encoder-side tokens; 0 for a decoder
-    target_lengths: NDArray[np.int64]  # [N] decoder-side tokens of each, as computed
+    examples: NDArray[np.int64]  # [N] store rows
+    source_lengths: NDArray[np.int64]  # [N] computed tokens of the encoder; 0 for a decoder
+    target_lengths: NDArray[np.int64]  # [N] computed tokens of the decoder
     shape: RowShape
     seed: int
-    update_rows: int | None  # rows an update takes, or None when an update is one window
+    update_rows: int | None  # rows per update; None if an update is a window
     window: int = WINDOW_EXAMPLES
-    mixture: Mixture | None = None  # draws from each source; None for every example once
-    varied: Varied | None = None  # examples that change every epoch; each fits into a row
+    mixture: Mixture | None = None  # None: an epoch has every example once
+    varied: Varied | None = None  # examples that change every epoch
 
     def __post_init__(self) -> None:
         self._packed: OrderedDict[tuple[int, int], Packed] = OrderedDict()
-        self.window_rows = lru_cache(_KEPT_WINDOWS)(self._window_rows)
-        self._block = lru_cache(_KEPT_WINDOWS)(self._permuted_block)
+        self.window_rows = lru_cache(_CACHED_WINDOWS)(self._window_rows)
+        self._block = lru_cache(_CACHED_WINDOWS)(self._permuted_block)
         if len(self.examples) == 0:
             raise ConfigError(
-                "No training example is selected from the store. Lower data.min_quality or "
+                "No training example of the store is selected. Lower data.min_quality or "
                 "data.validation_fraction, or prepare more data."
             )
-        longest_s, longest_t = int(self.source_lengths.max()), int(self.target_lengths.max())
-        if (self.shape.source and longest_s > self.shape.source) or longest_t > self.shape.target:
-            source = f"{longest_s} source and " if self.shape.source else ""
-            sides = f"{source}{longest_t}{' target' if source else ''}"
+        longest_source = int(self.source_lengths.max())
+        longest_target = int(self.target_lengths.max())
+        has_source = self.shape.source > 0
+        if longest_target > self.shape.target or (
+            has_source and longest_source > self.shape.source
+        ):
+            longest = f"{longest_target} tokens"
+            if has_source:
+                longest = f"{longest_source} source and {longest_target} target tokens"
             raise ConfigError(
-                f"train.row_tokens gives rows of {self.shape.tokens} tokens, and the longest "
-                f"example has {sides} tokens. Raise train.row_tokens (or set it to auto), or lower "
-                "data.max_prompt_tokens or data.max_target_tokens and prepare again."
+                f"train.row_tokens sets rows of {self.shape.tokens} tokens, but the longest "
+                f"example has {longest}. Raise train.row_tokens or set it to auto, or lower "
+                "data.max_prompt_tokens or data.max_target_tokens and prepare the data again."
             )
 
     @property
     def n_drawn(self) -> int:
-        """Examples an epoch sees, repeated ones counted each time."""
+        """Examples per epoch, with repetitions."""
         return len(self.examples) if self.mixture is None else sum(self.mixture.draws)
 
     @property
     def n_tokens(self) -> float:
-        """Tokens an epoch computes; of a weighted source, what its draws have on average."""
+        """Computed tokens per epoch. With a mixture, an average."""
         lengths = self.source_lengths + self.target_lengths
         if self.mixture is None:
             return float(lengths.sum())
-        drawn = zip(self.mixture.draws, self.mixture.members, strict=True)
-        return sum(n * float(lengths[members].mean()) for n, members in drawn if n)
+        pairs = zip(self.mixture.draws, self.mixture.members, strict=True)
+        return sum(n * float(lengths[members].mean()) for n, members in pairs if n)
 
     @property
     def amounts(self) -> dict[str, float]:
@@ -116,81 +122,81 @@ class EpochPlan:
         }
 
     def at(self, cursor: Cursor) -> Update:
-        """The update that begins at `cursor`."""
+        """Plan the update at `cursor`."""
         rows: list[tuple[int, ...]] = []
         epoch, window, row = cursor.epoch, cursor.window, cursor.row
         while True:
-            here = self.window_rows(epoch, window)
-            take = len(here) if self.update_rows is None else self.update_rows - len(rows)
-            rows += here[row : row + take]
-            row += take
-            if row >= len(here):
-                window, row = window + 1, 0
-            # An update never spans two epochs: the last one of an epoch may be smaller.
+            window_rows = self.window_rows(epoch, window)
+            n = len(window_rows) if self.update_rows is None else self.update_rows - len(rows)
+            rows += window_rows[row : row + n]
+            row += n
+            if row >= len(window_rows):
+                window += 1
+                row = 0
+            # An update does not span two epochs, so the last update of an epoch may be smaller.
             epoch_ends = window * self.window >= self.n_drawn
             if epoch_ends or self.update_rows is None or len(rows) == self.update_rows:
                 break
+
         if epoch_ends:
             return Update(tuple(rows), Cursor(epoch + 1), epoch + 1.0)
-        inside = (
-            self._window_size(window) * row / len(self.window_rows(epoch, window)) if row else 0
-        )
-        passed = epoch + (window * self.window + inside) / self.n_drawn
-        return Update(tuple(rows), Cursor(epoch, window, row), passed)
+        seen: float = window * self.window
+        if row:
+            seen += self._window_size(window) * row / len(self.window_rows(epoch, window))
+        return Update(tuple(rows), Cursor(epoch, window, row), epoch + seen / self.n_drawn)
 
     def epoch_key(self, cursor: Cursor) -> int:
-        """Key of the random changes to examples in the epoch of `cursor`."""
+        """Return the key of random changes to examples in the epoch of `cursor`."""
         return key_of(self.seed, cursor.epoch)
 
     def updates_per_epoch(self) -> float:
-        """Updates in an epoch, the last of which may be smaller.
-
-        Exact for a batch in examples, else estimated from one window.
-        """
+        """Count the updates per epoch. For a batch in tokens, estimate them from a window."""
         if self.update_rows is None:
             return float(-(-self.n_drawn // self.window))
         rows = len(self.window_rows(0, 0)) * self.n_drawn / self._window_size(0)
         return float(math.ceil(rows / self.update_rows))
 
     def _window_rows(self, epoch: int, window: int) -> list[tuple[int, ...]]:
-        """The packed rows of a window, in training order, as store rows."""
+        """List the store rows of each packed row of a window, in training order."""
         ids, counts = self._packed_window(epoch, window)
-        following = iter(ids.tolist())
-        return [tuple(islice(following, count)) for count in counts.tolist() if count]
+        ids_left = iter(ids.tolist())
+        return [tuple(islice(ids_left, count)) for count in counts.tolist() if count]
 
     def _packed_window(self, epoch: int, window: int) -> Packed:
         if (epoch, window) not in self._packed:
-            # Many windows of a size pack at once in little more time than one, but for varied
-            # examples. Windows are read in order, except when a position is searched for.
+            # Packing many windows together takes little longer than packing one, unless examples
+            # vary. Pack ahead if windows are read in order, but not if a run resumes.
             n = 1
             if self.varied is None and (window == 0 or (epoch, window - 1) in self._packed):
                 n = max(1, min(_BLOCK, self.n_drawn - window * self.window) // self.window)
             for number, packed in enumerate(self._pack(epoch, window, n), start=window):
                 self._packed[epoch, number] = packed
-            while len(self._packed) > _KEPT_WINDOWS + n:
+            while len(self._packed) > _CACHED_WINDOWS + n:
                 self._packed.popitem(last=False)
         return self._packed[epoch, window]
 
     def _pack(self, epoch: int, window: int, n: int) -> Iterable[Packed]:
+        """Pack `n` consecutive windows."""
         size = self._window_size(window)
-        chosen = self._drawn(epoch, window * self.window, n * size)
+        drawn = self._draw(epoch, window * self.window, n * size)
         if self.mixture is not None:
-            chosen = self.mixture.examples(chosen, epoch=epoch)
-        source, target = self.source_lengths[chosen], self.target_lengths[chosen]
-        if self.varied is not None:
-            key = self.epoch_key(Cursor(epoch))
-            source, target = self.varied.lengths(self.examples[chosen], key)
+            drawn = self.mixture.examples(drawn, epoch=epoch)
+        epoch_key = self.epoch_key(Cursor(epoch))
+        if self.varied is None:
+            source, target = self.source_lengths[drawn], self.target_lengths[drawn]
+        else:
+            source, target = self.varied.lengths(self.examples[drawn], epoch_key)
         placed = pack_windows(source.reshape(n, size), target.reshape(n, size), self.shape)
-        keys = keys_of(key_of(self.seed, epoch), np.arange(window, window + n), 1)
-        items, counts = placed.by_row(shuffles(placed.n_rows, keys))
-        ids = self.examples[chosen].reshape(n, size)
-        return zip(np.take_along_axis(ids, items, axis=1), counts, strict=True)
+        keys = keys_of(epoch_key, np.arange(window, window + n), 1)
+        positions, counts = placed.by_row(shuffles(placed.n_rows, keys))
+        ids = self.examples[drawn].reshape(n, size)
+        return zip(np.take_along_axis(ids, positions, axis=1), counts, strict=True)
 
-    def _drawn(self, epoch: int, start: int, size: int) -> NDArray[np.int64]:
-        """The epoch's examples from position `start`; small windows share one permutation call."""
+    def _draw(self, epoch: int, start: int, size: int) -> NDArray[np.int64]:
+        """Draw the epoch's examples from position `start`. Small windows share a permuted block."""
         first, last = start // _BLOCK, (start + size - 1) // _BLOCK
-        images = np.concatenate([self._block(epoch, block) for block in range(first, last + 1)])
-        return images[start - first * _BLOCK :][:size]
+        drawn = np.concatenate([self._block(epoch, block) for block in range(first, last + 1)])
+        return drawn[start - first * _BLOCK :][:size]
 
     def _permuted_block(self, epoch: int, block: int) -> NDArray[np.int64]:
         positions = np.arange(block * _BLOCK, min(self.n_drawn, (block + 1) * _BLOCK))
@@ -201,183 +207,195 @@ class EpochPlan:
 
 
 Sides = tuple[Ids, Ids]
-Vary = Callable[[int, int], Sides]  # (row, epoch key) -> prompt and target ids; a pure function
-_KEPT = 16384  # examples in the cache: several windows
+Vary = Callable[[int, int], Sides]
+"""Pure function of a store row and an epoch key that gives the prompt and target ids."""
+_CACHED_EXAMPLES = 16384  # several windows
 
 
 class Varied:
-    """Examples after a random transform, such as augmentation or span corruption."""
+    """Examples with random changes per epoch, such as augmentation or span corruption."""
 
     def __init__(self, vary: Vary, *, encoder: bool) -> None:
         self._encoder = encoder
-        self.sides = lru_cache(_KEPT)(vary)  # (row, epoch key) -> its sides in that epoch
+        self.sides = lru_cache(_CACHED_EXAMPLES)(vary)
 
     def lengths(
         self, rows: NDArray[np.int64], key: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Source and target lengths, as `EpochPlan` counts them."""
+        """Compute source and target lengths as `EpochPlan` counts them."""
         sides = [self.sides(row, key) for row in rows.tolist()]
         prompt = np.array([len(p) for p, _ in sides], np.int64)
         target = np.array([len(t) for _, t in sides], np.int64)
         return (prompt, target) if self._encoder else (0 * prompt, prompt + target - 1)
 
     def at(self, key: int) -> InEpoch:
-        """The examples of the epoch with this key."""
+        """Select the examples of the epoch with this key."""
         return InEpoch(self, key)
 
 
 @dataclass(frozen=True)
 class InEpoch:
-    """The examples of one epoch."""
+    """Varied examples of an epoch."""
 
     varied: Varied
     key: int
 
     def prompt(self, row: int, /) -> Ids:
-        """Prompt ids of a store row."""
+        """Return the prompt ids of a store row."""
         return self.varied.sides(int(row), self.key)[0]
 
     def target(self, row: int, /) -> Ids:
-        """Target ids of a store row."""
+        """Return the target ids of a store row."""
         return self.varied.sides(int(row), self.key)[1]
 
 
 Positions = NDArray[np.int64]
-_PASS = 2  # sets these keys apart from those of the epoch's order
+_PASS = 2  # separates these keys from the keys of epochs
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sources and how often an epoch passes over each."""
+    """Groups of examples by source and task, and the passes of an epoch over each group."""
 
-    source: NDArray[np.integer]  # [N] source number of each example
-    weights: Sequence[float]  # passes an epoch makes over each source; positive
+    group: Positions  # [N] group of each example
+    weights: Sequence[float]  # passes per epoch over each group; positive
     seed: int
 
     @classmethod
     def from_settings(
         cls, data: DataConfig, store: TokenStore, rows: Positions, *, seed: int
     ) -> Self | None:
-        """Mixture by the weights of sources and tasks; None when every example comes once."""
-        weights, group = _groups(data, store, rows, rows)
+        """Create the mixture of the settings. None if an epoch has every example once."""
+        weights, group = _weigh_groups(data, store, rows, rows)
         if all(weight == 1.0 for weight in weights):
             return None
-        return cls(source=group, weights=weights, seed=seed)
+        return cls(group=group, weights=weights, seed=seed)
 
     @cached_property
     def members(self) -> list[Positions]:
-        """The examples of each source."""
-        return [np.flatnonzero(self.source == number) for number in range(len(self.weights))]
+        """Examples of each group."""
+        return [np.flatnonzero(self.group == number) for number in range(len(self.weights))]
 
     @cached_property
     def draws(self) -> list[int]:
-        """Examples an epoch takes from each source, at least one: of 300 with weight 2, 600."""
+        """Examples per epoch from each group that is not empty, at least one."""
         return [
             max(1, round(weight * len(examples))) if len(examples) else 0
             for weight, examples in zip(self.weights, self.members, strict=True)
         ]
 
     def examples(self, positions: Positions, *, epoch: int) -> Positions:
-        """The examples at `positions`, each below sum(draws), of an epoch not yet shuffled."""
+        """Look up the examples at positions below `sum(draws)` in the unshuffled epoch."""
         ends = np.cumsum(self.draws)
-        number = np.searchsorted(ends, positions, side="right")
-        out = np.empty(len(positions), np.int64)
-        for source in np.unique(number).tolist():
-            here = number == source
-            draws, members = self.draws[source], self.members[source]
-            stream = epoch * draws + positions[here] - (int(ends[source]) - draws)
-            out[here] = members[self._passed_over(stream, len(members), source)]
-        return out
+        group = np.searchsorted(ends, positions, side="right")
+        examples = np.empty(len(positions), np.int64)
+        for number in np.unique(group).tolist():
+            is_member = group == number
+            draws = self.draws[number]
+            members = self.members[number]
+            stream = epoch * draws + positions[is_member] - (int(ends[number]) - draws)
+            examples[is_member] = members[self._permute_passes(stream, len(members), number)]
+        return examples
 
     def in_words(self, data: DataConfig) -> str:
-        """A line on what an epoch draws from each source and task."""
+        """Describe in a line the examples that an epoch draws from each source and task."""
         by_task = bool(data.task_weights or data.task_temperature)
-        kinds = (*data.task_names, "of no task") if by_task else ("",)
+        tasks = (*data.task_names, "of no task") if by_task else ("",)
         parts = []
         for group, (members, draws) in enumerate(zip(self.members, self.draws, strict=True)):
             if not draws:
                 continue
-            source, kind = divmod(group, len(kinds))
-            named = [data.sources[source].path] if len(self.weights) > len(kinds) else []
-            named += [kinds[kind]] if by_task else []
+            source, task = divmod(group, len(tasks))
+            names = [data.sources[source].path] if len(self.weights) > len(tasks) else []
+            if by_task:
+                names.append(tasks[task])
             weight = self.weights[group]
-            parts.append(f"{' '.join(named)} {len(members):,} x {weight:.3g} = {draws:,}")
+            parts.append(f"{' '.join(names)} {len(members):,} x {weight:.3g} = {draws:,}")
         return f"an epoch draws {sum(self.draws):,} examples: {'; '.join(parts)}"
 
-    def _passed_over(self, stream: Positions, n: int, source: int) -> Positions:
+    def _permute_passes(self, stream: Positions, n: int, group: int) -> Positions:
+        """Map positions in a group's stream of passes to its `n` members."""
         passes, offsets = np.divmod(stream, n)
-        out = np.empty(len(stream), np.int64)
+        members = np.empty(len(stream), np.int64)
         for number in np.unique(passes).tolist():
-            here = passes == number
-            key = key_of(self.seed, number, source, _PASS)
-            out[here] = permute(offsets[here], n=n, key=key)
-        return out
+            in_pass = passes == number
+            key = key_of(self.seed, number, group, _PASS)
+            members[in_pass] = permute(offsets[in_pass], n=n, key=key)
+        return members
 
 
 def held_out_weights(data: DataConfig, store: TokenStore, rows: Positions) -> NDArray[np.float64]:
-    """Weights of held-out rows, as of training examples like them: losses can be compared then."""
-    weights, group = _groups(data, store, rows, store.rows("train"))
+    """Weigh held-out rows like the training examples of their group, for comparable losses."""
+    weights, group = _weigh_groups(data, store, rows, store.rows("train"))
     return np.asarray(weights, float)[group]
 
 
-def _groups(
-    data: DataConfig, store: TokenStore, rows: Positions, trained: Positions
+def _weigh_groups(
+    data: DataConfig, store: TokenStore, rows: Positions, train_rows: Positions
 ) -> tuple[list[float], Positions]:
-    """Weights of the groups, and the group of each of `rows`; temperatures count `trained`."""
-    of_sources = [source.weight for source in data.sources] + [1.0] * len(data.validation)
-    of_tasks = [1.0]
+    """Compute the weight of each group, and the group of each of `rows`.
+
+    A group is a source, a task, or a task of a source. The weights of a temperature depend on the
+    counts of `train_rows`.
+    """
+    source_weights = [source.weight for source in data.sources] + [1.0] * len(data.validation)
+    weights_of_tasks = [1.0]
     group = np.zeros(len(rows), np.int64)
-    if any(weight != 1.0 for weight in of_sources):
+    if any(weight != 1.0 for weight in source_weights):
         _check_sources(data, store.manifest)
         group = np.asarray(store.column("source"))[rows].astype(np.int64)
     else:
-        of_sources = [1.0]
+        source_weights = [1.0]
     if data.task_weights or data.task_temperature is not None:
         n_tasks = len(data.task_names)
-        # Rows of no task are one kind more, of weight 1.
+        # Rows without a task are one more group, of weight 1.
         tasks = np.minimum(np.asarray(store.column("task")).astype(np.int64), n_tasks)
-        counts = np.bincount(tasks[trained], minlength=n_tasks)[:n_tasks]
-        of_tasks = [*task_weights(data, counts), 1.0]
+        counts = np.bincount(tasks[train_rows], minlength=n_tasks)[:n_tasks]
+        weights_of_tasks = [*task_weights(data, counts), 1.0]
         group = group * (n_tasks + 1) + tasks[rows]
-    return [one * other for one in of_sources for other in of_tasks], group
+    return [source * task for source in source_weights for task in weights_of_tasks], group
 
 
 def task_weights(data: DataConfig, counts: Positions) -> list[float]:
-    """Passes an epoch makes over each task, of which `counts` [tasks] examples are trained on.
+    """Compute the passes of an epoch over each task from its `counts` [tasks] of examples.
 
-    By temperature T a task of n examples has the share n^(1/T) of an epoch that is as long as
-    before (Raffel et al. 2020, section 3.5.2, temperature-scaled mixing, without its limit K).
+    With temperature T, the share of a task of n examples is proportional to n^(1/T), and an epoch
+    keeps its length (temperature-scaled mixing without the limit K, Raffel et al. 2020, section
+    3.5.2).
     """
     temperature = data.task_temperature
     if temperature is None:
         return [data.task_weights.get(task, 1.0) for task in data.task_names]
     n = counts.astype(float)
     share = np.where(n > 0, n ** (1.0 / temperature), 0.0)
-    drawn = n.sum() * share / share.sum() if n.sum() else n
-    return [float(d / c) if c else 1.0 for d, c in zip(drawn, n, strict=True)]
+    draws = n.sum() * share / share.sum() if n.sum() else n
+    return [float(d / c) if c else 1.0 for d, c in zip(draws, n, strict=True)]
 
 
 def _check_sources(data: DataConfig, manifest: StoreManifest) -> None:
-    """Weights belong to sources by their place in the list, so the lists must be the same."""
-    asked = (*data.sources, *data.validation)
-    there: dict[int, list[PurePosixPath]] = {}
+    """Check that the sources of the settings are the sources of the store.
+
+    Weights apply to sources by their index.
+    """
+    sources = (*data.sources, *data.validation)
+    store_paths: dict[int, list[PurePosixPath]] = {}
     for entry in manifest.sources:
-        there.setdefault(entry.source, []).append(PurePosixPath(entry.path))
-    listed = "; ".join(str(paths[0]) for _, paths in sorted(there.items()))
-    again = (
-        "Weights belong to sources by their place in data.sources, so list there what the store "
-        "was prepared from, in that order, or prepare again."
+        store_paths.setdefault(entry.source, []).append(PurePosixPath(entry.path))
+    todo = (
+        "Weights apply to sources by their position, so list the sources of the store in the same "
+        "order, or prepare the data again."
     )
-    if len(there) != len(asked):
+    if len(store_paths) != len(sources):
+        examples = "; ".join(str(paths[0]) for _, paths in sorted(store_paths.items()))
         raise ConfigError(
-            f"data.sources gives weights to {len(asked)} sources, and the store "
-            f"{data.store} was prepared from {len(there)} (files such as {listed}). {again}"
+            f"data.sources has weights for {len(sources)} sources, but the store {data.store} was "
+            f"prepared from {len(store_paths)} (files such as {examples}). {todo}"
         )
-    for number, source in enumerate(asked):
+    for number, source in enumerate(sources):
         name = named_path(source.path).name or "*"  # "." is a folder of any files
-        parts = [part for path in there.get(number, []) for part in path.parts]
+        parts = [part for path in store_paths.get(number, []) for part in path.parts]
         if ":" not in source.path and not any(fnmatch(part, name) for part in parts):
             raise ConfigError(
-                f"data.sources[{number}] is {source.path}, and source {number} of the store "
-                f"{data.store} is {there[number][0]}. {again}"
+                f"data.sources[{number}] is {source.path}, but source {number} of the store "
+                f"{data.store} is {store_paths[number][0]}. {todo}"
             )

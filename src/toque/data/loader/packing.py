@@ -1,7 +1,7 @@
-"""Packing: examples that share a row, chosen by their lengths.
+"""Packing of examples into rows by their lengths.
 
-Best fit decreasing: long examples first, each into the fullest row that still holds it; in one
-dimension (decoder-only) or two (encoder and decoder side at once).
+The method is best fit decreasing: the longest example comes first, and each goes into the fullest
+row that has enough space. A decoder has one dimension, and an encoder-decoder two.
 """
 
 from __future__ import annotations
@@ -15,50 +15,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
-Rows = list[list[int]]  # positions in the array of lengths, for each row
-_TINY: Final = 1e-9  # closer shares of a row are equal: far less than a token, more than rounding
+Rows = list[list[int]]  # indices of the examples in each row
+_TINY: Final = 1e-9  # tolerance for shares of a row: less than a token, more than rounding errors
 _UNOPENED: Final = 1e3
+"""Space of a row without examples, as shares of a row. Any opened row fits better."""
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """Tokens a row can hold. `source` is 0 for a decoder-only model."""
+    """Length of a row on both sides, in tokens. `source` is 0 for a decoder-only model."""
 
     source: int
     target: int
 
     @property
     def tokens(self) -> int:
-        """Computed tokens of one row, both sides."""
+        """Computed tokens per row on both sides."""
         return self.source + self.target
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Rows of examples: the k-th that window w placed is order[w, k]; it went to row row[w, k]."""
+    """Rows of the packed examples of several windows, in the order of packing."""
 
-    order: NDArray[np.int64]  # [windows, examples] positions within the window
-    row: NDArray[np.int64]  # [windows, examples] rows, numbered from 0 in every window
+    order: NDArray[np.int64]  # [windows, examples] index of each example in its window
+    row: NDArray[np.int64]  # [windows, examples] its row, numbered from 0 in every window
 
     @property
     def n_rows(self) -> NDArray[np.int64]:
-        """[windows] rows each window fills."""
+        """Rows per window, [windows]."""
         return np.asarray(self.row.max(axis=1, initial=-1) + 1)
 
     def by_row(
         self, order: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Examples by row, as placed [windows, examples]; and counts [windows, rows], 0 for no row.
+        """Sort the examples by row.
 
-        `order` [windows, rows] is the wanted order of the rows; None for ascending.
+        Args:
+            order: The order of the rows, [windows, rows]. None means ascending.
+
+        Returns:
+            Indices of the examples [windows, examples], and examples per row [windows, rows].
         """
-        n_windows, width = len(self.row), int(self.n_rows.max(initial=0))
+        n_windows = len(self.row)
+        width = int(self.n_rows.max(initial=0))
         row = self.row
         if order is not None:
-            place = np.empty_like(order)
-            np.put_along_axis(place, order, np.arange(width)[None], axis=1)
-            row = np.take_along_axis(place, row, axis=1)
-        # Small numbers are sorted by radix: ten times faster.
+            rank = np.empty_like(order)
+            np.put_along_axis(rank, order, np.arange(width)[None], axis=1)
+            row = np.take_along_axis(rank, row, axis=1)
+        # numpy sorts 16-bit integers by radix, which is ten times faster.
         small = row.astype(np.int16) if width < 1 << 15 else row
         sort = np.argsort(small, axis=1, kind="stable")
         cells = row + np.arange(n_windows)[:, None] * width
@@ -67,18 +73,18 @@ class Placed:
 
 
 def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
-    """Rows of whole examples, none longer than a row; every example is in exactly one row.
+    """Pack the examples of one window. Every example must fit into a row.
 
     >>> pack(np.zeros(3, np.int64), np.array([3, 5, 2]), RowShape(0, 5))
     [[1], [0, 2]]
     """
-    items, counts = pack_windows(source[None], target[None], shape).by_row()
-    following = iter(items[0].tolist())
-    return [list(islice(following, n)) for n in counts[0].tolist()]
+    examples, counts = pack_windows(source[None], target[None], shape).by_row()
+    examples_left = iter(examples[0].tolist())
+    return [list(islice(examples_left, n)) for n in counts[0].tolist()]
 
 
 def pack_windows(source: Lengths, target: Lengths, shape: RowShape) -> Placed:
-    """Pack each of several windows as `pack` does one; the lengths are [windows, examples]."""
+    """Pack several windows. The lengths are [windows, examples]."""
     if shape.source:
         return _best_fit_pairs(source / shape.source, target / shape.target)
     order = np.argsort(-target, axis=1, kind="stable")
@@ -88,36 +94,36 @@ def pack_windows(source: Lengths, target: Lengths, shape: RowShape) -> Placed:
 
 
 def _best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
-    """The row of each of these descending lengths."""
-    placed: list[int] = []
+    """Find a row for each example of descending lengths."""
+    row_of: list[int] = []
     n_rows = 0
-    # Rows by the room they have left.
-    open_rows: list[list[int]] = [[] for _ in range(capacity + 1)]
-    rooms = 0  # bit r is set when some row has room r: the smallest room >= n is one shift away
+    rows_by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
+    spaces = 0  # bit n is set if a row has space for exactly n tokens
     for length in lengths:
-        candidates = rooms >> length
+        candidates = spaces >> length
         if candidates:
-            room = length + (candidates & -candidates).bit_length() - 1
-            row = open_rows[room].pop()
-            if not open_rows[room]:
-                rooms ^= 1 << room
+            space = length + (candidates & -candidates).bit_length() - 1  # the lowest bit
+            row = rows_by_space[space].pop()
+            if not rows_by_space[space]:
+                spaces ^= 1 << space
         else:
-            room, row = capacity, n_rows
+            space = capacity
+            row = n_rows
             n_rows += 1
-        placed.append(row)
-        left = room - length
-        open_rows[left].append(row)
-        rooms |= 1 << left
-    return placed
+        row_of.append(row)
+        space -= length
+        rows_by_space[space].append(row)
+        spaces |= 1 << space
+    return row_of
 
 
 def _best_fit_pairs(s: NDArray[np.float64], t: NDArray[np.float64]) -> Placed:
-    """Best fit in two dimensions, of lengths [windows, examples] as shares of a row's sides.
+    """Find rows in two dimensions. Lengths [windows, examples] are shares of a row's sides.
 
-    A numpy call costs as much as a thousand numbers in it, and a window of a batch has some thirty
-    rows: so all windows place their k-th example at once.
+    All windows place their k-th example together, because a numpy call takes as long as a thousand
+    numbers in it, and a window has about thirty rows.
     """
-    # Examples that are large on either side leave the fewest choices, so they go first.
+    # Examples that are long on either side fit into few rows, so they come first.
     order = np.lexsort((-(s + t), -np.maximum(s, t)))
     sides = np.stack([np.take_along_axis(side, order, axis=1).T for side in (s, t)], axis=1)
     n_windows, n_examples = s.shape
@@ -129,53 +135,56 @@ def _best_fit_pairs(s: NDArray[np.float64], t: NDArray[np.float64]) -> Placed:
 
 
 class _OpenRows:
-    """The room left in the rows of several windows, as shares of a row's two sides."""
+    """Free space in the rows of several windows, as shares of both sides of a row."""
 
     def __init__(self, n_windows: int) -> None:
-        self._room = np.empty((2, n_windows, 0))
+        self._space = np.empty((2, n_windows, 0))
         self._widen()
 
     def place(self, example: NDArray[np.float64], *, out: NDArray[np.int64]) -> None:
-        """Place one example [2, windows] in each window; `out` takes the rows they go to."""
-        if self._sure == 0:
+        """Place an example [2, windows] in each window, and write their rows to `out`."""
+        if self._n_unopened == 0:
             self._widen()
-        self._sure -= 1
-        np.subtract(self._room, example[:, :, None], out=self._left)
-        (left_s, left_t), (lopsided, too_full) = self._left, self._scratch
-        np.minimum(left_s, left_t, out=too_full)
-        # The tightest fit: least room left on both sides together, and not lopsided.
-        np.subtract(left_s, left_t, out=lopsided)
-        np.abs(lopsided, out=lopsided)
-        lopsided *= 0.5
+        self._n_unopened -= 1
+
+        # Find the tightest fit: the least space on both sides, with little difference.
+        np.subtract(self._space, example[:, :, None], out=self._left)
+        (left_s, left_t), (difference, overflow) = self._left, self._scratch
+        np.minimum(left_s, left_t, out=overflow)
+        np.subtract(left_s, left_t, out=difference)
+        np.abs(difference, out=difference)
+        difference *= 0.5
         left_s += left_t
-        left_s += lopsided
-        # Beyond all bounds, up or down. An assignment under a mask costs ten times as much.
-        too_full += _TINY
-        too_full *= -1e300
-        np.maximum(left_s, too_full, out=left_s)
+        left_s += difference
+        # A row without enough space gets a huge cost. A masked assignment takes ten times longer.
+        overflow += _TINY
+        overflow *= -1e300
+        np.maximum(left_s, overflow, out=left_s)
         left_s.argmin(axis=1, out=out)
-        place = self._firsts + out
-        room = self._all_room.take(place)
-        np.minimum(room, 1.0, out=room)
-        room -= example
-        self._all_room[place] = room
+
+        index = self._row_offsets + out
+        space = self._flat_space.take(index)
+        np.minimum(space, 1.0, out=space)
+        space -= example
+        self._flat_space[index] = space
 
     def _widen(self) -> None:
-        # A row not yet opened looks far too large, so it is taken when no other will do; of
-        # several the first.
-        _, n_windows, before = self._room.shape
-        n_rows = int((self._room < _UNOPENED).sum(axis=2).max(initial=0))
-        width = n_rows + n_rows // 8 + 8
-        room = np.full((2, n_windows, width), _UNOPENED)
-        room[:, :, :before] = self._room
-        self._room, self._all_room = room, room.reshape(-1)
-        self._left, self._scratch = np.empty_like(room), np.empty_like(room)
-        self._firsts = (np.arange(2 * n_windows) * width).reshape(2, n_windows)
-        self._sure = width - n_rows  # examples there is a row for: each opens at most one
+        """Add unopened rows. They fit worse than any opened row, and the first one is taken."""
+        _, n_windows, old_width = self._space.shape
+        n_opened = int((self._space < _UNOPENED).sum(axis=2).max(initial=0))
+        width = n_opened + n_opened // 8 + 8
+        space = np.full((2, n_windows, width), _UNOPENED)
+        space[:, :, :old_width] = self._space
+        self._space = space
+        self._flat_space = space.reshape(-1)
+        self._left = np.empty_like(space)
+        self._scratch = np.empty_like(space)
+        self._row_offsets = (np.arange(2 * n_windows) * width).reshape(2, n_windows)
+        self._n_unopened = width - n_opened
 
 
 def useful_share(source: Lengths, target: Lengths, shape: RowShape) -> float:
-    """Share of computed tokens that are not padding when these examples are packed."""
+    """Compute the share of computed tokens that are not padding if these examples are packed."""
     useful = int(target.sum()) + (int(source.sum()) if shape.source else 0)
     n_rows = int(pack_windows(source[None], target[None], shape).n_rows[0])
     return useful / (n_rows * shape.tokens)
@@ -184,37 +193,43 @@ def useful_share(source: Lengths, target: Lengths, shape: RowShape) -> float:
 def choose_shape(
     source: Lengths, target: Lengths, *, encoder: bool, at_most: float = np.inf
 ) -> RowShape:
-    """The row shape that computes least for these examples.
+    """Choose the row shape with the lowest cost for these examples.
 
-    A candidate's cost is its computed tokens per useful one, times 1 + length / 8192 for attention
-    over a row (a guess: at width 512 its two matrix products cost as much as the projections near
-    4,096 positions, and masks are half empty). The longest example is among the lengths; a row may
-    hold `at_most` tokens, as far as that one allows.
+    The cost is computed tokens per useful token, times 1 + length / 8192 for attention. This is a
+    rough estimate: at width 512, the two matrix products of attention cost as much as the
+    projections near 4,096 positions, and masks are half empty.
+
+    Args:
+        source: Source lengths, including the longest example.
+        target: Target lengths, including the longest example.
+        encoder: Whether the model has an encoder.
+        at_most: Largest number of tokens per row, unless the longest example needs more.
     """
-    longest_s = _round_up(int(source.max(initial=1)))
-    longest_t = _round_up(int(target.max(initial=1)))
+    longest_source = _round_up(int(source.max(initial=1)))
+    longest_target = _round_up(int(target.max(initial=1)))
     if not encoder:
-        shapes = {RowShape(0, n) for n in (longest_t, 256, 512, 1024, 2048) if n >= longest_t}
+        lengths = (longest_target, 256, 512, 1024, 2048)
+        shapes = {RowShape(0, n) for n in lengths if n >= longest_target}
     else:
         ratio = max(1.0, float(source.sum())) / max(1.0, float(target.sum()))
         shapes = {
-            RowShape(max(longest_s, _round_up(int(n * ratio * slack))), n)
-            for n in (longest_t, 256, 384, 512, 640, 768, 1024)
-            if n >= longest_t
+            RowShape(max(longest_source, _round_up(int(n * ratio * slack))), n)
+            for n in (longest_target, 256, 384, 512, 640, 768, 1024)
+            if n >= longest_target
             for slack in (0.95, 1.0, 1.06)
         }
     ordered = sorted(shapes, key=lambda shape: (shape.tokens, shape.source))
     allowed = [shape for shape in ordered if shape.tokens <= at_most]
-    if allowed or not encoder:
+    if not allowed and encoder:
+        # With short targets and a long one, the ratio needs more source tokens than are allowed.
+        rest = (at_most - longest_target) // 16 * 16
+        return RowShape(max(longest_source, int(rest)), longest_target)
 
-        def cost(shape: RowShape) -> float:
-            length = max(shape.source, shape.target)
-            return (1 + length / 8192) / useful_share(source, target, shape)
+    def cost(shape: RowShape) -> float:
+        length = max(shape.source, shape.target)
+        return (1 + length / 8192) / useful_share(source, target, shape)
 
-        return min(allowed or ordered[:1], key=cost)
-    # Short targets and one long one: the ratio asks for more source than an update holds.
-    rest = (at_most - longest_t) // 16 * 16
-    return RowShape(max(longest_s, int(rest)), longest_t)
+    return min(allowed or ordered[:1], key=cost)
 
 
 def _round_up(n: int, multiple: int = 16) -> int:

@@ -1,14 +1,14 @@
-"""Span corruption: spans cut out of a text become the target, and the rest the source.
+"""Span corruption: random spans of a text are the target, and the rest of the text is the source.
 
-T5's pretraining (Raffel et al. 2020, section 3.1.4 and figure 2), with the counts and the random
-segmentation of its reference code: a text of n tokens loses round(n x density) of them in
-round(lost / mean length) spans; it begins with a kept span and ends with a lost one.
+This is T5's pretraining (Raffel et al. 2020, section 3.1.4 and figure 2) as in the reference code.
+A text of n tokens loses round(n x density) tokens in round(lost / mean length) spans. It begins
+with a span that stays and ends with a span that is lost.
 
     text    Fold the eggs into the batter
     source  Fold <extra_id_0> into <extra_id_1> end
     target  <extra_id_0> the eggs <extra_id_1> the batter end
 
-The spans are a function of the text's length and a 64-bit key, nothing else.
+The spans depend only on the length of the text and on a 64-bit key.
 """
 
 from __future__ import annotations
@@ -28,46 +28,53 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, shuffle
 
-SHORTEST: Final = 4  # tokens of the shortest example that is corrupted, its end among them
-_LOST, _KEPT = 1, 2  # set the two segmentations of a text apart
-_CORRUPT: Final = 5  # sets these keys apart from those of the order and of augmentation
-_HELD_OUT: Final = key_of(0x7370616E73)  # held-out texts always lose the same spans
+SHORTEST: Final = 4  # tokens of the shortest example that is corrupted, with its end token
+# Separate the keys of this module from other keys, and of lost spans from other spans.
+_CORRUPT: Final = 5
+_LOST: Final = 1
+_STAYING: Final = 2
+_HELD_OUT: Final = key_of(0x7370616E73)  # held-out texts lose the same spans in every evaluation
 
 
 @dataclass(frozen=True)
 class SpanCorruption:
-    """Corrupts a text."""
+    """Function that corrupts texts."""
 
-    density: float  # share of a text's tokens that are lost, in (0, 0.5]
-    mean_length: float  # tokens of a lost span on average, at least 1
-    sentinels: Sequence[int]  # ids that stand for the spans, in order
-    end: int  # closes either side
+    density: float  # share of the tokens that are lost, in (0, 0.5]
+    mean_length: float  # mean number of tokens per lost span, at least 1
+    sentinels: Sequence[int]  # ids that replace the spans, in order
+    end: int  # end token of both sides
 
     @classmethod
     def from_settings(
         cls, section: SpanCorruptionConfig, store: TokenStore, *, encoder: bool
     ) -> Self:
-        """The corruption of a run's texts; needs an encoder and enough sentinels."""
+        """Create the corruption of a run.
+
+        Raises:
+            ConfigError: The model has no encoder, or the vocabulary has too few sentinels.
+        """
         if not encoder:
             raise ConfigError(
-                "span_corruption is set, and the model has no encoder to read what is left of a "
-                "text. Take a T5 (model.family=t5), or set span_corruption to null: a "
-                "decoder-only model is pretrained by predicting every token."
+                "span_corruption needs a model with an encoder. Use a T5 (model.family=t5), or set "
+                "span_corruption to null: a decoder-only model is pretrained by predicting every "
+                "token."
             )
         codec = store.codec()
         spans = cls(section.density, section.mean_length, codec.sentinels(), codec.eos_id)
         longest = int((store.prompt_lengths.astype(int) + store.target_lengths.astype(int)).max())
         if not spans.sentinels or longest > spans.longest_text:
             raise ConfigError(
-                f"span_corruption needs a token <extra_id_N> for each of a text's spans: this "
-                f"vocabulary has {len(spans.sentinels)} to spare, and the longest text of the "
-                f"store has {longest} tokens. Take a T5 tokenizer or trained:N, lower "
-                "data.max_target_tokens and prepare again, or raise span_corruption.mean_length."
+                "span_corruption needs a token <extra_id_N> per span of a text. This vocabulary "
+                f"has {len(spans.sentinels)} unused ones, which is not enough for the longest text "
+                f"of the store with {longest} tokens. Use a T5 tokenizer or trained:N, lower "
+                "data.max_target_tokens and prepare the data again, or raise "
+                "span_corruption.mean_length."
             )
         return spans
 
     def in_store(self, store: TokenStore) -> Varied:
-        """The examples of a store with other spans cut out in every epoch."""
+        """Corrupt the examples of a store, with different spans in every epoch."""
 
         def vary(row: int, key: int) -> Sides:
             return self(store.prompt(row), store.target(row), key_of(key, row, _CORRUPT))
@@ -75,48 +82,51 @@ class SpanCorruption:
         return Varied(vary, encoder=True)
 
     def held_out(self, store: TokenStore) -> InEpoch:
-        """The examples of a store as held-out loss is measured on them."""
+        """Corrupt the examples of a store for the held-out loss."""
         return self.in_store(store).at(_HELD_OUT)
 
     def __call__(self, prompt: Ids, target: Ids, key: int) -> tuple[Ids, Ids]:
-        """The corrupted sides of the text that both are together, by `key`; short ones stay."""
+        """Corrupt the text of a prompt and a target. A short text stays as it is."""
         if len(prompt) + len(target) < SHORTEST:
             return prompt, target
-        text = np.concatenate([self._open(prompt), self._open(target)]).astype(np.int64)
+        text = np.concatenate([self._without_end(prompt), self._without_end(target)])
+        text = text.astype(np.int64)
         n_lost, n_spans = self._counts(len(text))
         lost = _segments(n_lost, n_spans, key_of(key, _LOST))
-        kept = _segments(len(text) - n_lost, n_spans, key_of(key, _KEPT))
+        staying = _segments(len(text) - n_lost, n_spans, key_of(key, _STAYING))
+
         source: list[NDArray[np.int64]] = []
         answer: list[NDArray[np.int64]] = []
-        at = 0
-        for span, (n_kept, n_cut) in enumerate(zip(kept, lost, strict=True)):
-            mark = np.array([self.sentinels[span]], np.int64)
-            source += [text[at : at + n_kept], mark]
-            answer += [mark, text[at + n_kept : at + n_kept + n_cut]]
-            at += n_kept + n_cut
+        start = 0
+        for span, (n_staying, n_lost) in enumerate(zip(staying, lost, strict=True)):
+            sentinel = np.array([self.sentinels[span]], np.int64)
+            middle = start + n_staying
+            source += [text[start:middle], sentinel]
+            answer += [sentinel, text[middle : middle + n_lost]]
+            start = middle + n_lost
         end = np.array([self.end], np.int64)
         return np.concatenate([*source, end]), np.concatenate([*answer, end])
 
     def longest(
         self, prompt_lengths: NDArray[np.int64], target_lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Most tokens that source and target of examples of these stored lengths can have."""
+        """Bound the source and target lengths of examples with these stored lengths."""
         n = prompt_lengths.astype(np.int64) + target_lengths.astype(np.int64)
-        # Lost and kept tokens both grow with the text, and end tokens only shorten it.
+        # Both sides grow with the text, so its end tokens, which are removed, only add to a bound.
         lost, spans = self._count(np.maximum(n, 2))
-        short = n < SHORTEST
+        is_short = n < SHORTEST
         return (
-            np.where(short, prompt_lengths, n - lost + spans + 1),
-            np.where(short, target_lengths, lost + spans + 1),
+            np.where(is_short, prompt_lengths, n - lost + spans + 1),
+            np.where(is_short, target_lengths, lost + spans + 1),
         )
 
     @property
     def longest_text(self) -> int:
-        """Tokens of the longest text that the sentinels suffice for."""
-        lengths = range(1 << 40)  # spans grow with the text
+        """Tokens of the longest text with enough sentinels."""
+        lengths = range(1 << 40)  # the number of spans grows with the length
         return bisect_right(lengths, len(self.sentinels), key=lambda n: self._counts(n)[1]) - 1
 
-    def _open(self, ids: Ids) -> Ids:
+    def _without_end(self, ids: Ids) -> Ids:
         return ids[:-1] if len(ids) and ids[-1] == self.end else ids
 
     def _counts(self, n: int) -> tuple[int, int]:
@@ -124,14 +134,14 @@ class SpanCorruption:
         return int(lost[0]), int(spans[0])
 
     def _count(self, n: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lost tokens and spans of texts of n >= 2 tokens."""
+        """Count the lost tokens and the spans of texts of n >= 2 tokens."""
         lost = np.clip(np.rint(n * self.density).astype(np.int64), 1, n - 1)
         spans = np.maximum(1, np.rint(lost / self.mean_length).astype(np.int64))
         return lost, np.minimum(spans, np.minimum(lost, n - lost))
 
 
 def _segments(n: int, parts: int, key: int) -> list[int]:
-    """`n` as a sum of `parts` positive numbers, every such sum equally likely."""
+    """Split `n` at random into `parts` positive numbers. Every split is equally likely."""
     cuts = np.sort(shuffle(n - 1, key=key)[: parts - 1]) + 1
     lengths: list[int] = np.diff(cuts, prepend=0, append=n).tolist()
     return lengths

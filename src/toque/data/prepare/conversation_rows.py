@@ -1,9 +1,8 @@
-"""Rows of conversations: the text of a chat template, of which the answers alone are learnt.
+"""Rows of conversations in the text of a chat template.
 
-prompt    all that stands before the first answer
-target    the first answer to the last; what stands between them is read and not learnt
-
-A row is one text: the longest prompt and the longest target bound it together, however it divides.
+The prompt of a row is the text before the first answer. The target is the text from the first
+answer to the last, but only answers are learnt. The limits of prompt and target limit the row
+together.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 import numpy as np
@@ -26,28 +25,28 @@ from toque.sources.records import Turn, count_named
 
 Ids = NDArray[np.uint32]
 TOKENS: Final = "tokens of conversations"
-LEARNT: Final = "tokens of conversations that are answers, and learnt"
+LEARNT: Final = "tokens of conversations in answers, which are learnt"
 UNENDED: Final = "answers that the chat template does not end"
-MOVED: Final = "answers whose prompt has other tokens than when the model is asked"
-DATED: Final = "conversations whose chat template reads the clock, which is {} (data.chat_date)"
-CUT_ANSWERS: Final = "answers cut at the longest conversation"
-CUT_TURNS: Final = "turns of conversations left out behind the longest conversation"
+MOVED: Final = "answers with a prompt that has other tokens when the model is asked"
+DATED: Final = "conversations with {} as the date of the chat template (data.chat_date)"
+CUT_ANSWERS: Final = "answers cut at the limit of conversations"
+CUT_TURNS: Final = "turns of conversations left out at the limit of conversations"
 
 
 @dataclass(frozen=True)
 class ConversationRow:
-    """Both sides of a row."""
+    """Row of a conversation."""
 
     prompt: Ids
     target: Ids
     spans: list[int]
-    """Lengths of what is learnt of the target and of what is not, in turns; [] where it is all."""
+    """Lengths of the target's spans, learnt and not learnt in turns. [] if all of it is learnt."""
     lost: int
-    """Tokens behind it that the limits took."""
+    """Tokens that the limits cut from the end."""
 
 
 class ConversationRows:
-    """Makes the rows of conversations by the template of a codec."""
+    """Conversion of conversations to rows by the template of a codec."""
 
     def __init__(self, codec: Codec, settings: PrepareSettings) -> None:
         template = chat_template_of(codec)
@@ -58,84 +57,92 @@ class ConversationRows:
     def row(
         self, turns: Sequence[Turn], notes: Counter[str], *, cut: bool = True
     ) -> ConversationRow | str:
-        """The row of a conversation, `cut` to the limits, or the reason for having none.
+        """Encode a conversation, and return its row or the reason for dropping it.
+
+        Args:
+            turns: The turns.
+            notes: Counts for the report, which are increased.
+            cut: Whether to apply the limits.
 
         Raises:
-            DataError: it is too long and must not be cut, or its last answer has no end.
+            DataError: The conversation is too long and `on_overlong` is error, or its last answer
+                has no end.
         """
         last = self._settings.loss_on == "last_answer"
-        found = self._template.conversation(turns, last=last)
-        if isinstance(found, str):
-            return found
-        if found.unended and found.ids[found.answers[-1][1] - 1] != self._codec.eos_id:
+        conversation = self._template.conversation(turns, last=last)
+        if isinstance(conversation, str):
+            return conversation
+        ids = conversation.ids
+        full_end = conversation.answers[-1][1]
+        if conversation.unended and ids[full_end - 1] != self._codec.eos_id:
             raise DataError(
                 f"The chat template of {self._codec.name} does not end an answer with the "
-                f"tokenizer's end token ({self._codec.piece(self._codec.eos_id)!r}), so that a "
-                "model would never stop. Name another data.chat_template: plain, chatml, or a file "
-                "that writes {{ eos_token }} behind each answer."
+                f"tokenizer's end token ({self._codec.piece(self._codec.eos_id)!r}), so a model "
+                "would never stop. Set data.chat_template to plain, chatml, or a file that writes "
+                "{{ eos_token }} after each answer."
             )
-        notes[UNENDED] += found.unended
-        notes[MOVED] += found.moved
+        notes[UNENDED] += conversation.unended
+        notes[MOVED] += conversation.moved
         if self._reads_clock:
             notes[DATED.format(self._settings.chat_date)] += 1
-        for name in found.unwritten:
+        for name in conversation.unwritten:
             count_named(notes, UNWRITTEN, name)
-        answers = self._within(found, notes) if cut else found.answers
+
+        answers = self._limit(conversation, notes) if cut else conversation.answers
         if isinstance(answers, str):
             return answers
-        first, end = answers[0][0], answers[-1][1]
-        lost = found.answers[-1][1] - end
-        row = ConversationRow(found.ids[:first], found.ids[first:end], _spans(answers), lost)
+        start, end = answers[0][0], answers[-1][1]
         notes[TOKENS] += end
         notes[LEARNT] += sum(b - a for a, b in answers)
-        return row
+        return ConversationRow(ids[:start], ids[start:end], _spans(answers), full_end - end)
 
-    def _within(self, found: Conversation, notes: Counter[str]) -> list[tuple[int, int]] | str:
-        """The answers that the limits leave, or the reason for leaving the conversation out."""
-        most, answers = sum(self._settings.limits), found.answers
-        if answers[-1][1] <= most:
+    def _limit(
+        self, conversation: Conversation, notes: Counter[str]
+    ) -> list[tuple[int, int]] | str:
+        """Select the answers within the limits, or return the reason for dropping all."""
+        limit = sum(self._settings.limits)
+        answers = conversation.answers
+        if answers[-1][1] <= limit:
             return answers
-        how = self._settings.on_overlong
-        if how == "error":
+        on_overlong = self._settings.on_overlong
+        if on_overlong == "error":
             raise DataError(
-                f"A conversation has more than {most} tokens, which data.max_prompt_tokens and "
-                "data.max_target_tokens are together, and data.on_overlong is error. Raise one of "
-                "them, or let data.on_overlong be truncate or drop."
+                f"A conversation has more than {limit} tokens, the sum of data.max_prompt_tokens "
+                "and data.max_target_tokens, and data.on_overlong is error. Raise one of the "
+                "limits, or set data.on_overlong to truncate or drop."
             )
-        if how == "drop":
-            return f"conversation over {most} tokens"
-        whole = [answer for answer in answers if answer[1] <= most]
-        if whole:
-            notes[CUT_TURNS] += 2 * (len(answers) - len(whole))
-            return whole
+        if on_overlong == "drop":
+            return f"conversation over {limit} tokens"
+        complete = [answer for answer in answers if answer[1] <= limit]
+        if complete:
+            notes[CUT_TURNS] += 2 * (len(answers) - len(complete))
+            return complete
         start = answers[0][0]
-        if start >= most:
-            return f"conversation without an answer in its first {most} tokens"
+        if start >= limit:
+            return f"conversation without an answer in its first {limit} tokens"
         notes[CUT_ANSWERS] += 1
-        return [(start, most)]
+        return [(start, limit)]
 
 
 def _spans(answers: Sequence[tuple[int, int]]) -> list[int]:
     if len(answers) == 1:
         return []
-    places = [place for answer in answers for place in answer]
-    return [b - a for a, b in pairwise(places)]
+    return [b - a for a, b in pairwise(chain.from_iterable(answers))]
 
 
 def with_template(codec: Codec, settings: PrepareSettings) -> None:
-    """Let a codec write conversations by the template that the settings name.
+    """Set the chat template of the settings in a codec.
 
     Raises:
-        ConfigError: an encoder-decoder, or a vocabulary without line breaks.
+        ConfigError: The model has an encoder, or the vocabulary has no line breaks.
     """
     if settings.family_kind != "decoder" or codec.newline_id is not None:
         raise ConfigError(
-            "A source of data.sources holds conversations, which only a decoder-only model with a "
-            f"tokenizer of whole texts is trained on; {codec.name} cuts them at line breaks, or "
-            "the model has an encoder. Give this source columns: {prompt: ..., target: ...} of "
-            "texts instead, or take a GPT-2, NeoX or Llama."
+            "A source of data.sources has conversations. They need a decoder-only model and a "
+            f"tokenizer with line breaks, unlike {codec.name}. Use a GPT-2, NeoX or Llama, or give "
+            "this source columns of texts: {prompt: ..., target: ...}."
         )
     template = dated(template_named(settings.chat_template, codec.settings), settings.chat_date)
     codec.settings = {**codec.settings, "chat_template": template}
-    if (made := chat_template_of(codec)) is not None:
-        made.end_as_written()
+    if (chat_template := chat_template_of(codec)) is not None:
+        chat_template.end_as_written()

@@ -1,6 +1,6 @@
-"""The data report of a store, `report.json`: counts of records, statistics of rows, excerpts.
+"""Data report of a store, `report.json`: counts of records, statistics of rows, and excerpts.
 
-One column is read at a time: a store of millions of rows needs tens of megabytes.
+The columns are read one by one, so a store of millions of rows needs tens of megabytes of memory.
 """
 
 from __future__ import annotations
@@ -25,65 +25,77 @@ from toque.storage.atomic import atomic_write
 from toque.storage.json_files import read_json
 
 JSON_NAME = "report.json"
-NOTED_UNKNOWN, MOST_UNKNOWN = 0.005, 0.25  # shares of unknown tokens to tell, and to refuse
+MIN_UNKNOWN = 0.005
+"""Share of unknown tokens that is reported."""
+MAX_UNKNOWN = 0.25
+"""Share of unknown tokens up to which a store is written."""
 ENCODING_HINT = (
-    "Many bytes are not UTF-8: the files may be in an older encoding. Set data.encoding=cp1252, "
-    "which most Western European exports are in, or data.encoding=latin-1."
+    "Many bytes are not UTF-8, so the files may have an older encoding. Set data.encoding=cp1252, "
+    "the encoding of most Western European exports, or data.encoding=latin-1."
 )
-_MANY_LOST_BYTES = 100  # lost bytes above which a text's encoding is suspected; fewer are damage
-BEYOND = "beyond max_examples"  # the reason for dropping valid records beyond `max_examples`
-FROM, COVERAGE = "_from", "_coverage"  # origin of each row's label; how much of it was known
-BY_RULE = 0  # the origin of a label that our own rule gave
-_BARS = 32  # most bins in a histogram
-_FEW, _MANY = 12, 40  # different integers counted value by value instead of a histogram; beside one
-_SHOWN = 20  # kept, and dropped, records shown in the report
-_MAX_LABEL = 255  # larger integers are amounts, never labels
+_MAX_DAMAGED_BYTES = 100
+"""Lost bytes that may be damage. If there are more, the encoding is probably wrong."""
+BEYOND = "beyond max_examples"
+"""Reason for dropping valid records beyond `max_examples`."""
+FROM = "_from"
+"""Suffix of the column with the origin of each label."""
+COVERAGE = "_coverage"
+"""Suffix of the column with the share of a record that an estimated label is based on."""
+BY_RULE = 0  # origin of a label that a rule of Toque estimated
+_MAX_BINS = 32
+_MAX_VALUES_ALONE = 12  # different integers that are listed in place of a histogram
+_MAX_VALUES = 40  # different integers that are listed next to a histogram
+_SHOWN_RECORDS = 20  # excerpts of kept records, and of dropped records
+_MAX_LABEL = 255  # larger integers are amounts, not labels
 _SALT = np.uint64(0x746F7175655F6C6B)
 LOST = {"prompt": "prompt_lost", "target": "target_lost"}
-"""Columns of the text tokens that a side lost, NaN where it is whole; absent where all are."""
-OWN = frozenset(
+"""Columns of the tokens that each side lost. NaN means that it was not cut. A shard without cuts
+does not have the columns."""
+BOOKKEEPING = frozenset(
     {"key", "title_key", "record_key", "source", "task", "starts_record", *LOST.values()}
 )
-"""Bookkeeping columns, which no histogram shows."""
+"""Columns without a histogram."""
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """One record, shortened for display."""
+    """Record, shortened for display."""
 
-    reason: str  # why it was dropped; "train" or "validation" for a kept one
+    reason: str  # reason for dropping it, or "train" or "validation"
     place: str  # file and line; "" for a row of the store
-    text: str
-    prompt: str = ""  # prompt of a kept example, whose `text` is the target
+    text: str  # text of a dropped record, or target of an example
+    prompt: str = ""  # prompt of an example
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """`counts[i]` values lie in [edges[i], edges[i + 1]); the last bin includes its end."""
+    """Counts of values in the bins [edges[i], edges[i + 1]). The last bin includes its end."""
 
     edges: list[float]
     counts: list[int]
 
     def __post_init__(self) -> None:
-        """Refuse bins that are none: a report is read from a file, too."""
-        rising = all(a < b for a, b in pairwise(self.edges))
-        if len(self.edges) != len(self.counts) + bool(self.counts) or not rising:
+        """Check the bins, because the file of a report may be damaged."""
+        is_ascending = all(a < b for a, b in pairwise(self.edges))
+        if len(self.edges) != len(self.counts) + bool(self.counts) or not is_ascending:
             raise ValueError("edges that do not enclose the bins")
 
     @classmethod
     def of(cls, values: NDArray[np.generic]) -> Histogram:
-        """A histogram with bins of a round width, such as 0, 2, 4; no bins without values."""
+        """Count values in bins of a round width, such as 0, 2, 4. No values give no bins."""
         if not len(values):
             return cls([], [])
         least, most = float(values.min()), float(values.max())
-        whole = np.issubdtype(values.dtype, np.integer)
-        # The smallest of 1, 2, 5 times a power of ten that is not below the range's share: of 13,
-        # 20. A width of exactly 5 must not become 10 by the last bit.
-        share = (most - least) / _BARS or 1.0
-        power = 10.0 ** np.floor(np.log10(share))
-        step = next(s for s in (1.0, 2.0, 5.0, 10.0) if s * power >= share * (1 - 1e-12))
-        width = max(1.0 if whole else 0.0, float(f"{step * power:.6g}"))
+        is_integer = np.issubdtype(values.dtype, np.integer)
+        # Round the width up to 1, 2 or 5 times a power of ten: 13 becomes 20. The tolerance keeps
+        # a width of 5 from becoming 10.
+        min_width = (most - least) / _MAX_BINS or 1.0
+        power = 10.0 ** np.floor(np.log10(min_width))
+        step = next(s for s in (1.0, 2.0, 5.0, 10.0) if s * power >= min_width * (1 - 1e-12))
+        width = max(1.0 if is_integer else 0.0, float(f"{step * power:.6g}"))
+
         first = np.floor(least / width)
-        # 1.0 ends a share's last bin; 20 begins another of whole numbers.
-        last = np.floor(most / width) + 1 if whole else np.ceil(most / width * (1 - 1e-12))
+        # The integer 20 begins another bin, but the share 1.0 ends the last bin.
+        end = most / width
+        last = np.floor(end) + 1 if is_integer else np.ceil(end * (1 - 1e-12))
         n = max(1, int(last - first))
         edges = (first + np.arange(n + 1)) * width
         counts, _ = np.histogram(values, bins=edges)
@@ -91,21 +103,21 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One per-example column over the rows in use."""
+    """Statistics of a per-example column over the rows in use."""
 
     name: str
-    known: int
+    known: int  # rows with a value
     missing: int  # rows without a value
     mean: float
     least: float
     most: float
     histogram: Histogram | None = None  # histogram of a column with many values
-    values: dict[str, int] = {}  # rows per value, of at most `_MANY` different integers
-    origins: dict[str, dict[str, int]] = {}  # rows per value by the value's origin, if recorded
+    values: dict[str, int] = {}  # rows per value, if there are few different integers
+    origins: dict[str, dict[str, int]] = {}  # rows per value, by the origin of the value
 
 
 class SourceRows(msgspec.Struct, frozen=True):
-    """Rows and tokens of a source, after duplicates and limits."""
+    """Rows and tokens of a source, without duplicates and rows beyond the limits."""
 
     source: int
     train: int
@@ -124,7 +136,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64]) -> Lengths:
-        """Percentiles of `lengths`; all zero when there are none."""
+        """Compute the percentiles of lengths. Without lengths, all are 0."""
         if not len(lengths):
             return cls(0.0, 0, 0, 0, 0)
         shares = np.percentile(lengths, [50, 90, 99, 100], method="higher")
@@ -132,24 +144,24 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 def is_of_another_encoding(read: int, dropped: Mapping[str, int], notes: Mapping[str, int]) -> bool:
-    """True if so many bytes are not UTF-8 that the files are likely in an older encoding."""
-    return dropped.get(NOT_UTF_8, 0) > 0.01 * read or notes.get(LOST_BYTES, 0) > _MANY_LOST_BYTES
+    """Check if so many bytes are not UTF-8 that the files probably have an older encoding."""
+    return dropped.get(NOT_UTF_8, 0) > 0.01 * read or notes.get(LOST_BYTES, 0) > _MAX_DAMAGED_BYTES
 
 
 class SourceReport(msgspec.Struct, frozen=True):
-    """One source file: records read and kept by its reader."""
+    """Source file, with the counts of its records."""
 
     path: str
-    schema: str  # its schema by its content; "" if it can no longer be read
-    source: int  # index in data.sources of the source it belongs to
+    schema: str  # schema by the file's content; "" if the file cannot be read any more
+    source: int  # index in data.sources
     read: int
     kept: int
-    unused: dict[str, int] = {}  # fields that no example holds, with the records that fill them
+    unused: dict[str, int] = {}  # records with a field that no example uses, by field
 
 
 def unused_in_words(sources: Sequence[SourceReport]) -> list[str]:
-    """A sentence for each source some of whose fields no example holds."""
-    found: list[str] = []
+    """Describe the unused fields of each source in a sentence."""
+    sentences: list[str] = []
     for number in sorted({file.source for file in sources}):
         files = [file for file in sources if file.source == number]
         unused = sum((Counter(file.unused) for file in files), Counter[str]())
@@ -160,12 +172,12 @@ def unused_in_words(sources: Sequence[SourceReport]) -> list[str]:
         ]
         if fields:
             place = files[0].path + (f" and {len(files) - 1:,} more" if len(files) > 1 else "")
-            found.append(f"Fields of {place} that no example holds: {', '.join(fields)}.")
-    return found
+            sentences.append(f"Unused fields of {place}: {', '.join(fields)}.")
+    return sentences
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The data report, by which equal stores differ in seconds; `read == kept + sum(dropped)`."""
+    """Data report of a store. `read` is `kept` plus the sum of `dropped`."""
 
     tokenizer: str
     sources: list[SourceReport]
@@ -173,7 +185,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     read: int
     kept: int
     dropped: dict[str, int]
-    lines: dict[str, list[str]]  # where the first dropped records stand
+    lines: dict[str, list[str]]  # files and lines of the first dropped records, by reason
     notes: dict[str, int]
     examples: int
     train: int
@@ -182,8 +194,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     target_tokens: int
     prompt_lengths: Lengths
     target_lengths: Lengths
-    cut: dict[str, int]  # sides of rows in use that were cut to their limit, and the tokens lost
-    unknown: dict[str, int]  # unknown tokens beside all tokens of each side
+    cut: dict[str, int]  # counts of sides that were cut to their limit, and of the tokens lost
+    unknown: dict[str, int]  # unknown tokens and all tokens of each side
     lost_characters: dict[str, int]
     leaked_bodies: int
     leaked_titles: int
@@ -193,80 +205,84 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[ColumnReport]
     kept_examples: list[Excerpt]
     dropped_examples: list[Excerpt]
-    seconds: float  # seconds of this start only; shards kept from an earlier one are not counted
-    limits: list[str] = []  # sentences on the limits that were chosen from the data
-    lost_in_all: int = 0  # characters without a stand-in, those not among the `lost_characters` too
-    left_out: dict[str, str] = {}  # files of a folder or pattern not read, with the reason
+    seconds: float  # seconds of this start, without the shards of an earlier start
+    limits: list[str] = []  # descriptions of limits that were chosen from the data
+    lost_in_all: int = 0  # all characters without a stand-in
+    left_out: dict[str, str] = {}  # reasons for files of a folder or pattern that were not read
 
     @property
     def lost(self) -> int:
-        """Records dropped for any reason but `max_examples`."""
+        """Records that were dropped, except beyond `max_examples`."""
         return self.read - self.kept - self.dropped.get(BEYOND, 0)
 
     def counted(self) -> str:
-        """A clause that accounts for all records."""
+        """Describe the counts of all records in a sentence."""
         beyond = self.dropped.get(BEYOND, 0)
         more = f", left {beyond:,} beyond max_examples" if beyond else ""
         return f"Read {self.read:,} records: kept {self.kept:,}, dropped {self.lost:,}{more}."
 
     def write(self, folder: Path) -> None:
-        """Write it into the store."""
+        """Write the report to the store."""
         atomic_write(folder / JSON_NAME, msgspec.json.format(msgspec.json.encode(self), indent=1))
 
     @classmethod
     def read_from(cls, folder: Path) -> Report | None:
-        """The report of a store; None if it is missing or damaged."""
+        """Read the report of a store. None if it is missing or damaged."""
         return read_json(folder / JSON_NAME, cls)
 
     def splitting(self) -> str:
-        """A sentence on the split and what leaks through it."""
+        """Describe the split, and the texts on both sides of it."""
         return (
-            f"Split: {self.split_rule}. Of the held-out examples, {self.leaked_bodies:,} have "
-            f"a body that is trained on and {self.leaked_titles:,} a title that is."
+            f"Split: {self.split_rule}. The training examples also have the body of "
+            f"{self.leaked_bodies:,} held-out examples, and the title of {self.leaked_titles:,}."
         )
 
     @property
+    def _n_unknown(self) -> int:
+        return self.unknown.get("prompt", 0) + self.unknown.get("target", 0)
+
+    @property
     def unknown_share(self) -> float:
-        """Share of all tokens, of both sides, that the vocabulary does not hold."""
+        """Share of the tokens of both sides that are unknown."""
         n_all = self.unknown.get("prompt_tokens", 0) + self.unknown.get("target_tokens", 0)
-        return (self.unknown.get("prompt", 0) + self.unknown.get("target", 0)) / max(1, n_all)
+        return self._n_unknown / max(1, n_all)
 
     def unknown_notice(self) -> str | None:
-        """Notice on unknown tokens and what to do about them; None where there are few."""
-        if self.unknown_share < NOTED_UNKNOWN:
+        """Describe many unknown tokens, with advice. None if there are few."""
+        if self.unknown_share < MIN_UNKNOWN:
             return None
-        shown = [
+        chars = [
             f"{c!r} ({unicodedata.name(c, 'no name').lower()}) {n / max(1, self.lost_in_all):.0%}"
             for c, n in list(self.lost_characters.items())[:5]
         ]
-        of_which = f" Of the characters lost: {', '.join(shown)}." if shown else ""
+        lost = f" Most frequent unknown characters: {', '.join(chars)}." if chars else ""
         return (
             f"{self.unknown_share:.1%} of all tokens are unknown to the vocabulary of "
-            f"{self.tokenizer}: a model reads a gap in their place, and writes <unk>.{of_which} "
-            "Take a tokenizer that holds these characters (GPT-2's holds every byte), "
-            "or learn one from this data: model.tokenizer=trained:8192."
+            f"{self.tokenizer}, so the model cannot read or write them.{lost} Use a tokenizer with "
+            "these characters (GPT-2's has every byte), or train a tokenizer on this data: "
+            "model.tokenizer=trained:8192."
         )
 
     def losses(self) -> list[str]:
-        """Sentences on truncation and characters outside the vocabulary."""
-        cut = []
+        """Describe cut texts and characters outside the vocabulary in sentences."""
+        cuts = []
         for side, total in (("prompt", self.prompt_tokens), ("target", self.target_tokens)):
             lost = self.cut.get(f"{side}_tokens", 0)
-            cut.append(
-                f"{self.cut.get(f'{side}s', 0):,} {side}s were cut, losing {lost:,} tokens "
-                f"({lost / max(1, total + lost):.2%} of their side)."
+            cuts.append(
+                f"{self.cut.get(f'{side}s', 0):,} {side}s were cut and lost {lost:,} tokens "
+                f"({lost / max(1, total + lost):.2%} of all {side} tokens)."
             )
-        n_unknown = self.unknown.get("prompt", 0) + self.unknown.get("target", 0)
-        shown = " ".join(f"{c!r} {n}" for c, n in list(self.lost_characters.items())[:10])
         unknown = (
-            f"{n_unknown:,} tokens are unknown to the vocabulary ({self.unknown_share:.4%})"
-            + (f"; the characters most often lost: {shown}." if shown else ".")
+            f"{self._n_unknown:,} tokens are unknown to the vocabulary ({self.unknown_share:.4%})"
         )
-        return [*self.limits, " ".join(cut), unknown]
+        chars = " ".join(f"{c!r} {n}" for c, n in list(self.lost_characters.items())[:10])
+        if chars:
+            unknown += f". Most frequent unknown characters: {chars}"
+        return [*self.limits, " ".join(cuts), f"{unknown}."]
 
 
 def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
-    """Counts by reason with the first places, the most frequent first, for an error message."""
+    """List the counts of dropped records by reason, the largest first, with their first lines."""
     parts = []
     for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
         first = ", ".join(lines.get(reason, [])[:3])
@@ -275,29 +291,34 @@ def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]])
 
 
 def _column_report(
-    name: str, values: NDArray[np.generic], origin: NDArray[np.generic] | None
+    name: str, column: NDArray[np.generic], origin: NDArray[np.generic] | None
 ) -> ColumnReport:
-    """The report of a column [n], NaN where there is no value, by its values' origins [n]."""
-    numbers = values.astype(np.float64)
-    there = ~np.isnan(numbers)
-    known = numbers[there]
-    if not len(known):
+    """Compute the statistics of a column [n] with NaN for missing values.
+
+    `origin` [n] has the origin of each value.
+    """
+    numbers = column.astype(np.float64)
+    has_value = ~np.isnan(numbers)
+    values = numbers[has_value]
+    if not len(values):
         return ColumnReport(name=name, known=0, missing=len(numbers), mean=0, least=0, most=0)
-    counts = _few(known, _FEW)
+    counts = _count_values(values, _MAX_VALUES_ALONE)
     origins: dict[str, dict[str, int]] = {}
     if counts and origin is not None:
-        kinds = origin[there].astype(np.float64)
-        named = _few(kinds, _FEW) or {}
-        origins = {kind: _few(known[kinds == float(kind)], _FEW) or {} for kind in named}
+        origin_of_value = origin[has_value].astype(np.float64)
+        origins = {
+            kind: _count_values(values[origin_of_value == float(kind)], _MAX_VALUES_ALONE) or {}
+            for kind in _count_values(origin_of_value, _MAX_VALUES_ALONE) or ()
+        }
     return ColumnReport(
         name=name,
-        known=len(known),
-        missing=len(numbers) - len(known),
-        mean=round(float(known.mean()), 4),
-        least=round(float(known.min()), 4),
-        most=round(float(known.max()), 4),
-        histogram=None if counts else Histogram.of(known),
-        values=counts or _few(known, _MANY) or {},
+        known=len(values),
+        missing=len(numbers) - len(values),
+        mean=round(float(values.mean()), 4),
+        least=round(float(values.min()), 4),
+        most=round(float(values.max()), 4),
+        histogram=None if counts else Histogram.of(values),
+        values=counts or _count_values(values, _MAX_VALUES) or {},
         origins=origins,
     )
 
@@ -305,22 +326,22 @@ def _column_report(
 def column_reports(
     names: Collection[str], read: Callable[[str], NDArray[np.generic]]
 ) -> list[ColumnReport]:
-    """Reports of measured columns, which `read` gives in the rows in use; coverage of estimates."""
+    """Compute the statistics of the columns. `read` gives a column of the rows in use."""
     reports = []
-    for name in sorted(set(names) - OWN):
+    for name in sorted(set(names) - BOOKKEEPING):
         if name.endswith(FROM) and name.removesuffix(FROM) in names:
             continue
-        values = read(name)
+        column = read(name)
         origin = read(name + FROM) if name + FROM in names else None
         estimate = name.removesuffix(COVERAGE) + FROM
         if name.endswith(COVERAGE) and estimate in names:
-            values = np.where(read(estimate) == BY_RULE, values, np.nan)
-        reports.append(_column_report(name, values, origin))
+            column = np.where(read(estimate) == BY_RULE, column, np.nan)
+        reports.append(_column_report(name, column, origin))
     return reports
 
 
 def source_rows(store: TokenStore, lengths: NDArray[np.int32]) -> list[SourceRows]:
-    """Rows and tokens of each source; `lengths`: tokens of each row in use."""
+    """Count the rows and tokens of each source. `lengths` are the tokens of the rows in use."""
     source = store.column("source").astype(np.int64)
     n = int(source.max()) + 1 if len(source) else 0
     train, validation = (
@@ -331,32 +352,39 @@ def source_rows(store: TokenStore, lengths: NDArray[np.int32]) -> list[SourceRow
 
 
 def kept_excerpts(store: TokenStore, codec: Codec) -> list[Excerpt]:
-    """Kept examples as the model sees them, sampled by a hash of their key."""
+    """Sample examples of the store by a hash of their key, as the model sees them."""
     names = {code: name for name, code in SPLIT_CODES.items()}
-    rows = _drawn(store, store.split != LEFT_OUT)
+    rows = _sample_rows(store, store.split != LEFT_OUT)
     return [_excerpt(store, codec, row, names[int(store.split[row])]) for row in rows]
 
 
 def dropped_excerpts(
     store: TokenStore, codec: Codec, excerpts: Sequence[Excerpt], reasons: Mapping[str, int]
 ) -> list[Excerpt]:
-    """Dropped records: `excerpts` of those without rows, and rows left out for `reasons`."""
-    rows = _drawn(store, store.split == LEFT_OUT) if reasons else []
+    """Sample dropped records.
+
+    Args:
+        store: The store, with rows that are left out.
+        codec: The store's codec.
+        excerpts: Excerpts of records without rows.
+        reasons: Counts of the rows that are left out, by reason.
+    """
+    rows = _sample_rows(store, store.split == LEFT_OUT) if reasons else []
     keys = store.column("record_key")
-    again = np.isin(keys[rows], keys[store.split != LEFT_OUT]).tolist() if rows else []
-    rest = " or ".join(r for r in sorted(reasons) if r != "duplicate") or "duplicate"
+    is_copy = np.isin(keys[rows], keys[store.split != LEFT_OUT]).tolist() if rows else []
+    others = " or ".join(r for r in sorted(reasons) if r != "duplicate") or "duplicate"
     left_out = [
-        _excerpt(store, codec, row, "duplicate" if twice and "duplicate" in reasons else rest)
-        for row, twice in zip(rows, again, strict=True)
+        _excerpt(store, codec, row, "duplicate" if copy and "duplicate" in reasons else others)
+        for row, copy in zip(rows, is_copy, strict=True)
     ]
-    return spread([*excerpts, *left_out], _SHOWN)
+    return spread([*excerpts, *left_out], _SHOWN_RECORDS)
 
 
-def _drawn(store: TokenStore, among: NDArray[np.bool_]) -> list[int]:
+def _sample_rows(store: TokenStore, among: NDArray[np.bool_]) -> list[int]:
     rows = np.flatnonzero(among)
     order = mixed(store.column("key")[rows].astype(np.uint64) ^ _SALT)
-    drawn: list[int] = rows[np.argsort(order, kind="stable")[:_SHOWN]].tolist()
-    return drawn
+    sample: list[int] = rows[np.argsort(order, kind="stable")[:_SHOWN_RECORDS]].tolist()
+    return sample
 
 
 def _excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> Excerpt:
@@ -364,39 +392,41 @@ def _excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> Excerpt:
     return Excerpt(reason, "", shortened(target), shortened(prompt))
 
 
-def _few(values: NDArray[np.float64], most: int) -> dict[str, int] | None:
-    """Rows per value if the values are at most `most` different integers, else None."""
+def _count_values(values: NDArray[np.float64], limit: int) -> dict[str, int] | None:
+    """Count the rows per value. None if a value is not a label, or more than `limit` differ."""
     if not len(values):
         return {}
     if values.min() < 0 or values.max() > _MAX_LABEL or (values != np.floor(values)).any():
         return None
-    different, counts = np.unique(values.astype(np.int64), return_counts=True)
-    if len(different) > most:
+    labels, counts = np.unique(values.astype(np.int64), return_counts=True)
+    if len(labels) > limit:
         return None
-    return dict(zip(map(str, different.tolist()), counts.tolist(), strict=True))
+    return dict(zip(map(str, labels.tolist()), counts.tolist(), strict=True))
 
 
 def sampled(excerpts: Iterable[Excerpt], per_reason: int = PER_REASON) -> list[Excerpt]:
-    """The excerpts of each reason with the smallest hashes, by reason and hash."""
+    """Sample excerpts of each reason by a hash, sorted by reason and hash."""
     by_reason = sorted(_by_reason(excerpts).items())
     return [excerpt for _, ranked in by_reason for excerpt in ranked[:per_reason]]
 
 
 def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
-    """Choose at most `n` excerpts, of each reason in turn, so that rare reasons are shown too."""
+    """Choose at most `n` excerpts, one per reason in turn, so that rare reasons are included."""
     turns = [
         (turn, reason, excerpt)
         for reason, ranked in _by_reason(excerpts).items()
         for turn, excerpt in enumerate(ranked[:n])
     ]
-    turns.sort(key=lambda at: at[:2])
+    turns.sort(key=lambda entry: entry[:2])
     return sorted((e for _, _, e in turns[:n]), key=lambda excerpt: excerpt.reason)
 
 
 def _by_reason(excerpts: Iterable[Excerpt]) -> dict[str, list[Excerpt]]:
+    """Group excerpts by reason, sorted by a hash."""
+
     def rank(excerpt: Excerpt) -> tuple[int, str]:
-        written = f"{excerpt.reason}\0{excerpt.place}\0{excerpt.prompt}\0{excerpt.text}"
-        return xxhash.xxh3_64_intdigest(written.encode()), excerpt.place
+        content = f"{excerpt.reason}\0{excerpt.place}\0{excerpt.prompt}\0{excerpt.text}"
+        return xxhash.xxh3_64_intdigest(content.encode()), excerpt.place
 
     by_reason: dict[str, list[Excerpt]] = defaultdict(list)
     for excerpt in sorted(excerpts, key=rank):

@@ -1,8 +1,9 @@
-"""The `prepare` pipeline: raw files to a token store, in parallel, resumable, reused if unchanged.
+"""Preparation of a token store from raw files.
 
-    sources -> groups of raw blocks -> one shard each (workers) -> global pass over rows -> manifest
+    sources -> groups of raw blocks -> a shard per group (workers) -> split -> report -> manifest
 
-A killed `prepare` keeps its whole shards, and ends with the same bytes when it is started again.
+If the inputs are unchanged, an existing store is used again. A killed `prepare` keeps its complete
+shards. When it is started again, it writes the same bytes.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ from toque.storage.json_files import read_json
 from toque.storage.no_follow import refuse_links
 
 BUILDING = "building.json"
-_BEGUN = re.compile(
+_EARLY_FILES = re.compile(
     r"\.lock(\.lease(\.break\.[0-9]+\.[0-9a-f]{32})?)?|\.building\.json\.[0-9a-f]{16}\.partial"
     rf"|{ROWS}"
 )
-"""Files that a start leaves when it ends before `building.json` says whose the folder is, and the
-folder of a program's rows, which are there before it."""
+"""Files that may exist before `building.json`: locks, a partial `building.json`, and the folder
+with the rows of a Python program."""
 
 
 class _Mark(msgspec.Struct):
-    """The content of `building.json`, by which an unfinished folder is a store's."""
+    """Content of `building.json`, which marks the folder of an unfinished store."""
 
     fingerprint: str
 
 
 @dataclass(frozen=True)
 class PrepareResult:
-    """The store, its report, and whether it existed already."""
+    """Store, its data report, and whether the store existed already."""
 
     store: TokenStore
     report: Report
@@ -77,50 +78,64 @@ def prepare(
     replace: bool = False,
     engine: Engine = "local",
 ) -> PrepareResult:
-    """Write the store of `sources` at `store`, or reuse the one that is there.
+    """Write the store of `sources`, or use an existing store of the same inputs.
 
-    Of equal records the first is kept. Neither `workers` (processes; None for the available cores)
-    nor the engine changes the result; `replace` replaces a store made from other inputs.
+    The first of equal records counts. The result depends on neither `workers` nor `engine`.
+
+    Args:
+        sources: The sources.
+        store: The folder of the store.
+        settings: The settings.
+        workers: Number of processes. None means the available cores.
+        progress: Receiver of the progress.
+        replace: Whether to replace a store of other inputs.
+        engine: "local" or "ray".
 
     Raises:
-        DataError: a source, a tokenizer or the store cannot be used; the disk is full.
-        ConfigError: the settings contradict each other or the data.
+        DataError: A source, the tokenizer or the store cannot be used, or the disk is full.
+        ConfigError: The settings contradict each other or the data.
     """
     started = time.perf_counter()
     progress = progress or no_progress
     progress(0, 1, "hashing the sources")
     refuse_links(Path(store), DataError)
     plan = plan_of(sources, Path(store), settings)
-    existing = _reusable(plan, progress, replace=replace)
+    existing = _open_existing(plan, progress, replace=replace)
     if existing is not None:
         return existing
+
     with disk_faults(plan.store, "preparing the data"):
         plan.store.mkdir(parents=True, exist_ok=True)
         with store_to_write(plan.store) as lock:
-            # Shards carry the fingerprint of what was asked, the store that of what was chosen.
+            # Shards have the fingerprint of the settings before limits are chosen.
             fingerprint = plan.fingerprint(settings)
-            kept = _begin(plan.store, fingerprint)
+            old_shards = _begin(plan.store, fingerprint)
             if lock.note is not None:
                 progress(0, 0, lock.note)
-            codec = _tokenizer(plan, kept, progress)
-            limited, limits = settings, list[str]()
+            codec = _save_tokenizer(plan, old_shards, progress)
+
+            limits: list[str] = []
             if settings.open_limits:
                 progress(0, 0, "measuring the lengths of a sample")
-                limited, limits, _ = choose_limits(plan.files, codec, settings)
+                settings, limits, _ = choose_limits(plan.files, codec, settings)
             readers = {(file.source, file.name): file.reader for file in plan.files}
-            writer = ShardWriter(plan.store, fingerprint, readers, limited, codec)
+            writer = ShardWriter(plan.store, fingerprint, readers, settings, codec)
             writing = ShardWriting(writer, plan.files)
             shards = writing.write(progress, workers=workers, engine=engine)
+
             progress(0, 0, "finding duplicates, splitting and writing the report")
             finalizer = StoreFinalizer(
-                plan, codec, limited, limits, shards, writing.not_read, started
+                plan, codec, settings, limits, shards, writing.not_read, started
             )
             report = finalizer.finish()
             _remove_leftovers(plan.store, len(shards))
     return PrepareResult(TokenStore.open(plan.store), report, reused=False)
 
 
-def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
+def _open_existing(
+    plan: StorePlan, progress: ProgressSink, *, replace: bool
+) -> PrepareResult | None:
+    """Open an existing store of the same inputs. None if it must be written (again)."""
     folder = plan.store
     if not holds_a_store(folder):
         return None
@@ -128,9 +143,8 @@ def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> Prep
     differences = plan.differences(manifest)
     if differences and not replace:
         raise DataError(
-            f"{folder} holds a token store made from something else: {'; '.join(differences)}. "
-            f"Choose another data.store, or run prepare with {argument('replace=True')} to make it "
-            "anew."
+            f"{folder} has a token store of other inputs: {'; '.join(differences)}. Choose another "
+            f"data.store, or replace the store: run prepare with {argument('replace=True')}."
         )
     report = None if differences else Report.read_from(folder)
     if report is None:
@@ -142,70 +156,79 @@ def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> Prep
         return None
     names = sorted({entry.file.split("/")[1] for entry in manifest.shards})
     if float(manifest.settings.get("max_bad_share", 1.0)) > plan.settings.max_bad_share:
-        places = [folder / "shards" / name / SIDECAR for name in names]
-        shards = [read_json(place, ShardResult) for place in places]
+        sidecars = [folder / "shards" / name / SIDECAR for name in names]
+        shards = [read_json(sidecar, ShardResult) for sidecar in sidecars]
         refuse_bad_sources(plan, [shard for shard in shards if shard is not None])
-    if (folder / BUILDING).exists():  # killed after the manifest was written
-        with suppress(DataError), store_to_write(folder):  # or left for another day
+    if (folder / BUILDING).exists():  # `prepare` was killed after it wrote the manifest
+        with suppress(DataError), store_to_write(folder):  # another process may use the store
             _remove_leftovers(folder, len(names))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
 
 def holds_a_store(folder: Path) -> bool:
-    """True if there is a finished store; what else may be there is one that is not finished.
+    """Check if a folder has a finished store. False for an unfinished store or a new folder.
 
     Raises:
-        DataError: the folder holds something else, or is none.
+        DataError: The path is not a folder, or the folder has other files.
     """
-    above = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
-    if above is not None and not above.is_dir():
-        what = "is a file" if above.exists() else "is a link to nothing"
-        raise DataError(f"data.store is {folder}, and {above} {what}. Choose a folder for a store.")
+    existing = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
+    if existing is not None and not existing.is_dir():
+        what = "a file" if existing.exists() else "a broken link"
+        raise DataError(
+            f"data.store is {folder}, but {existing} is {what}. Choose a folder for the store."
+        )
     if not folder.is_dir():
         return False
     if (folder / NAME).is_file():
         return True
-    foreign = any(not _BEGUN.fullmatch(path.name) for path in folder.iterdir())
-    if foreign and read_json(folder / BUILDING, _Mark) is None:
+    has_other_files = any(not _EARLY_FILES.fullmatch(path.name) for path in folder.iterdir())
+    if has_other_files and read_json(folder / BUILDING, _Mark) is None:
         raise DataError(
-            f"{folder} is not empty and holds no token store. Choose an empty or new folder for "
-            "data.store, so that nothing of yours is overwritten."
+            f"{folder} has files but no token store. Choose an empty or new folder for data.store, "
+            "so that no file is overwritten."
         )
     return False
 
 
 def _begin(store: Path, fingerprint: str) -> list[ShardResult]:
-    """Mark the folder as unfinished, and keep and return the shards that belong to these inputs."""
+    """Mark the folder as unfinished, and return the shards of an earlier start with these inputs.
+
+    Shards of other inputs are removed.
+    """
     sweep(store)
     sweep(store / "shards")
     mark = msgspec.json.encode(_Mark(fingerprint))
     building = store / BUILDING
-    shards = [read_json(path, ShardResult) for path in store.glob(f"shards/*/{SIDECAR}")]
-    kept = [each for each in shards if each is not None and each.fingerprint == fingerprint]
-    if not kept and (not building.is_file() or building.read_bytes() != mark):
+    sidecars = [read_json(path, ShardResult) for path in store.glob(f"shards/*/{SIDECAR}")]
+    shards = [shard for shard in sidecars if shard and shard.fingerprint == fingerprint]
+    if not shards and (not building.is_file() or building.read_bytes() != mark):
         for name in ("shards", "tokenizer"):
             shutil.rmtree(store / name, ignore_errors=True)
     atomic_write(building, mark)
-    (store / NAME).unlink(missing_ok=True)  # after the mark: one of them says whose the folder is
+    # After the mark, because one of them must always show that the folder is a store.
+    (store / NAME).unlink(missing_ok=True)
     (store / "shards").mkdir(exist_ok=True)
-    return kept
+    return shards
 
 
-def _tokenizer(plan: StorePlan, kept: Sequence[ShardResult], progress: ProgressSink) -> Codec:
-    """The codec, copied or trained into the store; one that an earlier start trained is kept.
+def _save_tokenizer(
+    plan: StorePlan, old_shards: Sequence[ShardResult], progress: ProgressSink
+) -> Codec:
+    """Copy or train the tokenizer into the store.
 
-    It is trained again where it is not the one of the shards that are `kept`.
+    A tokenizer that an earlier start trained is used again if it is the tokenizer of `old_shards`.
     """
-    folder, settings = plan.store / "tokenizer", plan.settings
+    folder = plan.store / "tokenizer"
+    settings = plan.settings
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
     else:
-        with suppress(DataError):  # absent or damaged: training again gives the same one
+        with suppress(DataError):  # missing or damaged: training gives the same tokenizer
             codec = load_codec(folder)
-            if {shard.tokenizer for shard in kept} <= {hash_of_folder(folder)}:
+            if {shard.tokenizer for shard in old_shards} <= {hash_of_folder(folder)}:
                 return codec
         size = settings.trained_vocab_size or 0
-        progress(0, 0, f"learning a tokenizer of {size} entries")
+        progress(0, 0, f"training a tokenizer of {size} entries")
         codec = learn_tokenizer(
             plan.trained,
             vocab_size=size,
@@ -220,10 +243,10 @@ def _tokenizer(plan: StorePlan, kept: Sequence[ShardResult], progress: ProgressS
 
 
 def _remove_leftovers(store: Path, n_shards: int) -> None:
-    """Remove temporary files; after the manifest, so that a kill leaves a whole store."""
-    known = {shard_folder(store, number).name for number in range(n_shards)}
+    """Remove temporary files. Call it after the manifest was written."""
+    in_use = {shard_folder(store, number).name for number in range(n_shards)}
     for folder in (store / "shards").iterdir():
-        if folder.name in known:
+        if folder.name in in_use:
             (folder / f"{NEAR}.npy").unlink(missing_ok=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)

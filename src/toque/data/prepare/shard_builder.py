@@ -1,11 +1,11 @@
-"""Shard builder: the examples of a group of blocks to the rows of a shard.
+"""Shard builder: turns the examples of a group of blocks into the rows of a shard.
 
     decoder-only      prompt [bos] + ids + [break]  target ids + [eos]
     encoder-decoder   prompt ids + [eos]            target ids + [eos]
-    conversations     as their chat template writes them: see `conversation_rows`
+    conversations     text of the chat template, see `conversation_rows`
 
-The line break separates the prompt from its answer. A truncated target gets no eos, which would
-teach the model to stop in mid-recipe.
+The line break separates a prompt from its answer. A truncated target has no eos, which would teach
+the model to stop in the middle of a recipe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from toque.data.prepare.conversation_rows import ConversationRow, ConversationRows
-from toque.data.prepare.data_report import LOST, OWN, Excerpt, sampled
+from toque.data.prepare.data_report import BOOKKEEPING, LOST, Excerpt, sampled
 from toque.data.prepare.duplicates import NEAR, signatures
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import SPANS
@@ -33,14 +33,12 @@ from toque.errors import ConfigError, DataError
 from toque.sources.records import Block, Example, RecordReader, examples_in, shortened
 
 Ids = NDArray[np.uint32]
-PIECES_PER_GROUP = 16  # consecutive pieces of a document that go to the same split
-SHOWN_LINES = 10  # line numbers kept per reason and block, for the report
-Rows = tuple["TokenRows", "TokenRows", NDArray[np.int64], NDArray[np.int64]]
-"""Prompts and targets; of each row, the index of its example and its piece of a document."""
+PIECES_PER_GROUP = 16  # consecutive pieces of a document in the same split
+MAX_LINES = 10  # line numbers per reason and block for the report
 
 
 class BlockCounts(msgspec.Struct):
-    """A block's counts of records."""
+    """Counts of the records of a block."""
 
     path: str
     source: int
@@ -48,203 +46,237 @@ class BlockCounts(msgspec.Struct):
     kept: int
     dropped: dict[str, int]
     lines: dict[str, list[int]]
-    unused: dict[str, int] = {}  # fields that no example holds, with the records that fill them
+    unused: dict[str, int] = {}  # records with a field that no example uses, by field
 
 
 class ShardBuilder:
-    """Collects the examples of a group and turns them into rows."""
+    """Collection of a group's examples, which become the arrays of a shard."""
 
     def __init__(self, codec: Codec, settings: PrepareSettings, *, talks: bool = False) -> None:
-        """`talks`: the store has conversations, in this group or another."""
-        self._codec, self._talks = codec, talks
+        """Create a builder. `talks`: the store has conversations in any group."""
+        self._codec = codec
         self._settings = settings
+        self._talks = talks
         self._examples: list[Example] = []
-        self._sources: list[int] = []
-        self._records: list[int] = []  # ordinal of each example's record
+        self._sources: list[int] = []  # source of each example
+        self._records: list[int] = []  # number of each example's record
         self._n_records = 0
-        self._kept_records = 0
+        self._n_kept_records = 0
         self._blocks: list[BlockCounts] = []
         names = ("notes", "dropped", "unknown")
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
-        self._lost: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()  # characters without a stand-in
         self._excerpts: list[Excerpt] = []
-        self._spans: dict[int, list[int]] = {}  # of conversations, by example
-        # Text tokens that a side lost, by example; one that is cut has one row.
+        self._reasons: dict[int, str] = {}  # reasons for leaving out examples, by example
+        self._spans: dict[int, list[int]] = {}  # spans of conversations, by example
+        # Tokens that a side lost, by example.
         self._cut: dict[str, dict[int, int]] = {"prompt": {}, "target": {}}
 
     def read(self, block: Block, reader: RecordReader) -> None:
-        """Add a block's examples, checked against the reader's own counts."""
-        given = examples_in(block, reader)
-        _check_ids(block, given.examples, self._codec)
-        each = [n for n in given.sizes if n]
-        n_records = len(each)
-        n_dropped, n_all = sum(map(len, given.dropped.values())), len(given.examples)
-        # An error and no assert: readers are plugged in, and a wrong count would hide lost recipes.
-        if given.read != given.kept + n_dropped or [n_records, sum(each)] != [given.kept, n_all]:
+        """Add the examples of a block, and check the reader's counts."""
+        parsed = examples_in(block, reader)
+        _check_ids(block, parsed.examples, self._codec)
+        sizes = [n for n in parsed.sizes if n]  # examples per kept record
+        n_records = len(sizes)
+        n_dropped = sum(map(len, parsed.dropped.values()))
+        # Not an assertion, because readers may be plugins, and a wrong count would hide lost
+        # recipes.
+        if (
+            parsed.read != parsed.kept + n_dropped
+            or parsed.kept != n_records
+            or sum(sizes) != len(parsed.examples)
+        ):
             raise DataError(
-                f"The reader of {block.path} (lines from {block.first_line}) read {given.read} "
-                f"records, kept {given.kept}, dropped {n_dropped} and gave examples of {n_records}"
-                ": it lost count. This is a fault of the reader, not of the file."
+                f"The reader of {block.path} (lines from {block.first_line}) has wrong counts: it "
+                f"read {parsed.read} records, kept {parsed.kept}, dropped {n_dropped} and gave "
+                f"examples of {n_records}. This is a bug in the reader, not a problem of the file."
             )
-        self._examples += given.examples
-        self._sources += [block.source] * len(given.examples)
-        self._records += np.repeat(self._n_records + np.arange(n_records), each).tolist()
+
+        self._examples += parsed.examples
+        self._sources += [block.source] * len(parsed.examples)
+        self._records += np.repeat(self._n_records + np.arange(n_records), sizes).tolist()
         self._n_records += n_records
-        self._counts["notes"].update(given.notes)
+        self._counts["notes"].update(parsed.notes)
         name = Path(block.path).name
         self._excerpts += [
-            Excerpt(reason, f"{name}:{number}", shortened(given.texts[number]))
-            for reason, numbers in given.dropped.items()
+            Excerpt(reason, f"{name}:{number}", shortened(parsed.texts[number]))
+            for reason, numbers in parsed.dropped.items()
             for number in numbers
-            if number in given.texts
+            if number in parsed.texts
         ]
         self._blocks.append(
             BlockCounts(
                 path=block.path,
                 source=block.source,
-                read=given.read,
-                kept=given.kept,
-                dropped={reason: len(lines) for reason, lines in given.dropped.items()},
-                lines={reason: lines[:SHOWN_LINES] for reason, lines in given.dropped.items()},
-                unused=given.unused,
+                read=parsed.read,
+                kept=parsed.kept,
+                dropped={reason: len(lines) for reason, lines in parsed.dropped.items()},
+                lines={reason: lines[:MAX_LINES] for reason, lines in parsed.dropped.items()},
+                unused=parsed.unused,
             )
         )
 
     def counts(self) -> dict[str, Any]:
-        """The fields of a ShardResult that are known after `rows`."""
+        """Return the fields of a ShardResult with counts. Call `rows` first."""
         return {
-            "records": self._kept_records,
+            "records": self._n_kept_records,
             "blocks": self._blocks,
             "lost_characters": dict(self._lost.most_common(100)),
             "excerpts": sampled(self._excerpts),
         } | {name: dict(sorted(counts.items())) for name, counts in self._counts.items()}
 
     def rows(self) -> dict[str, NDArray[Any]]:
-        """Arrays to store, by file name."""
-        talks = [i for i, example in enumerate(self._examples) if example.turns]
-        pairs = [i for i, e in enumerate(self._examples) if not e.document and not e.turns]
-        documents = [i for i, example in enumerate(self._examples) if example.document]
-        if (pairs or talks) and self._settings.on_overlong == "split":
-            held = "pairs of a prompt and a target: the second half of a recipe has no prompt"
-            if not pairs:
-                held = "conversations: the second half of an answer has no question"
-            raise ConfigError(
-                f"data.on_overlong is split, and the sources hold {held} of its own. Use "
-                'truncate, drop or error, or "auto", which splits documents and truncates others.'
-            )
-        reasons: dict[int, str] = {}
-        if (least := self._settings.min_quality) > 0:
-            low = [e.columns.get("quality", 1.0) < least for e in self._examples]
-            reasons = {i: f"quality below {least:g}" for i, is_low in enumerate(low) if is_low}
-        made = self._pair_rows([i for i in pairs if i not in reasons], reasons)
-        for of_kind, make in ((documents, self._document_rows), (talks, self._talk_rows)):
-            if of_kind:
-                more = make([i for i in of_kind if i not in reasons], reasons)
-                made = _merged(made, more) if len(made[2]) else more
-        prompt, target, of, part = made
-        self._count_records(of, reasons)
+        """Make the arrays of the shard, by file name."""
+        rows = self._example_rows()
+        self._count_records(rows.example)
         dtype = np.uint16 if self._codec.vocab_size <= 1 << 16 else np.uint32
         arrays: dict[str, NDArray[Any]] = {
-            "prompt_tokens": prompt.tokens.astype(dtype),
-            "prompt_ends": prompt.ends,
-            "target_tokens": target.tokens.astype(dtype),
-            "target_ends": target.ends,
+            "prompt_tokens": rows.prompt.tokens.astype(dtype),
+            "prompt_ends": rows.prompt.ends,
+            "target_tokens": rows.target.tokens.astype(dtype),
+            "target_ends": rows.target.ends,
         }
         if self._talks:
-            spans = TokenRows.joined([np.array(self._spans.get(i, ()), np.uint32) for i in of])
-            arrays |= {f"{SPANS}_tokens": spans.tokens, f"{SPANS}_ends": spans.ends}
-        arrays |= self._columns(of, part)
+            spans = [np.array(self._spans.get(i, ()), np.uint32) for i in rows.example]
+            joined = TokenRows.joined(spans)
+            arrays |= {f"{SPANS}_tokens": joined.tokens, f"{SPANS}_ends": joined.ends}
+        arrays |= self._columns(rows)
         if self._settings.dedup == "near":
             starts = np.flatnonzero(arrays["starts_record"])
-            # A record is compared by all of its tasks: one may ask the same of many records.
-            records = [dict.fromkeys(rows.tolist()) for rows in np.split(of, starts)[1:]]
+            # Compare records by the texts of all tasks, because a task may have the same prompt for
+            # many records.
+            records = [dict.fromkeys(part.tolist()) for part in np.split(rows.example, starts)[1:]]
             arrays[NEAR] = signatures(
-                ["\n".join(_words_of(self._examples[i]) for i in record) for record in records]
+                ["\n".join(_text_of(self._examples[i]) for i in record) for record in records]
             )
         return arrays
 
-    def _pair_rows(self, pairs: list[int], reasons: dict[int, str]) -> Rows:
+    def _example_rows(self) -> ExampleRows:
+        """Make the rows of all examples that are in use."""
+        pairs: list[int] = []
+        documents: list[int] = []
+        talks: list[int] = []
+        for i, example in enumerate(self._examples):
+            kind = documents if example.document else talks if example.turns else pairs
+            kind.append(i)
+        if (pairs or talks) and self._settings.on_overlong == "split":
+            kind_name, half = "prompts and targets", "target would have no prompt"
+            if not pairs:
+                kind_name, half = "conversations", "answer would have no question"
+            raise ConfigError(
+                f"data.on_overlong=split is for documents, but the sources have {kind_name}: the "
+                f'second half of a long {half}. Use truncate, drop or error, or "auto", which '
+                "splits only documents."
+            )
+
+        min_quality = self._settings.min_quality
+        if min_quality > 0:
+            for i, example in enumerate(self._examples):
+                if example.columns.get("quality", 1.0) < min_quality:
+                    self._reasons[i] = f"quality below {min_quality:g}"
+        rows = self._pair_rows([i for i in pairs if i not in self._reasons])
+        if documents:
+            good = [i for i in documents if i not in self._reasons]
+            rows = rows.merged_with(self._document_rows(good))
+        if talks:
+            good = [i for i in talks if i not in self._reasons]
+            rows = rows.merged_with(self._talk_rows(good))
+        return rows
+
+    def _pair_rows(self, pairs: list[int]) -> ExampleRows:
         codec, settings = self._codec, self._settings
-        prompts = self._encoded("prompt", [self._examples[i].prompt for i in pairs])
-        targets = self._encoded("target", [self._examples[i].target for i in pairs])
-        most_prompt, most_target = settings.limits
+        prompts = self._encode("prompt", [self._examples[i].prompt for i in pairs])
+        targets = self._encode("target", [self._examples[i].target for i in pairs])
+        max_prompt, max_target = settings.limits
         begin, end = prompt_bounds(codec, settings.family_kind)
-        prompt = wrap(prompts, limit=most_prompt, begin=begin, end=end, end_after_cut=True)
-        target = wrap(targets, limit=most_target, begin=None, end=codec.eos_id, end_after_cut=False)
-        keep = targets.lengths > 0
+        prompt = wrap(prompts, limit=max_prompt, begin=begin, end=end, end_after_cut=True)
+        target = wrap(targets, limit=max_target, begin=None, end=codec.eos_id, end_after_cut=False)
+
+        in_use = targets.lengths > 0
         index = np.array(pairs, np.int64)
-        reasons.update(dict.fromkeys(index[~keep].tolist(), "no target"))
+        self._reasons.update(dict.fromkeys(index[~in_use].tolist(), "no target"))
         for side, wrapped, limit in (
-            ("prompt", prompt, most_prompt),
-            ("target", target, most_target),
+            ("prompt", prompt, max_prompt),
+            ("target", target, max_target),
         ):
-            over = wrapped.cut & keep
-            if settings.on_overlong == "error" and over.any():
-                self._raise_overlong(int(index[over][0]), side, limit)
+            is_over = wrapped.cut & in_use
+            if settings.on_overlong == "error" and is_over.any():
+                self._raise_overlong(int(index[is_over][0]), side, limit)
             if settings.on_overlong == "drop":
                 reason = f"{side} over {limit} tokens"
-                reasons.update(dict.fromkeys(index[over].tolist(), reason))
-                keep &= ~over
+                self._reasons.update(dict.fromkeys(index[is_over].tolist(), reason))
+                in_use &= ~is_over
         for side, wrapped in (("prompt", prompt), ("target", target)):
-            over = wrapped.cut & keep
-            cut = zip(index[over].tolist(), wrapped.lost[over].tolist(), strict=True)
-            self._cut[side].update(cut)
-        of = index[keep]
-        return prompt.side.select(keep), target.side.select(keep), of, np.zeros_like(of)
+            is_over = wrapped.cut & in_use
+            lost = zip(index[is_over].tolist(), wrapped.lost[is_over].tolist(), strict=True)
+            self._cut[side].update(lost)
+        example = index[in_use]
+        return ExampleRows(
+            prompt.side.select(in_use), target.side.select(in_use), example, np.zeros_like(example)
+        )
 
-    def _document_rows(self, documents: list[int], reasons: dict[int, str]) -> Rows:
+    def _document_rows(self, documents: list[int]) -> ExampleRows:
         settings = self._settings
-        texts = self._encoded("target", [self._examples[i].target for i in documents])
+        texts = self._encode("target", [self._examples[i].target for i in documents])
+        max_prompt, max_target = settings.limits
+        limit = max_target
+        if settings.family_kind == "encoder-decoder":
+            limit += max_prompt - 1
         rows: list[tuple[Ids, Ids, int, int]] = []
-        most_prompt, most_target = settings.limits
-        limit = most_target + (most_prompt - 1) * (settings.family_kind == "encoder-decoder")
-        for at, i in enumerate(documents):
+        for number, i in enumerate(documents):
             example = self._examples[i]
-            ids = ids_of(example, self._codec) if example.ids else texts.row(at)
+            ids = ids_of(example, self._codec) if example.ids else texts.row(number)
             if not len(ids):
-                reasons[i] = "no target"
+                self._reasons[i] = "no target"
                 continue
-            over = len(ids) + example.ends > limit
-            if over and settings.on_overlong == "error":
+            is_over = len(ids) + example.ends > limit
+            if is_over and settings.on_overlong == "error":
                 self._raise_overlong(i, "target", limit)
-            if over and settings.on_overlong == "drop":
-                reasons[i] = f"target over {limit} tokens"
+            if is_over and settings.on_overlong == "drop":
+                self._reasons[i] = f"target over {limit} tokens"
                 continue
-            cuts = pieces(
+
+            parts = pieces(
                 ids,
                 family_kind=settings.family_kind,
-                max_prompt=most_prompt,
-                max_target=most_target,
+                max_prompt=max_prompt,
+                max_target=max_target,
                 bos_id=self._codec.bos_id,
                 eos_id=self._codec.eos_id,
-                whole=example.ends,
+                ends=example.ends,
             )
-            n_pieces = 1 if settings.on_overlong == "truncate" else None
-            rows += [(*sides, i, part) for part, sides in enumerate(islice(cuts, n_pieces))]
-            if over and n_pieces:
+            max_pieces = 1 if settings.on_overlong == "truncate" else None
+            rows += [(*sides, i, part) for part, sides in enumerate(islice(parts, max_pieces))]
+            if is_over and max_pieces:
                 self._cut["target"][i] = max(0, len(ids) - limit)
-        prompts, targets = [row[0] for row in rows], [row[1] for row in rows]
-        of, parts = (np.array([row[field] for row in rows], np.int64) for field in (2, 3))
-        return TokenRows.joined(prompts), TokenRows.joined(targets), of, parts
+        return ExampleRows(
+            TokenRows.joined([prompt for prompt, _, _, _ in rows]),
+            TokenRows.joined([target for _, target, _, _ in rows]),
+            np.array([i for _, _, i, _ in rows], np.int64),
+            np.array([part for _, _, _, part in rows], np.int64),
+        )
 
-    def _talk_rows(self, talks: list[int], reasons: dict[int, str]) -> Rows:
-        made, rows = ConversationRows(self._codec, self._settings), list[ConversationRow]()
-        kept: list[int] = []
+    def _talk_rows(self, talks: list[int]) -> ExampleRows:
+        conversation_rows = ConversationRows(self._codec, self._settings)
+        rows: dict[int, ConversationRow] = {}
         for i in talks:
-            row = made.row(self._examples[i].turns, self._counts["notes"])
+            row = conversation_rows.row(self._examples[i].turns, self._counts["notes"])
             if isinstance(row, str):
-                reasons[i] = row
+                self._reasons[i] = row
                 continue
-            kept.append(i)
-            rows.append(row)
+            rows[i] = row
             self._spans[i] = row.spans
             if row.lost:
                 self._cut["target"][i] = row.lost
-        of = np.array(kept, np.int64)
-        prompts, targets = [row.prompt for row in rows], [row.target for row in rows]
-        return TokenRows.joined(prompts), TokenRows.joined(targets), of, np.zeros_like(of)
+        example = np.array(list(rows), np.int64)
+        return ExampleRows(
+            TokenRows.joined([row.prompt for row in rows.values()]),
+            TokenRows.joined([row.target for row in rows.values()]),
+            example,
+            np.zeros_like(example),
+        )
 
-    def _encoded(self, side: str, texts: list[str]) -> TokenRows:
+    def _encode(self, side: str, texts: list[str]) -> TokenRows:
         encoded = self._codec.encode_flat(texts)
         unknown, notes = self._counts["unknown"], self._counts["notes"]
         unknown[f"{side}_tokens"] += len(encoded.flat)
@@ -252,7 +284,7 @@ class ShardBuilder:
             unknown[side] += int((encoded.flat == self._codec.unk_id).sum())
             self._lost.update(encoded.lost)
         if encoded.disagreed:
-            notes["texts tokenised the long way: the fast one gave other ids"] += len(texts)
+            notes["texts encoded without the word cache, which gave other ids"] += len(texts)
         return TokenRows(encoded.flat, encoded.ends)
 
     def _raise_overlong(self, index: int, side: str, limit: int) -> None:
@@ -260,63 +292,56 @@ class ShardBuilder:
         text = (example.prompt or example.target)[:80].replace("\n", " ")
         raise DataError(
             f'The {side} of "{text}…" has more than {limit} tokens, and data.on_overlong is error. '
-            f"Raise data.max_{side}_tokens, or let data.on_overlong be truncate or drop."
+            f"Raise data.max_{side}_tokens, or set data.on_overlong to truncate or drop."
         )
 
-    def _count_records(self, of: NDArray[np.int64], reasons: dict[int, str]) -> None:
-        """A record is dropped when none of its examples is left; its first reason counts."""
-        kept = {self._records[i] for i in of.tolist()}
-        self._kept_records = len(kept)
-        why: dict[int, str] = {}
-        for i in sorted(reasons):
-            record, example = self._records[i], self._examples[i]
-            if record in kept:
-                self._counts["notes"][f"examples left out: {reasons[i]}"] += 1
-            elif record not in why:
-                why[record] = reasons[i]
-                text, prompt = shortened(example.target), shortened(example.prompt)
-                self._excerpts.append(Excerpt(reasons[i], "", text, prompt))
-        self._counts["dropped"].update(why.values())
+    def _count_records(self, in_use: NDArray[np.int64]) -> None:
+        """Count the records from the examples in use.
 
-    def _columns(self, of: NDArray[np.int64], part: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        chosen = [self._examples[i] for i in of.tolist()]
-        records = np.array(self._records, np.int64)[of]
-        groups = (part // PIECES_PER_GROUP).tolist()
+        A record without any is dropped for the reason of its first example.
+        """
+        kept_records = {self._records[i] for i in in_use.tolist()}
+        self._n_kept_records = len(kept_records)
+        reason_of_record: dict[int, str] = {}
+        for i, reason in sorted(self._reasons.items()):
+            record = self._records[i]
+            example = self._examples[i]
+            if record in kept_records:
+                self._counts["notes"][f"examples left out: {reason}"] += 1
+            elif record not in reason_of_record:
+                reason_of_record[record] = reason
+                text, prompt = shortened(example.target), shortened(example.prompt)
+                self._excerpts.append(Excerpt(reason, "", text, prompt))
+        self._counts["dropped"].update(reason_of_record.values())
+
+    def _columns(self, rows: ExampleRows) -> dict[str, NDArray[Any]]:
+        examples = [self._examples[i] for i in rows.example.tolist()]
+        records = np.array(self._records, np.int64)[rows.example]
+        groups = (rows.part // PIECES_PER_GROUP).tolist()
         keys = [
             xxhash.xxh3_64_intdigest(struct.pack("<QQ", e.key, group)) if e.document else e.key
-            for e, group in zip(chosen, groups, strict=True)
+            for e, group in zip(examples, groups, strict=True)
         ]
         columns: dict[str, NDArray[Any]] = {
             "key": np.array(keys, np.uint64),
-            "title_key": np.array([e.title_key for e in chosen], np.uint64),
-            "record_key": np.array([e.record_key for e in chosen], np.uint64),
-            "source": np.array(self._sources, np.uint16)[of],
-            "task": np.array([e.task for e in chosen], np.uint8),
+            "title_key": np.array([e.title_key for e in examples], np.uint64),
+            "record_key": np.array([e.record_key for e in examples], np.uint64),
+            "source": np.array(self._sources, np.uint16)[rows.example],
+            "task": np.array([e.task for e in examples], np.uint8),
             "starts_record": (np.diff(records, prepend=-1) != 0).astype(np.uint8),
         }
-        for name in sorted({n for e in chosen for n in e.columns} - OWN):
-            values = [e.columns.get(name, np.nan) for e in chosen]
+        for name in sorted({n for e in examples for n in e.columns} - BOOKKEEPING):
+            values = [e.columns.get(name, np.nan) for e in examples]
             columns[name] = np.array(values, np.float32)
         for side, lost in self._cut.items():
             if lost:
-                columns[LOST[side]] = np.array([lost.get(i, np.nan) for i in of], np.float32)
+                values = [lost.get(i, np.nan) for i in rows.example]
+                columns[LOST[side]] = np.array(values, np.float32)
         return columns
 
 
-def _merged(some: Rows, others: Rows) -> Rows:
-    """Rows of two kinds of examples of one group, merged in the order of the examples."""
-    of, part = (np.concatenate([some[i], others[i]]) for i in (2, 3))
-    order = np.argsort(of, kind="stable")
-
-    def merged(a: TokenRows, b: TokenRows) -> TokenRows:
-        rows = [*np.split(a.tokens, a.ends[:-1]), *np.split(b.tokens, b.ends[:-1])]
-        return TokenRows.joined([rows[i] for i in order])
-
-    return merged(some[0], others[0]), merged(some[1], others[1]), of[order], part[order]
-
-
-def _words_of(example: Example) -> str:
-    """Text by which an example is compared; of a token file, which has no words, its ids."""
+def _text_of(example: Example) -> str:
+    """Return the text for comparisons with other records. Examples of token files have ids only."""
     if example.ids:
         return " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
     return f"{example.prompt}\n{example.target}"
@@ -324,18 +349,18 @@ def _words_of(example: Example) -> str:
 
 def _check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
     for document, example in enumerate(examples, block.first_line):
-        most = int(np.frombuffer(example.ids, "<u4").max()) if example.ids else 0
-        if most >= codec.vocab_size:
+        max_id = int(np.frombuffer(example.ids, "<u4").max()) if example.ids else 0
+        if max_id >= codec.vocab_size:
             raise DataError(
-                f"{block.path} holds the token id {most:,} (document {document:,}), and the "
+                f"{block.path} has the token id {max_id:,} (document {document:,}), but the "
                 f"tokenizer {codec.name} has only the ids 0 to {codec.vocab_size - 1:,}. A token "
-                "file can only be read with the tokenizer it was written with: name that one in "
-                "model.tokenizer, or prepare the texts themselves."
+                "file needs the tokenizer that wrote it: set model.tokenizer to this tokenizer, or "
+                "prepare the texts."
             )
 
 
 def ids_of(example: Example, codec: Codec) -> Ids:
-    """An example's ids without bos and eos, which `pieces` adds."""
+    """Read an example's ids, without the bos and eos that `pieces` adds."""
     ids = np.frombuffer(example.ids, "<u4").astype(np.uint32)
     if len(ids) and codec.bos_id is not None and ids[0] == codec.bos_id:
         ids = ids[1:]
@@ -346,69 +371,102 @@ def ids_of(example: Example, codec: Codec) -> Ids:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of one side, concatenated: row i is tokens[ends[i - 1] : ends[i]]."""
+    """Concatenated rows of a side. Row i is tokens[ends[i - 1] : ends[i]]."""
 
     tokens: Ids
     ends: NDArray[np.int64]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens in each row."""
+        """Tokens per row."""
         return np.diff(self.ends, prepend=0)
 
-    def select(self, keep: NDArray[np.bool_]) -> TokenRows:
-        """The rows where `keep` is true."""
+    def select(self, mask: NDArray[np.bool_]) -> TokenRows:
+        """Select rows by a mask [rows]."""
         lengths = self.lengths
-        return TokenRows(self.tokens[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
+        return TokenRows(self.tokens[np.repeat(mask, lengths)], np.cumsum(lengths[mask]))
 
     def row(self, index: int) -> Ids:
-        """One row; a view."""
+        """Return a row as a view."""
         return self.tokens[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])]
 
     @classmethod
     def joined(cls, rows: list[Ids]) -> TokenRows:
-        """Side made from a list of rows."""
+        """Concatenate rows."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.concatenate([np.empty(0, np.uint32), *rows]), np.cumsum(lengths))
 
 
 @dataclass(frozen=True)
+class ExampleRows:
+    """Rows of examples in the order of the examples."""
+
+    prompt: TokenRows
+    target: TokenRows
+    example: NDArray[np.int64]  # [rows] index of the example
+    part: NDArray[np.int64]  # [rows] number of the piece of a document
+
+    def merged_with(self, other: ExampleRows) -> ExampleRows:
+        """Merge the rows of examples of another kind."""
+        if not len(self.example):
+            return other
+        example = np.concatenate([self.example, other.example])
+        part = np.concatenate([self.part, other.part])
+        order = np.argsort(example, kind="stable")
+
+        def merge(a: TokenRows, b: TokenRows) -> TokenRows:
+            rows = [*np.split(a.tokens, a.ends[:-1]), *np.split(b.tokens, b.ends[:-1])]
+            return TokenRows.joined([rows[i] for i in order])
+
+        return ExampleRows(
+            merge(self.prompt, other.prompt),
+            merge(self.target, other.target),
+            example[order],
+            part[order],
+        )
+
+
+@dataclass(frozen=True)
 class Wrapped:
-    """Rows with their special tokens."""
+    """Rows with special tokens."""
 
     side: TokenRows
-    cut: NDArray[np.bool_]  # rows that lost tokens
-    lost: NDArray[np.int64]  # text tokens each row lost
+    cut: NDArray[np.bool_]  # [rows] whether a row lost tokens
+    lost: NDArray[np.int64]  # [rows] text tokens that a row lost
 
 
 def wrap(
     side: TokenRows, *, limit: int, begin: int | None, end: int | None, end_after_cut: bool
 ) -> Wrapped:
-    """Put `begin` before and `end` after every row, and cut rows to `limit` tokens."""
+    """Put `begin` before and `end` after each row, and cut rows to `limit` tokens.
+
+    `end_after_cut`: whether a cut row also gets the end. Without it, a row that lost only its end
+    counts as cut.
+    """
     n_begin, n_end = int(begin is not None), int(end is not None)
     lengths = side.lengths
-    cut = lengths + n_begin + n_end > limit
-    room_when_cut = limit - n_begin - (n_end if end_after_cut else 0)
-    kept = np.where(cut, np.minimum(lengths, room_when_cut), lengths)
-    has_end = np.full(len(lengths), bool(n_end)) & (~cut | end_after_cut)
-    out_lengths = n_begin + kept + has_end
-    out_ends = np.cumsum(out_lengths)
-    starts = out_ends - out_lengths
-    tokens = np.empty(int(out_ends[-1]) if len(out_ends) else 0, np.uint32)
+    is_cut = lengths + n_begin + n_end > limit
+    max_text = limit - n_begin - (n_end if end_after_cut else 0)
+    text_lengths = np.where(is_cut, np.minimum(lengths, max_text), lengths)
+    has_end = np.full(len(lengths), bool(n_end)) & (~is_cut | end_after_cut)
+    row_lengths = n_begin + text_lengths + has_end
+    ends = np.cumsum(row_lengths)
+    starts = ends - row_lengths
+
+    tokens = np.empty(int(row_lengths.sum()), np.uint32)
     is_text = np.ones(len(tokens), np.bool_)
     if begin is not None:
         is_text[starts] = False
         tokens[starts] = begin
     if end is not None:
-        is_text[out_ends[has_end] - 1] = False
-        tokens[out_ends[has_end] - 1] = end
+        is_text[ends[has_end] - 1] = False
+        tokens[ends[has_end] - 1] = end
     text = side.tokens
-    if cut.any():  # the first `kept` tokens of each row are taken
-        parts = np.stack([kept, lengths - kept], axis=1).ravel()
-        text = text[np.repeat(np.tile([True, False], len(kept)), parts)]
+    if is_cut.any():
+        parts = np.stack([text_lengths, lengths - text_lengths], axis=1).ravel()
+        text = text[np.repeat(np.tile([True, False], len(lengths)), parts)]
     tokens[is_text] = text
-    # A row that lost only its eos counts as cut too.
-    return Wrapped(TokenRows(tokens, out_ends), cut, lengths - kept)
+    return Wrapped(TokenRows(tokens, ends), is_cut, lengths - text_lengths)
 
 
 def pieces(
@@ -419,31 +477,40 @@ def pieces(
     max_target: int,
     bos_id: int | None,
     eos_id: int,
-    whole: bool,
+    ends: bool,
 ) -> Iterator[tuple[Ids, Ids]]:
-    """(prompt, target) pieces of a document; `whole` when `ids` reach its true end.
+    """Split a document into pieces, each a prompt and a target.
 
-    Decoder-only: every token is a target once. The prompt is [bos] for the first piece and then the
-    last token of the piece before. With max_target 3 and ids 5 6 7 8:
+    In a decoder-only model, every token is a target once. The first prompt is [bos], and any other
+    prompt is the last token of the previous piece. With max_target 3 and ids 5 6 7 8:
 
         [bos] -> 5 6 7        [7] -> 8 eos
 
-    Encoder-decoder: prefix language modelling (Raffel et al. 2020, section 3.2.1 and figure 4):
-    each run of max_prompt - 1 + max_target tokens gives its beginning as the prompt; a shorter
-    last run is divided in the same proportion.
+    An encoder-decoder learns prefix language modelling (Raffel et al. 2020, section 3.2.1 and
+    figure 4): a piece has max_prompt - 1 + max_target tokens, and the prompt is its beginning. A
+    shorter last piece is divided in the same proportion.
+
+    Args:
+        ids: The document.
+        family_kind: The kind of model.
+        max_prompt: Largest number of tokens per prompt.
+        max_target: Largest number of tokens per target.
+        bos_id: Id of the begin token.
+        eos_id: Id of the end token.
+        ends: Whether the document ends with `ids`. Then an end token follows.
     """
-    tail = np.array([eos_id] if whole else [], np.uint32)
-    text = np.concatenate([ids, tail])
+    text = np.concatenate([ids, np.array([eos_id] if ends else [], np.uint32)])
     if family_kind == "decoder":
-        before = np.array([] if bos_id is None else [bos_id], np.uint32)
-        for at in range(0, len(text), max_target):
-            piece = text[at : at + max_target]
-            yield before, piece
-            before = piece[-1:]
+        prompt = np.array([] if bos_id is None else [bos_id], np.uint32)
+        for start in range(0, len(text), max_target):
+            target = text[start : start + max_target]
+            yield prompt, target
+            prompt = target[-1:]
         return
-    prefix = max_prompt - 1
+    max_prefix = max_prompt - 1
+    size = max_prefix + max_target
     end = np.array([eos_id], np.uint32)
-    for at in range(0, len(text), prefix + max_target):
-        piece = text[at : at + prefix + max_target]
-        divide = min(len(piece) - 1, prefix * len(piece) // (prefix + max_target))
-        yield np.concatenate([piece[:divide], end]), piece[divide:]
+    for start in range(0, len(text), size):
+        piece = text[start : start + size]
+        n_prefix = min(len(piece) - 1, max_prefix * len(piece) // size)
+        yield np.concatenate([piece[:n_prefix], end]), piece[n_prefix:]

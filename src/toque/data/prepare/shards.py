@@ -1,8 +1,8 @@
-"""Shards: groups of blocks, parsed, tokenised and written by workers.
+"""Shards: groups of blocks that workers parse, tokenise and write.
 
-A shard depends on its group and the settings alone; `shard.json` marks it as whole for a later
-start. Workers are processes of this machine or actors of a Ray cluster: one process reads the
-sources and sends them blocks, so memory is bounded by their number.
+A shard depends only on its group and the settings. `shard.json` marks it as complete, for a later
+start. Workers are local processes or actors of a Ray cluster. A single process reads the sources
+and sends blocks to the workers, so the memory depends on their number only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from toque.data.prepare.data_report import Excerpt
-from toque.data.prepare.duplicates import NEAR, first_of_kind
+from toque.data.prepare.dedup_and_split import first_of_kind
+from toque.data.prepare.duplicates import NEAR
 from toque.data.prepare.shard_builder import BlockCounts, ShardBuilder
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.store_manifest import StoreFile
@@ -54,60 +55,61 @@ Engine = Literal["local", "ray"]
 Groups = Iterator[tuple[int, list[Block]]]
 SIDECAR = "shard.json"
 NOT_READ = "bytes of the sources not read, max_examples was reached"
-_SMALL = 4 << 20  # below this many plain bytes, one process is done before others have started
-_OPEN_FILES = 16  # files read in turn at the same time; the next is opened when one ends
-_BYTES_AN_EXAMPLE = 2048  # a guess, for groups so small that a small run reads little
-_AHEAD = 1  # groups queued beyond one per process: enough to keep them busy, few enough for memory
-_QUEUED = 2  # groups sent to an actor of Ray at a time: one in progress and one queued
+_SMALL_BYTES = 4 << 20  # plain bytes that a process reads in the time that another takes to start
+_MAX_PROCESSES = 16  # more would wait for the process that reads
+_OPEN_FILES = 16  # files that are read in turn
+_EXAMPLE_BYTES = 2048  # rough size of an example, to keep the groups of a small run small
+_QUEUED = 1  # groups waiting for a process; more would take memory
+_GROUPS_PER_ACTOR = 2  # groups sent to a Ray actor: one in progress and one waiting
 
 
 class ShardResult(msgspec.Struct):
-    """A shard's sidecar: enough to finalize a store without reading the group again."""
+    """Content of `shard.json`: everything for the completion of a store except the rows."""
 
     fingerprint: str
     group: int
     rows: int
     records: int
     blocks: list[BlockCounts]
-    dropped: dict[str, int]  # records without target, over a limit, below the quality
+    dropped: dict[str, int]  # records without a target, over a limit or below the quality
     notes: dict[str, int]
     unknown: dict[str, int]
     lost_characters: dict[str, int]
     columns: dict[str, str]
     files: list[StoreFile]
-    excerpts: list[Excerpt] = []  # a few dropped records as they were, for the report
-    content: str = ""  # hash of the blocks it was made from, and of their readers
-    tokenizer: str = ""  # hash of the tokenizer's folder, which may be learnt anew
+    excerpts: list[Excerpt] = []  # a few dropped records for the report
+    content: str = ""  # hash of the group's blocks and readers
+    tokenizer: str = ""  # hash of the tokenizer's folder
 
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes the shards of one `prepare`; every worker gets a copy."""
+    """Function of the workers that writes a shard."""
 
     store: Path
-    fingerprint: str  # fingerprint of the plan; shards with another one are written again
+    fingerprint: str  # fingerprint of the plan, which decides if a shard is written again
     readers: Mapping[tuple[int, str], RecordReader]  # readers by source index and file name
     settings: PrepareSettings
-    loaded: Codec | None = None  # the tokenizer, else loaded from the store
+    loaded: Codec | None = None  # codec, if it need not be loaded
 
     @cached_property
     def codec(self) -> Codec:
-        """The tokenizer."""
+        """Codec of the store."""
         return self.loaded or load_codec(self.store / "tokenizer")
 
     @cached_property
     def tokenizer(self) -> str:
-        """Hash of the tokenizer's folder in the store."""
+        """Hash of the tokenizer's folder."""
         return hash_of_folder(self.store / "tokenizer")
 
     @cached_property
-    def _talks(self) -> bool:
-        """True if the store has conversations; there may be as many readers as files."""
+    def _has_conversations(self) -> bool:
+        """True if a reader gives conversations."""
         names = (reader.recorded_name for reader in self.readers.values())
         return any(name.startswith(CONVERSATIONS) for name in names)
 
     def content_of(self, blocks: Sequence[Block]) -> str:
-        """Hash of what a group holds and of how it is read; with `fingerprint` all of its shard."""
+        """Hash the blocks of a group and their readers."""
         content = xxhash.xxh3_128()
         for block in blocks:
             reader = self.readers[block.source, block.path].recorded_name
@@ -117,8 +119,8 @@ class ShardWriter:
         return content.hexdigest()
 
     def write(self, group: int, blocks: list[Block]) -> ShardResult:
-        """Write shard number `group` and return its counts."""
-        builder = ShardBuilder(self.codec, self.settings, talks=self._talks)
+        """Write the shard of a group and return its counts."""
+        builder = ShardBuilder(self.codec, self.settings, talks=self._has_conversations)
         for block in blocks:
             builder.read(block, self.readers[block.source, block.path])
         rows = builder.rows()
@@ -150,119 +152,121 @@ class ShardWriter:
         return result
 
     def missing(self) -> str:
-        """Folder of the shared file system that this machine lacks; "" if it has all."""
+        """Find the folder that this machine does not see. "" if it sees the store."""
         folder = self.store / "tokenizer"
         return "" if folder.is_dir() else str(folder)
 
 
 @dataclass
 class ShardWriting:
-    """The shards of one store: reuse those of an earlier start, write the others, stop early.
+    """Writing of all shards of a store. Complete shards of an earlier start are used again.
 
-    With `max_examples`, files take turns, one block each, and reading ends at the first group after
-    which the groups in their order hold enough distinct examples to train on (of all, where no
-    source is held out whole); later ones are discarded.
+    With `max_examples`, the files take turns, one block each. Reading ends when the first groups
+    have enough different examples, not counting sources that are held out. Later groups are
+    discarded.
     """
 
     writer: ShardWriter
-    files: Sequence[SourceFile]  # files to read, in order
-    not_read: int = 0  # bytes left unread once `max_examples` were found
-    _results: dict[int, ShardResult] = field(default_factory=dict)
-    _sizes: dict[int, int] = field(default_factory=dict)
-    _needed: int | None = None  # groups that hold enough examples, once known
-    _rows: int = 0  # of the groups before `_next`, the first that is not here
-    _next: int = 0
-    _counted: int = 0  # groups whose distinct rows are in `_distinct`
-    _distinct: int = 0
+    files: Sequence[SourceFile]  # in the order of the sources
+    not_read: int = 0  # bytes that were not needed for `max_examples`
+    _results: dict[int, ShardResult] = field(default_factory=dict)  # results by group
+    _sizes: dict[int, int] = field(default_factory=dict)  # bytes by group
+    _n_needed: int | None = None  # first groups that have enough examples, if known
+    _n_complete: int = 0  # first groups without a gap
+    _n_rows: int = 0  # rows of these groups
+    _n_counted: int = 0  # first groups that `_n_different` counts
+    _n_different: int = 0
     _seen: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, np.uint64))
-    """Rows of the counted groups, each by its record's key and task in a number; 0 is first."""
+    """Sorted hashes of record key and task of the counted rows, after a 0."""
 
     def write(
         self, progress: ProgressSink, *, workers: int | None, engine: Engine
     ) -> list[ShardResult]:
-        """Every shard the store needs, in group order."""
+        """Write the shards that the store needs, and return their results in group order."""
         total = sum(file.plain_bytes for file in self.files)
-        wanted = self.writer.settings.max_examples
         if workers is None and engine == "local":
-            # The one process that reads feeds no more than 16.
-            workers = 1 if total <= _SMALL else min(16, len(os.sched_getaffinity(0)))
-        most = source_files.GROUP_BYTES
-        if wanted is None:
-            coming = grouped(chain.from_iterable(map(blocks_of, self.files)), most=most)
-        else:
-            most = min(most, max(1 << 20, wanted * _BYTES_AN_EXAMPLE))
-            first = [f for f in self.files if self.writer.settings.holds_out(f.source)]
-            rest = [f for f in self.files if f not in first]
-            held_out = chain.from_iterable(map(blocks_of, first))  # whole, whatever is enough
-            coming = grouped(chain(held_out, in_turns(rest)), most=most)
-        write_shards = _write_on_ray if engine == "ray" else _write_here
-        with closing(write_shards(self.writer, self._to_do(coming), workers)) as written:
-            for result in written:
-                self._take(result)
+            workers = min(_MAX_PROCESSES, len(os.sched_getaffinity(0)))
+            if total <= _SMALL_BYTES:
+                workers = 1
+        groups = self._groups()
+        write_shards = _write_on_ray if engine == "ray" else _write_locally
+        with closing(write_shards(self.writer, self._unfinished(groups), workers)) as results:
+            for result in results:
+                self._add(result)
                 done = sum(self._sizes[number] for number in self._results)
                 rows = sum(r.rows for r in self._results.values())
                 progress(done, max(total, done), f"{rows:,} examples")
-        if self._needed is None:
-            return [self._results[number] for number in sorted(self._results)]
-        if self._needed in self._sizes or next(coming, None) is not None:
-            self.not_read = max(1, total - sum(self._sizes[n] for n in range(self._needed)))
-        return [self._results[number] for number in range(self._needed)]
 
-    def _to_do(self, coming: Groups) -> Groups:
-        """The groups that no earlier start has finished, as long as more are needed."""
-        while self._needed is None and (group := next(coming, None)) is not None:
+        if self._n_needed is None:
+            return [self._results[number] for number in sorted(self._results)]
+        if self._n_needed in self._sizes or next(groups, None) is not None:
+            self.not_read = max(1, total - sum(self._sizes[n] for n in range(self._n_needed)))
+        return [self._results[number] for number in range(self._n_needed)]
+
+    def _groups(self) -> Groups:
+        """Read the blocks in groups. With `max_examples`, read sources that are held out first."""
+        settings = self.writer.settings
+        max_bytes = source_files.GROUP_BYTES
+        if settings.max_examples is None:
+            return grouped(chain.from_iterable(map(blocks_of, self.files)), max_bytes=max_bytes)
+        max_bytes = min(max_bytes, max(1 << 20, settings.max_examples * _EXAMPLE_BYTES))
+        held_out = [file for file in self.files if settings.holds_out(file.source)]
+        train = [file for file in self.files if not settings.holds_out(file.source)]
+        blocks = chain(chain.from_iterable(map(blocks_of, held_out)), in_turns(train))
+        return grouped(blocks, max_bytes=max_bytes)
+
+    def _unfinished(self, groups: Groups) -> Groups:
+        """Yield groups without a complete shard, until there are enough examples."""
+        while self._n_needed is None and (group := next(groups, None)) is not None:
             number, blocks = group
             self._sizes[number] = sum(len(block.payload) for block in blocks)
-            if (kept := self._kept(number, blocks)) is not None:
-                self._take(kept)
+            if (result := self._read_complete(number, blocks)) is not None:
+                self._add(result)
             else:
                 yield group
 
-    def _take(self, result: ShardResult) -> None:
+    def _add(self, result: ShardResult) -> None:
+        """Add the result of a shard, and check if there are enough examples."""
         self._results[result.group] = result
-        wanted = self.writer.settings.max_examples
-        if wanted is None or self._needed is not None:
+        max_examples = self.writer.settings.max_examples
+        if max_examples is None or self._n_needed is not None:
             return
-        while (reached := self._results.get(self._next)) is not None:
-            self._rows += reached.rows
-            self._next += 1
-            # Counting distinct ones reads columns, so wait until the plain sum suffices.
-            if self._rows >= wanted and self._different() >= wanted:
-                self._needed = self._next
+        while (following := self._results.get(self._n_complete)) is not None:
+            self._n_rows += following.rows
+            self._n_complete += 1
+            # Counting different rows reads columns, so count all rows first.
+            if self._n_rows >= max_examples and self._count_different() >= max_examples:
+                self._n_needed = self._n_complete
                 return
 
-    def _different(self) -> int:
-        """Count the rows among those of the first groups that are no exact duplicates.
-
-        Rows of sources that are held out whole are read first, and not counted. Each group's
-        columns are read once.
-        """
+    def _count_different(self) -> int:
+        """Count the different rows of the complete groups, without sources that are held out."""
         settings = self.writer.settings
         if settings.dedup == "none" and settings.held_out_from is None:
-            return self._rows
-        for number in range(self._counted, self._next):
+            return self._n_rows
+        for number in range(self._n_counted, self._n_complete):
             shard = [self._results[number]]
             names = ("record_key", "task", "starts_record", "source")
             key, task, starts, source = (read_column(self.writer.store, shard, n) for n in names)
-            counted = source < (settings.held_out_from or np.inf)
+            counts = source < (settings.held_out_from or np.inf)
             if settings.dedup != "none":
-                counted &= first_of_kind(key, task, np.cumsum(starts, dtype=np.int64))
+                counts &= first_of_kind(key, task, np.cumsum(starts, dtype=np.int64))
                 kinds = mixed(key ^ mixed(task.astype(np.uint64)))
                 is_new = self._seen[np.searchsorted(self._seen, kinds, side="right") - 1] != kinds
-                counted &= is_new
+                counts &= is_new
                 new = np.unique(kinds[is_new])
                 self._seen = np.insert(self._seen, np.searchsorted(self._seen, new), new)
-            self._distinct += int(counted.sum())
-        self._counted = self._next
-        return self._distinct
+            self._n_different += int(counts.sum())
+        self._n_counted = self._n_complete
+        return self._n_different
 
-    def _kept(self, number: int, blocks: list[Block]) -> ShardResult | None:
-        """The shard of an earlier start, if it is whole and of these blocks."""
+    def _read_complete(self, number: int, blocks: list[Block]) -> ShardResult | None:
+        """Read the shard of an earlier start. None if it is incomplete or has other blocks."""
         writer = self.writer
         result = read_json(shard_folder(writer.store, number) / SIDECAR, ShardResult)
-        if result is None or result.fingerprint != writer.fingerprint:
+        if result is None:
             return None
-        if result.tokenizer != writer.tokenizer:
+        if (result.fingerprint, result.tokenizer) != (writer.fingerprint, writer.tokenizer):
             return None
         with suppress(DataError):
             check_files(writer.store, result.files, verify=True)
@@ -271,7 +275,7 @@ class ShardWriting:
 
 
 def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
-    """A block of each file in turn, so that the first few come from many files."""
+    """Yield a block of each file in turn, so that the first blocks are from many files."""
     waiting = deque(files)
     reading: deque[Iterator[Block]] = deque()
     while waiting or reading:
@@ -283,13 +287,17 @@ def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
             reading.append(stream)
 
 
-def grouped(blocks: Iterator[Block], *, most: int) -> Groups:
-    """(number, blocks) of at most `most` bytes, or of one larger block."""
-    number, size, group = 0, 0, list[Block]()
+def grouped(blocks: Iterator[Block], *, max_bytes: int) -> Groups:
+    """Number groups of blocks of at most `max_bytes`, or of one larger block."""
+    number = 0
+    size = 0
+    group: list[Block] = []
     for block in blocks:
-        if group and size + len(block.payload) > most:
+        if group and size + len(block.payload) > max_bytes:
             yield number, group
-            number, size, group = number + 1, 0, []
+            number += 1
+            size = 0
+            group = []
         group.append(block)
         size += len(block.payload)
     if group:
@@ -297,12 +305,12 @@ def grouped(blocks: Iterator[Block], *, most: int) -> Groups:
 
 
 def shard_folder(store: Path, group: int) -> Path:
-    """Folder of a shard."""
+    """Return the folder of a group's shard."""
     return store / "shards" / f"{group:05d}"
 
 
 def read_column(store: Path, shards: Sequence[ShardResult], name: str) -> NDArray[Any]:
-    """A column of all rows of these shards, NaN in those that lack it."""
+    """Read a column of shards, with NaN for shards without it."""
     parts = [
         np.load(shard_folder(store, shard.group) / f"{name}.npy", allow_pickle=False)
         if name in shard.columns
@@ -313,75 +321,76 @@ def read_column(store: Path, shards: Sequence[ShardResult], name: str) -> NDArra
 
 
 def file_entry(path: Path, name: str, n_rows: int) -> StoreFile:
-    """The manifest's entry of a file."""
+    """Describe a file for the manifest."""
     return StoreFile(name, path.stat().st_size, sha256_of(path), n_rows)
 
 
 def has_one_thread() -> bool:
-    """True if this process certainly has no other thread, of Python or of any library."""
+    """Check if this process certainly has no other thread of Python or a library."""
     threads = Path("/proc/self/task")
     return sys.platform == "linux" and threads.is_dir() and len(list(threads.iterdir())) == 1
 
 
-def _write_here(
+def _write_locally(
     writer: ShardWriter, groups: Groups, workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Shards as they are finished, in any order."""
+    """Write shards in local processes, and yield their results in any order."""
     if workers is None or workers <= 1:
         for number, blocks in groups:
             yield writer.write(number, blocks)
         return
     pool: ProcessPoolExecutor | None = None
     running: set[Future[ShardResult]] = set()
-    before = set(active_children())
+    other_children = set(active_children())
 
-    def finished(*, left: int) -> Iterator[ShardResult]:
+    def wait_until(n_running: int) -> Iterator[ShardResult]:
         nonlocal running
-        while len(running) > left:
+        while len(running) > n_running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
 
     try:
-        with one_tokenizer_thread():  # or every worker would start one per core
+        with one_tokenizer_thread():  # or every worker would start a thread per core
             for number, blocks in groups:
-                pool = pool or _pool(writer, workers)
+                pool = pool or _start_pool(writer, workers)
                 running.add(pool.submit(_write, number, blocks))
-                yield from finished(left=workers + _AHEAD - 1)
-            yield from finished(left=0)
+                yield from wait_until(workers + _QUEUED - 1)
+            yield from wait_until(0)
     except BrokenProcessPool as error:
         raise DataError(
-            "A worker process ended, most likely killed by the system for want of memory. Run the "
-            "same command again: finished shards are kept. With less memory, use fewer workers. "
-            '(A Python script that calls prepare needs `if __name__ == "__main__":` around it.)'
+            "A worker process ended, probably because the system killed it for lack of memory. Run "
+            "the same command again: the finished shards are kept. Fewer workers need less memory. "
+            '(A Python script that calls prepare needs `if __name__ == "__main__":`.)'
         ) from error
     except (KeyboardInterrupt, GeneratorExit):
-        # Ctrl-C is answered now: a shard under way may take a minute, and is written again.
-        for worker in set(active_children()) - before:
+        # Do not wait for running shards, which may take a minute. They are written again later.
+        for worker in set(active_children()) - other_children:
             worker.kill()
         raise
     finally:
-        # Also on an error: running shards are finished, queued ones cancelled.
+        # After an error, finish running shards and cancel waiting ones.
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _pool(writer: ShardWriter, workers: int) -> ProcessPoolExecutor:
-    """The workers; made after the first group is read, when libraries have their threads."""
-    # A fork starts at once, with the tokenizer loaded. A lock that another thread holds during a
-    # fork stays locked, so with several threads workers are spawned.
-    forked = has_one_thread()
-    context = get_context("fork" if forked else "spawn")
-    # All are forked at the first task, before the pool starts a thread of its own.
-    given = writer if forked else replace(writer, loaded=None)
-    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(given,))
+def _start_pool(writer: ShardWriter, workers: int) -> ProcessPoolExecutor:
+    """Start the workers. Call it after the first group was read, which starts library threads."""
+    # Forked workers start immediately and have the tokenizer. But with several threads, another
+    # thread may have locked something that would stay locked in the fork.
+    can_fork = has_one_thread()
+    context = get_context("fork" if can_fork else "spawn")
+    # The pool forks all workers at the first task, before it starts its own thread.
+    if not can_fork:
+        writer = replace(writer, loaded=None)
+    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=(writer,))
 
 
 _writer: ShardWriter | None = None
 
 
 def _start(writer: ShardWriter) -> None:
-    global _writer  # noqa: PLW0603 - a pool's worker has no other place for its tools
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
+    global _writer  # noqa: PLW0603 - a pool's worker has no other state
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _writer = writer
@@ -393,7 +402,7 @@ def _write(number: int, blocks: list[Block]) -> ShardResult:
 
 
 def _end_with_parent() -> None:
-    """Exit when the main process is gone: if it is killed, it does not close its queue."""
+    """Exit when the main process has ended. A killed process does not close its queue."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
@@ -403,26 +412,27 @@ def _end_with_parent() -> None:
 def _write_on_ray(
     writer: ShardWriter, groups: Groups, workers: int | None
 ) -> Generator[ShardResult, None, None]:
-    """Shards as they are finished, in any order, by `workers` actors of one core each, or by all.
+    """Write shards in Ray actors, and yield their results in any order.
 
-    Joins the cluster of RAY_ADDRESS or of this machine, or starts one. The store's folder, the
-    readers' code and the tokenizer must lie under the same paths on every node.
+    Join the cluster of RAY_ADDRESS or of this machine, or start a cluster. Every node must have the
+    store and the readers' code under the same paths. `workers` is the number of actors, with one
+    core each. None means all cores.
     """
     try:
         import ray
     except ImportError as error:
         raise ConfigError(
-            "data.engine is ray, and Ray is not installed. Install it with "
+            "data.engine=ray needs Ray, which is not installed. Install it with "
             "`pip install 'toque[ray]'`, or prepare on this machine with data.engine=local."
         ) from error
-    ours = not ray.is_initialized()
-    if ours:
-        # By default Ray reports usage figures and serves a dashboard.
+    starts_ray = not ray.is_initialized()
+    if starts_ray:
+        # By default, Ray sends usage statistics and serves a dashboard.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options = {"log_to_driver": False, "logging_level": "error"}
         try:
             ray.init(address="auto", **options)
-        except ConnectionError:  # there is no cluster to join
+        except ConnectionError:  # no cluster is running
             ray.init(num_cpus=workers, include_dashboard=False, **options)
     try:
         workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -434,42 +444,42 @@ def _write_on_ray(
     except ray.exceptions.RayError as error:
         raise DataError(
             f"The Ray cluster failed while preparing: {str(error).splitlines()[0]}. Run the same "
-            "command again: finished shards are kept."
+            "command again: the finished shards are kept."
         ) from error
     finally:
-        if ours:
+        if starts_ray:
             ray.shutdown()
 
 
 def _write_by_actors(
     ray: ModuleType, writer: ShardWriter, groups: Groups, workers: int
 ) -> Iterator[ShardResult]:
-    job = (writer.store, writer.fingerprint, writer.readers, writer.settings)
+    arguments = (writer.store, writer.fingerprint, writer.readers, writer.settings)
     remote: Any = ray.remote(num_cpus=1)(ShardWriter)
-    actors = [remote.remote(*job) for _ in range(workers)]
-    for lacking in ray.get([actor.missing.remote() for actor in actors]):
-        if lacking:
+    actors = [remote.remote(*arguments) for _ in range(workers)]
+    for missing in ray.get([actor.missing.remote() for actor in actors]):
+        if missing:
             raise DataError(
-                f"A node of the Ray cluster does not see {lacking}. data.engine=ray needs a "
-                "data.store on a file system that every node has under the same path; point it "
-                "there, or prepare with data.engine=local."
+                f"A node of the Ray cluster does not see {missing}. data.engine=ray needs a "
+                "data.store on a file system that every node has under the same path. Move the "
+                "store there, or prepare with data.engine=local."
             )
-    free = [actor for actor in actors for _ in range(_QUEUED)]
+    idle = [actor for actor in actors for _ in range(_GROUPS_PER_ACTOR)]
     running: dict[Any, Any] = {}
 
-    def finished() -> Iterator[ShardResult]:
+    def wait_for_one() -> Iterator[ShardResult]:
         for reference in ray.wait(list(running), num_returns=1)[0]:
-            free.append(running.pop(reference))
+            idle.append(running.pop(reference))
             yield ray.get(reference)
 
     try:
         for number, blocks in groups:
-            actor = free.pop(0)
+            actor = idle.pop(0)
             running[actor.write.remote(number, blocks)] = actor
-            while not free:
-                yield from finished()
+            while not idle:
+                yield from wait_for_one()
         while running:
-            yield from finished()
+            yield from wait_for_one()
     finally:
         for actor in actors:
             ray.kill(actor)

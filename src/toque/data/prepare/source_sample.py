@@ -1,8 +1,8 @@
-"""Sample of the sources, from which the tokenizer and the limits on lengths are learnt.
+"""Sample of the sources, for the training of a tokenizer and the choice of length limits.
 
-A limit is the 99th percentile of a sample's lengths, rounded up, within the model's positions. If
-these are too few for both sides, they are divided so that the fewest records of the sample are cut.
-With `max_examples` the sample is of about what the store will hold, so that a trial reads no more.
+A limit is the 99th percentile of the sample's lengths, rounded up. If the model has too few
+positions for both limits, they are divided so that the fewest records of the sample are cut. With
+`max_examples`, the sample is from about the same bytes as the store, so that a trial is fast.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ from toque.sources.records import (
 )
 from toque.sources.source_files import SourceFile, blocks_of
 
-MAX_EXAMPLES = 20_000
-MAX_CHARACTERS = 8_000_000
-_PLACES = 3
-_BLOCKS = 12  # blocks that the sample is spread over, more where they are small
-SAMPLED = 6_000  # examples measured, spread evenly over the sources
-READ_BYTES, MOST_PLACES = 16 << 20, 400  # bytes parsed for it, about, and blocks
-_TRIED_BYTES = 1 << 20  # bytes parsed to find how many hold `max_examples`
+MAX_EXAMPLES = 20_000  # examples for the training of a tokenizer
+MAX_CHARACTERS = 8_000_000  # characters for the training of a tokenizer
+_MAX_LINES = 3  # lines per reason in an error
+_MIN_BLOCKS = 12  # blocks for the training of a tokenizer; more if they are small
+SAMPLED = 6_000  # examples that are measured for limits
+READ_BYTES = 16 << 20  # approximate bytes that are read for limits
+MAX_BLOCKS = 400  # blocks that are read for limits
+_TRIAL_BYTES = 1 << 20  # bytes that are read to estimate the size of `max_examples`
 PERCENTILE = 99
-STEP = 64  # limits are multiples of this, so that a little more data does not change them
-MOST = 2_048  # the largest limit that is chosen: longer rows take memory that nobody asked for
+STEP = 64  # tokens; limits are multiples of it, so that more data rarely changes them
+MAX_LIMIT = 2_048  # tokens; longer rows would take much memory
 Lengths = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokens of sampled examples, with what begins and ends them."""
+    """Lengths of sampled examples in tokens, with special tokens."""
 
     pairs: Lengths  # [2, n] prompts and targets
-    talks: Lengths  # [2, n] the same of conversations
-    documents: Lengths  # [n] those that are not split
+    talks: Lengths  # [2, n] prompts and targets of conversations
+    documents: Lengths  # [n] documents that are not split
 
     @property
     def sides(self) -> Lengths:
-        """Prompts and targets of all, [2, n]; a decoder's document is asked with one token."""
+        """Prompts and targets of all examples, [2, n]. The prompt of a document has one token."""
         documents = np.stack([np.ones_like(self.documents), self.documents])
         return np.concatenate([self.pairs, self.talks, documents], axis=1)
 
@@ -71,71 +72,78 @@ def learn_tokenizer(
     family_kind: FamilyKind,
     max_examples: int | None = None,
 ) -> Codec:
-    """Train a tokenizer on examples spread over the sources: BPE for a decoder, else Unigram."""
+    """Train a tokenizer on examples of all sources: BPE for a decoder, otherwise Unigram.
+
+    Raises:
+        DataError: The sample has no example.
+    """
     dropped: Counter[str] = Counter()
     lines: dict[str, list[str]] = {}
-    places = _places(files, _BLOCKS * CHUNK_BYTES, MAX_EXAMPLES)
-    chosen = list(_spread_blocks(files, places, _first_bytes(files, max_examples)))
-    texts = list(_sample(chosen, dropped, lines))
+    n_blocks = _count_blocks(files, _MIN_BLOCKS * CHUNK_BYTES, MAX_EXAMPLES)
+    blocks = list(_spread_blocks(files, n_blocks, _first_bytes(files, max_examples)))
+    texts = list(_sample_texts(blocks, dropped, lines))
     if not texts:
         hint = f" {ENCODING_HINT}" if 2 * dropped[NOT_UTF_8] > dropped.total() else ""
         raise DataError(
-            f"No tokenizer can be learnt: none of the {len(files)} source files gives an example. "
-            f"Of the records looked at: {reasons_in_words(dropped, lines)}.{hint} Look at a line "
-            "of them, and at the format of data.sources."
+            f"Cannot train a tokenizer: none of the {len(files)} source files gives an example. "
+            f"The sampled records: {reasons_in_words(dropped, lines)}.{hint} Check one of these "
+            "lines, and the format in data.sources."
         )
     kind: Kind = "bpe" if family_kind == "decoder" else "unigram"
     return train_codec(texts, vocab_size=vocab_size, kind=kind)
 
 
-def _sample(
-    chosen: Sequence[tuple[Block, RecordReader]],
+def _sample_texts(
+    blocks: Sequence[tuple[Block, RecordReader]],
     dropped: Counter[str],
     lines: dict[str, list[str]],
 ) -> Iterator[str]:
-    """Prompts and targets of the sample; refused records are counted in `dropped`, by reason."""
-    n_bytes = sum(len(block.payload) for block, _ in chosen)
-    for block, reader in chosen:
-        found = examples_in(block, reader)
-        for reason, numbers in found.dropped.items():
+    """Yield prompts and targets, and count dropped records by reason with their first lines."""
+    n_bytes = sum(len(block.payload) for block, _ in blocks)
+    for block, reader in blocks:
+        parsed = examples_in(block, reader)
+        for reason, numbers in parsed.dropped.items():
             dropped[reason] += len(numbers)
-            places = lines.setdefault(reason, [])
-            places += [f"{Path(block.path).name}:{n}" for n in numbers[: _PLACES - len(places)]]
-        n: float = len(chosen)
-        if n > _BLOCKS:  # of many a long one gives more, by how many of its size the sample is
+            first = lines.setdefault(reason, [])
+            first += [f"{Path(block.path).name}:{n}" for n in numbers[: _MAX_LINES - len(first)]]
+
+        # Few blocks have equal shares of the sample. Of many, a long block has a larger share.
+        n: float = len(blocks)
+        if n > _MIN_BLOCKS:
             n = n_bytes / max(1, len(block.payload))
-        characters = int(MAX_CHARACTERS // n)
-        every = int(-(-len(found.examples) * n // MAX_EXAMPLES)) or 1
-        for example in every_nth_record(found, every):
+        n_chars = int(MAX_CHARACTERS // n)
+        step = int(-(-len(parsed.examples) * n // MAX_EXAMPLES)) or 1
+        for example in every_nth_record(parsed, step):
             for text in (example.prompt, example.target):
-                yield text[: max(0, characters)]
-                characters -= len(text)
+                yield text[: max(0, n_chars)]
+                n_chars -= len(text)
 
 
-def every_nth_record(found: BlockExamples, n: int) -> Iterator[Example]:
-    """All examples of one record in `n`, from the first on; every n-th one might skip a task."""
-    return chain.from_iterable(islice(found.by_record, 0, None, n))
+def every_nth_record(block: BlockExamples, n: int) -> Iterator[Example]:
+    """Yield all examples of every n-th record. Every n-th example might always miss a task."""
+    return chain.from_iterable(islice(block.by_record, 0, None, n))
 
 
 def _first_bytes(files: Sequence[SourceFile], max_examples: int | None) -> int | None:
-    """Plain bytes of the first blocks in turn that hold about so many examples; None for all."""
+    """Estimate the bytes of the first blocks with `max_examples` examples. None means all bytes."""
     if max_examples is None:
         return None
-    n_bytes, found = 0, 0
+    n_bytes = 0
+    n_examples = 0
     for block, reader in _read_in_turns(files):
         n_bytes += len(block.payload)
-        found += len(examples_in(block, reader).examples)
-        if found >= max_examples:
+        n_examples += len(examples_in(block, reader).examples)
+        if n_examples >= max_examples:
             return n_bytes
-        if n_bytes >= _TRIED_BYTES:
+        if n_bytes >= _TRIAL_BYTES:
             break
-    return n_bytes * max_examples // max(1, found)
+    return n_bytes * max_examples // max(1, n_examples)
 
 
-def _places(files: Sequence[SourceFile], n_bytes: int, most: int) -> int:
-    """Number of blocks that hold about so many bytes: more where files are small, as pages are."""
-    of_a_file = sum(file.plain_bytes for file in files) // max(1, len(files))
-    return min(most, n_bytes // max(1, min(CHUNK_BYTES, of_a_file)))
+def _count_blocks(files: Sequence[SourceFile], n_bytes: int, limit: int) -> int:
+    """Estimate the number of blocks with `n_bytes`. Small files, such as pages, are a block."""
+    mean_bytes = sum(file.plain_bytes for file in files) // max(1, len(files))
+    return min(limit, n_bytes // max(1, min(CHUNK_BYTES, mean_bytes)))
 
 
 def _read_in_turns(files: Sequence[SourceFile]) -> Iterator[tuple[Block, RecordReader]]:
@@ -146,31 +154,32 @@ def _read_in_turns(files: Sequence[SourceFile]) -> Iterator[tuple[Block, RecordR
 def _spread_blocks(
     files: Sequence[SourceFile], n: int, first_bytes: int | None
 ) -> Iterator[tuple[Block, RecordReader]]:
-    """The blocks that hold one of `n` evenly spaced positions of the first bytes, or of all."""
+    """Yield the blocks at `n` evenly spaced positions in the first bytes, or in all bytes."""
     total = sum(file.plain_bytes for file in files)
     blocks: Iterator[tuple[Block, RecordReader]]
     if first_bytes is None:
         blocks = ((block, file.reader) for file in files for block in blocks_of(file))
     else:
-        total, blocks = max(1, min(total, first_bytes)), _read_in_turns(files)
-    at, wanted = 0, 0
+        total = max(1, min(total, first_bytes))
+        blocks = _read_in_turns(files)
+    end = 0
+    next_position = 0
     for block, reader in blocks:
-        at += len(block.payload)
-        if at * n > wanted * total:
+        end += len(block.payload)
+        if end * n > next_position * total:
             yield block, reader
-            wanted = at * n // total + 1
-        if first_bytes is not None and at >= total:
+            next_position = end * n // total + 1
+        if first_bytes is not None and end >= total:
             return
 
 
 class ChosenLimits(NamedTuple):
-    """Limits on lengths, chosen from a sample of the sources."""
+    """Limits on lengths that were chosen from a sample of the sources."""
 
-    settings: PrepareSettings  # with the limits that were open
-    sentences: list[str]  # one for each limit that was chosen
+    settings: PrepareSettings  # settings with all limits
+    sentences: list[str]  # descriptions of the chosen limits
     tokens_each: float | None
-    """Tokens of a sampled prompt with its target, or of a conversation, once the limits cut them;
-    None if the sample has neither."""
+    """Mean tokens of a sampled pair or conversation within the limits. None for documents."""
 
 
 def choose_limits(
@@ -182,35 +191,40 @@ def choose_limits(
 ) -> ChosenLimits:
     """Choose the limits that the settings leave open.
 
-    `percentile` % of the sample fit in them; of all of it, up to the model's positions.
+    `percentile` % of the sample are within the limits. With 100 %, a limit may be up to the model's
+    positions.
     """
-    sample = _measured(files, codec, settings)
-    most = settings.room or MOST if percentile == 100 else MOST
+    sample = _measure_sample(files, codec, settings)
+    max_limit = MAX_LIMIT
+    if percentile == 100 and settings.room:
+        max_limit = settings.room
     prompts = np.concatenate([sample.pairs[0], sample.talks[0]])
-    wished = tuple(
-        _wish(lengths, usual, percentile, most)
-        for lengths, usual in ((prompts, USUAL_PROMPT), (sample.sides[1], USUAL_TARGET))
-    )
-    prompt = settings.max_prompt_tokens or wished[0]
-    target = settings.max_target_tokens or wished[1]
+    ideal_prompt = _ideal_limit(prompts, USUAL_PROMPT, percentile, max_limit)
+    ideal_target = _ideal_limit(sample.sides[1], USUAL_TARGET, percentile, max_limit)
+    prompt = settings.max_prompt_tokens or ideal_prompt
+    target = settings.max_target_tokens or ideal_target
     if settings.room is not None:
-        prompt, target = _within(prompt, target, settings, sample.sides)
+        prompt, target = _fit_positions(prompt, target, settings, sample.sides)
+
+    sentences = []
     targets = np.concatenate([sample.pairs[1], sample.documents])
-    sentences = [
-        _sentence(side, lengths, limit, usual, wish, percentile)
-        for side, lengths, limit, usual, wish in (
-            ("prompt", sample.pairs[0], prompt, USUAL_PROMPT, wished[0]),
-            ("target", targets, target, USUAL_TARGET, wished[1]),
-        )
-        if f"max_{side}_tokens" in settings.open_limits and len(lengths)
-    ]
-    rows, both = sample.talks.sum(axis=0), prompt + target
+    for side, lengths, limit, usual, ideal in (
+        ("prompt", sample.pairs[0], prompt, USUAL_PROMPT, ideal_prompt),
+        ("target", targets, target, USUAL_TARGET, ideal_target),
+    ):
+        if f"max_{side}_tokens" in settings.open_limits and len(lengths):
+            sentences.append(_describe_limit(side, lengths, limit, usual, ideal, percentile))
+    rows = sample.talks.sum(axis=0)
+    limit = prompt + target
     if len(rows):
-        wish = both if settings.room != both else _wish(rows, both, percentile, 2 * most)
+        ideal = limit
+        if settings.room == limit:
+            ideal = _ideal_limit(rows, limit, percentile, 2 * max_limit)
         usual = USUAL_PROMPT + USUAL_TARGET
-        sentences.append(_sentence("conversation", rows, both, usual, wish, percentile))
+        sentences.append(_describe_limit("conversation", rows, limit, usual, ideal, percentile))
+
     cut_pairs = np.minimum(sample.pairs, [[prompt], [target]]).sum(axis=0)
-    cut = np.concatenate([cut_pairs, np.minimum(rows, both)])
+    cut = np.concatenate([cut_pairs, np.minimum(rows, limit)])
     return ChosenLimits(
         replace(settings, max_prompt_tokens=prompt, max_target_tokens=target),
         sentences,
@@ -218,40 +232,44 @@ def choose_limits(
     )
 
 
-def _measured(files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings) -> Sample:
-    """Tokens of each sampled prompt and target, with what begins and ends them."""
-    total, places = sum(file.plain_bytes for file in files), MOST_PLACES
+def _measure_sample(files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings) -> Sample:
+    """Sample the sources and measure the examples."""
+    n_blocks = MAX_BLOCKS
     first_bytes = _first_bytes(files, settings.max_examples)
-    if (first_bytes or total) > READ_BYTES:
-        places = _places(files, READ_BYTES, MOST_PLACES)
-    chosen = list(_spread_blocks(files, places, first_bytes))
-    around = sum(i is not None for i in prompt_bounds(codec, settings.family_kind))
-    splits = settings.on_overlong in ("auto", "split")
-    none = np.empty((2, 0), np.int64)
-    of_pairs, of_talks, of_documents = [none], [none], [none[0]]
-    for block, reader in chosen:
-        found = examples_in(block, reader)
-        every = -(-len(found.examples) * len(chosen) // SAMPLED) or 1
-        sample = list(every_nth_record(found, every))
+    if (first_bytes or sum(file.plain_bytes for file in files)) > READ_BYTES:
+        n_blocks = _count_blocks(files, READ_BYTES, MAX_BLOCKS)
+    blocks = list(_spread_blocks(files, n_blocks, first_bytes))
+
+    n_special = sum(i is not None for i in prompt_bounds(codec, settings.family_kind))
+    splits_documents = settings.on_overlong in ("auto", "split")
+    empty = np.empty((2, 0), np.int64)
+    pair_lengths = [empty]
+    talk_lengths = [empty]
+    document_lengths = [empty[0]]
+    for block, reader in blocks:
+        parsed = examples_in(block, reader)
+        step = -(-len(parsed.examples) * len(blocks) // SAMPLED) or 1
+        sample = list(every_nth_record(parsed, step))
         pairs = [e for e in sample if not e.document and not e.turns]
-        prompts = _lengths(codec, [e.prompt for e in pairs]) + around
-        of_pairs.append(np.stack([prompts, _lengths(codec, [e.target for e in pairs]) + 1]))
+        prompts = _lengths(codec, [e.prompt for e in pairs]) + n_special
+        targets = _lengths(codec, [e.target for e in pairs]) + 1
+        pair_lengths.append(np.stack([prompts, targets]))
         if talks := [e for e in sample if e.turns]:
-            rows_of = ConversationRows(codec, settings)
-            made = [rows_of.row(e.turns, Counter(), cut=False) for e in talks]
-            rows = [row for row in made if not isinstance(row, str)]
+            conversation_rows = ConversationRows(codec, settings)
+            results = [conversation_rows.row(e.turns, Counter(), cut=False) for e in talks]
+            rows = [row for row in results if not isinstance(row, str)]
             sides = [[len(row.prompt) for row in rows], [len(row.target) for row in rows]]
-            of_talks.append(np.array(sides, np.int64))
-        if not splits:
+            talk_lengths.append(np.array(sides, np.int64))
+        if not splits_documents:
             documents = [e for e in sample if e.document]
-            of_ids = [len(ids_of(e, codec)) for e in documents if e.ids]
-            of_documents.append(np.array(of_ids, np.int64) + 1)
+            n_ids = [len(ids_of(e, codec)) for e in documents if e.ids]
+            document_lengths.append(np.array(n_ids, np.int64) + 1)
             texts = [e.target for e in documents if not e.ids]
-            of_documents.append(_lengths(codec, texts) + 1)
+            document_lengths.append(_lengths(codec, texts) + 1)
     return Sample(
-        np.concatenate(of_pairs, axis=1),
-        np.concatenate(of_talks, axis=1),
-        np.concatenate(of_documents),
+        np.concatenate(pair_lengths, axis=1),
+        np.concatenate(talk_lengths, axis=1),
+        np.concatenate(document_lengths),
     )
 
 
@@ -261,69 +279,75 @@ def _lengths(codec: Codec, texts: list[str]) -> Lengths:
     return np.diff(codec.encode_flat(texts).ends, prepend=0).astype(np.int64)
 
 
-def _wish(lengths: Lengths, usual: int, percentile: int, most: int) -> int:
+def _ideal_limit(lengths: Lengths, usual: int, percentile: int, max_limit: int) -> int:
+    """Round a percentile up to a limit, without regard to the model's positions."""
     if not len(lengths):
         return usual
-    found = int(np.percentile(lengths, percentile, method="higher"))
-    return min(most, -(-found // STEP) * STEP)
+    length = int(np.percentile(lengths, percentile, method="higher"))
+    return min(max_limit, -(-length // STEP) * STEP)
 
 
-def _within(prompt: int, target: int, settings: PrepareSettings, sides: Lengths) -> tuple[int, int]:
-    """The limits within the model's positions; only open ones give way."""
-    room = settings.room or 0
-    if not sides.size:  # documents alone: a decoder's piece is asked with one token
-        return prompt, target if settings.max_target_tokens else max(8, min(target, room - 1))
-    if prompt + target <= room:
+def _fit_positions(
+    prompt: int, target: int, settings: PrepareSettings, sides: Lengths
+) -> tuple[int, int]:
+    """Lower the open limits to the model's positions."""
+    positions = settings.room or 0
+    if not sides.size:  # only documents, with prompts of one token
+        if settings.max_target_tokens is None:
+            target = max(8, min(target, positions - 1))
+        return prompt, target
+    if prompt + target <= positions:
         return prompt, target
     if settings.max_prompt_tokens is None and settings.max_target_tokens is None:
-        target = min(target, room - _fewest_cut(sides, room))
-        return max(8, min(prompt, room - target)), max(8, target)
+        target = min(target, positions - _fewest_cut(sides, positions))
+        return max(8, min(prompt, positions - target)), max(8, target)
     if settings.max_prompt_tokens is None:
-        return max(8, room - target), target
-    return prompt, max(8, room - prompt)
+        return max(8, positions - target), target
+    return prompt, max(8, positions - prompt)
 
 
-def _fewest_cut(sides: Lengths, room: int) -> int:
-    """The longest prompt that leaves the most records whole where the target has the rest.
+def _fewest_cut(sides: Lengths, positions: int) -> int:
+    """Find the limit of prompts for which the fewest records are cut.
 
-    Of two that do the one is better that cuts fewer targets, which lose their ends then, and at
-    last the one that costs fewer tokens.
+    The limit of targets is the rest of the positions. If several limits cut equally few records,
+    the fewest cut targets decide, because they lose their ends, then the fewest lost tokens.
 
     >>> short_questions, long_questions = np.array([[9, 60], [400, 300]]), np.array([[400], [99]])
     >>> _fewest_cut(short_questions, 513), _fewest_cut(long_questions, 513)
     (64, 400)
     """
-    prompts, targets = sides
 
-    def cost(prompt: int) -> tuple[int, int, int]:
-        lost = np.maximum(sides - [[prompt], [room - prompt]], 0)
-        cut = int(((prompts > prompt) | (targets > room - prompt)).sum())
-        return cut, int((targets > room - prompt).sum()), int(lost.sum())
+    def cost(limit: int) -> tuple[int, int, int]:
+        lost = np.maximum(sides - [[limit], [positions - limit]], 0)
+        is_cut = lost > 0
+        return int(is_cut.any(axis=0).sum()), int(is_cut[1].sum()), int(lost.sum())
 
-    step = max(1, min(STEP, room // 4))
-    return min(range(step, room, max(1, step // 8)), key=cost)
+    step = max(1, min(STEP, positions // 4))
+    return min(range(step, positions, max(1, step // 8)), key=cost)
 
 
-def _sentence(
-    side: str, lengths: Lengths, limit: int, usual: int, wish: int, percentile: int
+def _describe_limit(
+    side: str, lengths: Lengths, limit: int, usual: int, ideal: int, percentile: int
 ) -> str:
     longest = int(np.percentile(lengths, percentile, method="higher"))
-    told = (
+    text = (
         f"Longest {side}: {limit:,} tokens, chosen from the data: {percentile} % of "
         f"{len(lengths):,} sampled {side}s have at most {longest:,}."
     )
-    if limit < min(wish, longest):  # a wish is rounded up
-        told += f" The model has room for no more; {wish:,} would be enough."
+    if limit < min(ideal, longest):  # the ideal limit is rounded up
+        text += f" The model has no more positions; {ideal:,} would be enough."
     elif limit < longest:
         name = "data.max_prompt_tokens" if side == "prompt" else "data.max_target_tokens"
-        told += f" No limit above {MOST:,} is chosen; set {name} for a larger one."
-    if limit != usual and _cut(lengths, usual) >= 0.001:
-        told += f" {usual:,} would cut {_cut(lengths, usual):.1%} of the {side} tokens;"
-        told += f" {limit:,} cuts {_cut(lengths, limit):.1%}."
-    elif _cut(lengths, limit) >= 0.001:
-        told += f" It cuts {_cut(lengths, limit):.1%} of the {side} tokens."
-    return told
+        text += f" The largest limit that is chosen is {MAX_LIMIT:,}. Set {name} for a larger one."
+    if limit != usual and _cut_share(lengths, usual) >= 0.001:
+        text += (
+            f" {usual:,} would cut {_cut_share(lengths, usual):.1%} of the {side} tokens, and "
+            f"{limit:,} cuts {_cut_share(lengths, limit):.1%}."
+        )
+    elif _cut_share(lengths, limit) >= 0.001:
+        text += f" It cuts {_cut_share(lengths, limit):.1%} of the {side} tokens."
+    return text
 
 
-def _cut(lengths: Lengths, limit: int) -> float:
+def _cut_share(lengths: Lengths, limit: int) -> float:
     return float(np.maximum(lengths - limit, 0).sum() / max(1, lengths.sum()))

@@ -1,4 +1,4 @@
-"""Store plan: the settings of the store that is asked for, its fingerprint, and differences."""
+"""Plan of a store: its settings, its fingerprint, and its differences from an existing store."""
 
 from __future__ import annotations
 
@@ -27,75 +27,82 @@ from toque.user_paths import expanded
 
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
-USUAL_PROMPT, USUAL_TARGET = 256, 512  # limits where nothing else decides
+USUAL_PROMPT = 256  # tokens; limit of prompts if nothing else determines it
+USUAL_TARGET = 512  # tokens; limit of targets
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
 CHAT = ("chat_template", "chat_date", "loss_on")  # settings of conversations
-DEFAULT_BAD_SHARE = 0.5  # over half of the records unusable: the file is likely of another format
-CODE_VERSION = 4  # raised when the same inputs give other rows: older stores are not reused
-_NAMED: Final = 3  # files that a sentence names
+DEFAULT_BAD_SHARE = 0.5  # if more records are unusable, the file probably has another format
+CODE_VERSION = 4
+"""Version of the code. It increases when equal inputs give other rows, so that older stores are
+not reused."""
+_MAX_NAMES: Final = 3  # files that a sentence names
 _IN_WORDS: Final = {
     "code_version": "the version of preparing",
     "own_template": "the hash of the tokenizer's chat template",
     "reader_versions": "the version of each reader",
-    "room": "the model's room in tokens",
-    "held_out_from": "the number of sources before those of data.validation",
+    "room": "the number of the model's positions",
+    "held_out_from": "the number of sources in data.sources",
 }
 _HELD_OUT: Final = ("held_out_from", "validation_fraction")
-_BY_SOURCE: Final = ("reader_versions", "max_files")  # settings with a value for each source
+_BY_SOURCE: Final = ("reader_versions", "max_files")  # settings with a value per source
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings:
-    """Everything that changes what a store holds, checked by the configuration."""
+    """Settings that change the content of a store. The configuration has checked them."""
 
     family_kind: FamilyKind
     tokenizer: str
-    max_prompt_tokens: int | None = USUAL_PROMPT  # None: chosen from the data (`source_sample`)
+    max_prompt_tokens: int | None = USUAL_PROMPT  # None: `source_sample` chooses it from the data
     max_target_tokens: int | None = USUAL_TARGET
-    room: int | None = None  # tokens of both sides, for limits to choose; recorded if any is
-    on_overlong: OnOverlong = "auto"  # truncates pairs and splits documents
+    room: int | None = None  # positions of the model for both sides; recorded with chosen limits
+    on_overlong: OnOverlong = "auto"  # auto: truncate pairs and split documents
     validation_fraction: float = 0.1
     max_examples: int | None = None
     min_quality: float = 0.0
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
-    max_bad_share: float = DEFAULT_BAD_SHARE  # of records a reader refuses; above is an error
-    max_files: tuple[int | None, ...] = ()  # files read of each source; recorded if one is limited
-    chat_template: str = "auto"  # a name or Jinja; recorded with `loss_on` of conversations alone
+    max_bad_share: float = DEFAULT_BAD_SHARE  # largest share of records that a reader may drop
+    max_files: tuple[int | None, ...] = ()  # files read per source; recorded if one has a limit
+    chat_template: str = "auto"  # name or Jinja code; recorded for conversations only
     chat_date: str = CHAT_DATE
     loss_on: Literal["answers", "last_answer"] = "answers"
     held_out_from: int | None = None
-    """Sources from this number on are held out, the others trained on; None: a share of all is.
-    Recorded where it is a number."""
+    """Index of the first source that is held out. None: a share of all records is held out.
+    Recorded only if it is a number."""
 
     def holds_out(self, source: int) -> bool:
-        """True if the source of this number is held out whole."""
+        """Check if a source is held out."""
         return self.held_out_from is not None and source >= self.held_out_from
 
     @property
     def open_limits(self) -> list[str]:
-        """The limits that are chosen from the data, by name."""
+        """Names of the limits that are chosen from the data."""
         return [name for name in LIMITS if getattr(self, name) is None]
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Longest prompt and target, once both are known."""
+        """Limits of prompt and target, if both are chosen."""
         assert self.max_prompt_tokens is not None and self.max_target_tokens is not None  # noqa: PT018
         return self.max_prompt_tokens, self.max_target_tokens
 
     def as_recorded(self) -> dict[str, Any]:
-        """The settings as manifests record them and fingerprints cover them."""
+        """Return the settings for the manifest and the fingerprint."""
         values = {**asdict(self), "tasks": list(self.tasks), "max_files": list(self.max_files)}
-        left_out = {"room", *CHAT} if self.max_files else {"room", "max_files", *CHAT}
-        left_out |= {"held_out_from"} if self.held_out_from is None else set()
-        return {name: value for name, value in values.items() if name not in left_out}
+        for name in ("room", *CHAT):
+            del values[name]
+        if not self.max_files:
+            del values["max_files"]
+        if self.held_out_from is None:
+            del values["held_out_from"]
+        return values
 
     @property
     def of_conversations(self) -> dict[str, str]:
-        """The settings of conversations as they are recorded."""
+        """Settings of conversations for the manifest."""
         template = self.chat_template
         if template not in ("auto", *TEMPLATES):
-            template = f"Jinja with the SHA-256 {hashlib.sha256(template.encode()).hexdigest()}"
+            template = f"Jinja with the SHA-256 {_sha256(template)}"
         return {
             "chat_template": template,
             "chat_date": self.chat_date,
@@ -104,95 +111,108 @@ class PrepareSettings:
 
     @property
     def trained_vocab_size(self) -> int | None:
-        """Vocabulary size of the tokenizer to train; None if it is given."""
-        learnt = self.tokenizer.startswith(TRAINED)
-        return int(self.tokenizer.removeprefix(TRAINED)) if learnt else None
+        """Vocabulary size of the tokenizer to train. None if it exists already."""
+        is_trained = self.tokenizer.startswith(TRAINED)
+        return int(self.tokenizer.removeprefix(TRAINED)) if is_trained else None
 
 
 @dataclass(frozen=True)
 class StorePlan:
-    """Everything known before the first record is read."""
+    """Inputs of a store, before the first record is read."""
 
     store: Path
     settings: PrepareSettings
     files: Sequence[SourceFile]
-    tokenizer: Path | None  # None: it is to be trained
-    recorded: Mapping[str, Any]  # settings and versions of the code, for the manifest
+    tokenizer: Path | None  # None: `prepare` trains it
+    recorded: Mapping[str, Any]  # settings and code versions for the manifest
     sources: Sequence[Source]
 
     @property
     def held_out(self) -> list[SourceFile]:
-        """Files of the sources that are held out whole."""
+        """Files of sources that are held out."""
         return [file for file in self.files if self.settings.holds_out(file.source)]
 
     @property
     def trained(self) -> list[SourceFile]:
-        """The other files."""
+        """Files of sources that are not held out."""
         return [file for file in self.files if not self.settings.holds_out(file.source)]
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Files of the sources that are not read, with the reason."""
+        """Reasons for files of the sources that are not read, by name."""
         return {name: why for source in self.sources for name, why in source.left_out.items()}
 
     def fingerprint(self, settings: PrepareSettings) -> str:
-        """Hash of all that decides the rows; limits count the same whoever chose them."""
-        counted = dict(self.recorded) | {name: getattr(settings, name) for name in LIMITS}
+        """Hash the inputs that determine the rows. Chosen and set limits count the same."""
+        content = dict(self.recorded) | {name: getattr(settings, name) for name in LIMITS}
         if settings.trained_vocab_size is None:
-            counted["tokenizer"] = None  # its content counts, not where it lies
+            content["tokenizer"] = None  # the hash of its files counts, not its path
         if settings.open_limits:
-            counted["room"] = settings.room
-        # The share of bad records decides whether there is a store, never what is in it.
-        counted["max_bad_share"] = DEFAULT_BAD_SHARE
+            content["room"] = settings.room
+        # The share of bad records decides if a store is written, but does not change the rows.
+        content["max_bad_share"] = DEFAULT_BAD_SHARE
         inputs = [[f.sha256, f.reader.recorded_name, f.source] for f in self.files]
-        data = msgspec.json.encode([FORMAT, counted, inputs], order="deterministic")
+        data = msgspec.json.encode([FORMAT, content, inputs], order="deterministic")
         return hashlib.sha256(data).hexdigest()
 
     def recorded_with(self, chosen: PrepareSettings) -> dict[str, Any]:
-        """The settings as recorded once the limits are known; those that were chosen are named."""
-        names = self.settings.open_limits
-        how = {"chosen": names, "room": chosen.room} if names else {}
-        return dict(self.recorded) | {name: getattr(chosen, name) for name in LIMITS} | how
+        """Return the settings for the manifest, with chosen limits and their names."""
+        recorded = dict(self.recorded) | {name: getattr(chosen, name) for name in LIMITS}
+        if names := self.settings.open_limits:
+            recorded |= {"chosen": names, "room": chosen.room}
+        return recorded
 
     def differences(self, manifest: StoreManifest) -> list[str]:
-        """Differences of the existing store from the planned one, in words; [] for the same."""
+        """Describe the differences of an existing store from the plan."""
         names = ("code_version", "reader_versions", "own_template")
         more = {name: self.recorded[name] for name in names if name in self.recorded}
         if self.settings.open_limits and manifest.settings.get("chosen"):
             more["room"] = self.settings.room
-        files = [[f for f in self.files if f.source == n] for n in range(len(self.sources))]
         return store_differences(
             self.store,
             manifest,
             self.settings,
             tokenizer=self.tokenizer,
-            sources=[(s.path, own) for s, own in zip(self.sources, files, strict=True)],
+            sources=[
+                (source.path, [file for file in self.files if file.source == number])
+                for number, source in enumerate(self.sources)
+            ],
             more=more,
         )
 
 
 def plan_of(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> StorePlan:
-    """The plan of these sources, whose files are hashed."""
+    """Plan a store: find and hash the files of its sources.
+
+    Raises:
+        DataError: A source or the tokenizer cannot be used.
+        ConfigError: A setting of conversations is set, but no source has conversations.
+    """
     sources = [source.for_tasks(settings.tasks) for source in sources]
-    learnt = settings.trained_vocab_size is not None
     files = find_files(sources)
-    tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
+    tokenizer = None
+    if settings.trained_vocab_size is None:
+        tokenizer = resolve_tokenizer(settings.tokenizer)
     recorded = settings.as_recorded() | {
         "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
         "code_version": CODE_VERSION,
         "reader_versions": [version for source in sources for version in source.versions],
     }
     if any(file.reader.recorded_name.startswith(CONVERSATIONS) for file in files):
-        own = None if tokenizer is None else template_text(read_folder(tokenizer).settings)
-        digest = None if own is None else hashlib.sha256(own.encode()).hexdigest()
+        template = None if tokenizer is None else template_text(read_folder(tokenizer).settings)
+        digest = None if template is None else _sha256(template)
         recorded |= settings.of_conversations | {"own_template": digest}
     elif any(getattr(settings, name) != getattr(PrepareSettings, name) for name in CHAT):
         raise ConfigError(
-            "data.chat_template, data.chat_date or data.loss_on is set, and no source of "
-            "data.sources holds conversations. Leave it out, or name the field of their messages "
-            "in columns of the source: {messages: NAME}."
+            "data.chat_template, data.chat_date and data.loss_on are for conversations, but no "
+            "source of data.sources has any. Remove these settings, or name the field of the "
+            "messages in the columns of a source: {messages: NAME}."
         )
     return StorePlan(store, settings, files, tokenizer, recorded, sources)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def store_differences(
@@ -205,135 +225,160 @@ def store_differences(
     encoding: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Differences of a store from the one that is asked for, in words; [] for the same.
+    """Describe the differences of a store from the requested store. [] means that they are equal.
 
-    A tokenizer is compared by what it does, by its name where it has no folder. `sources` are each
-    one's path with its files, None where they are not on this machine; () takes the store's. An
-    `encoding` of None is left to the readers' names.
+    Args:
+        store: The folder of the store.
+        manifest: Its manifest.
+        settings: The requested settings.
+        tokenizer: The folder of the requested tokenizer. Tokenizers are compared by their ids. None
+            means that only names are compared.
+        sources: The paths of the requested sources, each with its files, or None if they are not on
+            this machine. () means the sources of the store.
+        encoding: The requested encoding. None means that it is compared with the readers.
+        more: More requested values of the manifest's settings.
     """
-    was = manifest.settings
-    chosen = {name: was[name] for name in settings.open_limits if name in was.get("chosen", ())}
-    asked = msgspec.to_builtins(replace(settings, **chosen).as_recorded() | dict(more or {}))
-    asked |= {name: "auto" for name in LIMITS if asked[name] is None}
+    old = manifest.settings
+    chosen = {name: old[name] for name in settings.open_limits if name in old.get("chosen", ())}
+    new = msgspec.to_builtins(replace(settings, **chosen).as_recorded() | dict(more or {}))
+    new |= {name: "auto" for name in LIMITS if new[name] is None}
     if sources:
-        asked.setdefault("max_files", None)
-        asked.setdefault("held_out_from", None)
-    elif "held_out_from" in was:  # the store's own sources, of which no share is held out
-        asked |= {name: was[name] for name in ("held_out_from", "validation_fraction")}
-    if "chat_template" in was:
-        asked |= settings.of_conversations
-    how_held_out = _held_out_difference(manifest, asked)
-    silent = {"tokenizer", "max_bad_share", *(_HELD_OUT if how_held_out else ())}
-    # Of other numbers of sources the sources themselves are compared below.
-    n_sources = len({entry.source for entry in manifest.sources})
-    silent |= set(_BY_SOURCE if sources and n_sources != len(sources) else ())
-    found = how_held_out + [
-        f"{_IN_WORDS.get(name, name)} was {was.get(name)} and is {value}"
-        for name, value in asked.items()
-        if was.get(name) != value and name not in silent
+        new.setdefault("max_files", None)
+        new.setdefault("held_out_from", None)
+    elif "held_out_from" in old:
+        new |= {name: old[name] for name in _HELD_OUT}
+    if "chat_template" in old:
+        new |= settings.of_conversations
+
+    split_difference = _split_difference(manifest, new)
+    skipped = {"tokenizer", "max_bad_share"}
+    if split_difference:
+        skipped.update(_HELD_OUT)
+    # If the numbers of sources differ, `_source_differences` reports it.
+    if sources and len({entry.source for entry in manifest.sources}) != len(sources):
+        skipped.update(_BY_SOURCE)
+    differences = split_difference + [
+        f"{_IN_WORDS.get(name, name)} was {old.get(name)} and is {value}"
+        for name, value in new.items()
+        if old.get(name) != value and name not in skipped
     ]
-    found += _tokenizer_difference(store, was, settings.tokenizer, tokenizer)
-    # Token ids have no encoding, so no reader of theirs names one.
-    tokens = TokenReader.recorded_name
-    others = {encoding_in(e.reader) for e in manifest.sources if e.reader != tokens} - {encoding}
-    if encoding is not None and others:
-        return [*found, f"data.encoding was {min(others)} and is {encoding}"]
+    differences += _tokenizer_difference(store, old, settings.tokenizer, tokenizer)
+
+    # Token ids have no encoding.
+    readers = {e.reader for e in manifest.sources if e.reader != TokenReader.recorded_name}
+    old_encodings = {encoding_in(reader) for reader in readers} - {encoding}
+    if encoding is not None and old_encodings:
+        return [*differences, f"data.encoding was {min(old_encodings)} and is {encoding}"]
+
     entries = manifest.sources
-    if how_held_out:  # then only what is trained on can be compared
-        before, now = was.get("held_out_from", math.inf), settings.held_out_from
-        entries = [entry for entry in entries if entry.source < before]
-        sources, settings = sources[:now], replace(settings, held_out_from=None)
-    return found + _source_differences(entries, sources, settings)
+    if split_difference:  # only training sources can be compared
+        old_start = old.get("held_out_from", math.inf)
+        entries = [entry for entry in entries if entry.source < old_start]
+        sources = sources[: settings.held_out_from]
+        settings = replace(settings, held_out_from=None)
+    return differences + _source_differences(entries, sources, settings)
 
 
-def _held_out_difference(manifest: StoreManifest, asked: Mapping[str, Any]) -> list[str]:
-    """The difference between holding out data.validation and holding out a share of the data."""
-    before, now = manifest.settings.get("held_out_from"), asked.get("held_out_from")
-    if (before is None) == (now is None):
+def _split_difference(manifest: StoreManifest, new: Mapping[str, Any]) -> list[str]:
+    """Describe a change from data.validation to a held-out share of the data, or the reverse."""
+    old_start = manifest.settings.get("held_out_from")
+    if (old_start is None) == (new.get("held_out_from") is None):
         return []
-    if before is None:
+    if old_start is None:
         share = manifest.settings.get("validation_fraction", 0.0)
-        said = (
-            f"{share:.0%} of data.sources was held out, and now data.validation is; leave "
-            "data.validation out (in Python the argument validation) to use this store"
+        return [
+            (
+                f"{share:.0%} of data.sources was held out, but now data.validation is set; remove "
+                "data.validation (in Python the argument validation) to use this store"
+            )
+        ]
+    held_out = named(entry.path for entry in manifest.sources if entry.source >= old_start)
+    return [
+        (
+            f"{held_out} was held out as data.validation, but data.validation is empty now, which "
+            f"holds out {new['validation_fraction']:.0%} of data.sources; set data.validation (in "
+            "Python the argument validation) again to use this store"
         )
-        return [said]
-    held_out = named(entry.path for entry in manifest.sources if entry.source >= before)
-    said = (
-        f"{held_out} was held out as data.validation, which is empty now, so that "
-        f"{asked['validation_fraction']:.0%} of data.sources would be held out instead; give "
-        "data.validation (in Python the argument validation) again to use this store"
-    )
-    return [said]
+    ]
 
 
 def _tokenizer_difference(
-    store: Path, was: Mapping[str, Any], asked: str, folder: Path | None
+    store: Path, old_settings: Mapping[str, Any], new: str, folder: Path | None
 ) -> list[str]:
-    before = was.get("tokenizer")
+    old = old_settings.get("tokenizer")
     if folder is None:
-        return [] if before == asked else [f"its tokenizer was {before} and is {asked}"]
-    if was.get("tokenizer_sha256") == hash_of_folder(folder):
+        return [] if old == new else [f"its tokenizer was {old} and is {new}"]
+    if old_settings.get("tokenizer_sha256") == hash_of_folder(folder):
         return []
     try:
-        how = tokenizer_differences(load_codec(store / "tokenizer"), load_codec(folder))
+        differences = tokenizer_differences(load_codec(store / "tokenizer"), load_codec(folder))
     except DataError as error:
-        how = [str(error)]
-    if not how:  # saved again, or learnt for the store and now a finished model's
+        differences = [str(error)]
+    if not differences:  # the tokenizer was saved again, e.g. with a finished model
         return []
-    is_now = f"{asked} has changed since" if before == asked else f"was {before} and is {asked}"
-    return [f"its tokenizer {is_now} ({'; '.join(how)}, where one is the store's)"]
+    change = f"{new} has changed since" if old == new else f"was {old} and is {new}"
+    return [f"its tokenizer {change} ({'; '.join(differences)}; one is the store's)"]
 
 
 def _source_differences(
     entries: Sequence[SourceEntry],
-    asked: Sequence[tuple[str, Sequence[SourceFile] | None]],
+    sources: Sequence[tuple[str, Sequence[SourceFile] | None]],
     settings: PrepareSettings,
 ) -> list[str]:
-    """Differences of the sources, which count in their order; nothing is fetched to find them."""
+    """Describe the differences of the sources in order, without a download."""
     numbers = sorted({entry.source for entry in entries})
-    if asked and len(numbers) != len(asked):
-        stores = named(entry.path for entry in entries)
-        lists = named(path for path, _ in asked)
-        stores = f"it was prepared from {len(numbers)} (files such as {stores})"
-        both = "data.sources" if settings.held_out_from is None else "the data section"
-        return [f"{stores}, and {both} lists {len(asked)} ({lists})"]
-    found = []
-    for i, ((path, files), number) in enumerate(zip(asked, numbers, strict=False)):
-        own = [entry for entry in entries if entry.source == number]
-        place = f"data.sources[{i}] is {path}"
+    if sources and len(numbers) != len(sources):
+        old_files = named(entry.path for entry in entries)
+        new_paths = named(path for path, _ in sources)
+        setting = "data.sources" if settings.held_out_from is None else "the data section"
+        return [
+            (
+                f"it was prepared from {len(numbers)} sources (files such as {old_files}), but "
+                f"{setting} has {len(sources)} ({new_paths})"
+            )
+        ]
+    differences = []
+    for i, ((path, files), number) in enumerate(zip(sources, numbers, strict=False)):
+        source_entries = [entry for entry in entries if entry.source == number]
+        source = f"data.sources[{i}] is {path}"
         if settings.holds_out(i):
-            place = f"data.validation[{i - (settings.held_out_from or 0)}] is {path}"
+            source = f"data.validation[{i - (settings.held_out_from or 0)}] is {path}"
         if files is not None:
-            found += [f"{place}: {how}" for how in _file_differences(own, files)]
-        elif not all(_names(path, entry.path) for entry in own):
-            names = named(entry.path for entry in own)
-            found.append(f"{place}, which is not on this machine, and it was prepared from {names}")
-    return found
+            differences += [f"{source}: {how}" for how in _file_differences(source_entries, files)]
+        elif not all(_names(path, entry.path) for entry in source_entries):
+            names = named(entry.path for entry in source_entries)
+            differences.append(
+                f"{source}, which is not on this machine, but it was prepared from {names}"
+            )
+    return differences
 
 
 def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile]) -> list[str]:
-    """Differences of a source's files by content and reader, wherever they lie."""
-    now = [file.sha256 for file in files]
+    """Describe the differences of a source's files by content and reader, not by path."""
+    hashes = [file.sha256 for file in files]
     readers = {entry.sha256: entry.reader for entry in entries}
     new = [file.name for file in files if file.sha256 not in readers]
-    gone = [entry.path for entry in entries if entry.sha256 not in now]
-    other = [f.name for f in files if readers.get(f.sha256, "") not in ("", f.reader.recorded_name)]
-    found = []
+    gone = [entry.path for entry in entries if entry.sha256 not in hashes]
+    reread = [
+        f.name for f in files if readers.get(f.sha256, "") not in ("", f.reader.recorded_name)
+    ]
+    differences = []
     if new:
-        then = named(entry.path for entry in entries)
-        found.append(f"{named(new)} is new or has changed since (it was prepared from {then})")
+        old = named(entry.path for entry in entries)
+        differences.append(f"{named(new)} is new or has changed since (it was prepared from {old})")
     elif gone:
-        found.append(f"{named(gone)}, which it was prepared from, is not there any more")
-    elif [entry.sha256 for entry in entries] != now:
-        found.append("its files were in another order, or one was there more than once")
-    if other:
-        found.append(f"{named(other)} was read in another way (format, encoding, columns or tasks)")
-    return found
+        differences.append(f"{named(gone)}, from which it was prepared, is missing")
+    elif [entry.sha256 for entry in entries] != hashes:
+        differences.append("its files were in another order, or one was repeated")
+    if reread:
+        differences.append(
+            f"{named(reread)} was read in another way (format, encoding, columns or tasks)"
+        )
+    return differences
 
 
 def _names(pattern: str, path: str) -> bool:
-    """True if a source's path names this file: itself, or a folder or a pattern it lies in."""
+    """Check if a source's path is a file, its folder, or a pattern that matches it."""
     pattern = expanded(pattern) if "://" not in pattern else pattern.rstrip("/")
     if path == pattern or path.startswith((f"{pattern}/", f"{pattern}:")):
         return True
@@ -341,7 +386,7 @@ def _names(pattern: str, path: str) -> bool:
 
 
 def named(paths: Iterable[str]) -> str:
-    """The first few of many paths."""
+    """List the first few of many paths."""
     paths = list(paths)
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return ", ".join(paths[:_NAMED]) + more
+    more = f" and {len(paths) - _MAX_NAMES} more" if len(paths) > _MAX_NAMES else ""
+    return ", ".join(paths[:_MAX_NAMES]) + more

@@ -1,7 +1,6 @@
-"""Token column: the prompts or the targets of all rows, across the files of the shards.
+"""Token column: the prompts or the targets of all rows of a store.
 
-Cutting and joining bytes costs a fifth of what it does with arrays: pieces are bytes until they are
-whole rows.
+Ids are cut and joined as bytes, which takes a fifth of the time that arrays take.
 """
 
 from __future__ import annotations
@@ -23,63 +22,65 @@ from toque.errors import DataError
 from toque.storage.array_headers import read_npy_header
 
 Ids = NDArray[np.generic]
-_OTHER_FILES: Final = 128  # descriptors left to everything else
+_OTHER_FILES: Final = 128  # file descriptors that the rest of the program may need
 
 
 class TokenColumn:
-    """The prompts of all rows, or the targets; `bounds` are each shard's first row, and all rows.
+    """Prompts or targets of all rows. `bounds` are the first rows of the shards, then `n_rows`.
 
-    Ids are read with `pread`, piece by piece: resident memory does not grow with a store, and a
-    file cut short is an error, where reading past the end of a map kills the process.
+    Ids are read with `pread`, so memory does not grow with the store, and a truncated file raises
+    an error. Reading past the end of a memory map would kill the process.
     """
 
     def __init__(
         self, name: str, shards: Sequence[Path], bounds: Sequence[int], dtype: np.dtype[np.generic]
     ) -> None:
-        self.name, self.dtype = name, dtype
-        self._shards, self._bounds = shards, bounds
-        self.lengths = np.zeros(bounds[-1], np.int32)  # [rows] tokens of each
-        # Of three million rows either array is 12 MB.
-        self._starts = np.zeros(bounds[-1], np.uint32)
+        self.name = name
+        self.dtype = dtype
+        self._shards = shards
+        self._bounds = bounds
+        self.lengths = np.zeros(bounds[-1], np.int32)  # [rows] tokens per row
+        self._starts = np.zeros(bounds[-1], np.uint32)  # [rows] index of the first id in the shard
         for shard, (first, last) in zip(shards, pairwise(bounds), strict=True):
             path = shard / f"{name}_ends.npy"
             ends = mapped_array(path)
             lengths = np.diff(ends, prepend=0)
             if len(ends) != last - first or (lengths < 0).any() or ends[-1:].sum() >= 1 << 32:
                 raise DataError(
-                    f"{path} does not say where {last - first} rows end, one after the other and "
-                    "below 2^32. The store is damaged; prepare the data again."
+                    f"{path} must have {last - first} ascending numbers below 2^32, the ends of "
+                    "the rows. The store is damaged. Prepare the data again."
                 )
             self.lengths[first:last] = lengths
             self._starts[first + 1 : last] = ends[:-1]
-        self.opened: dict[int, tuple[int, int]] = {}  # by shard: descriptor, place of the ids
+        # File descriptor and offset of the first id, by shard.
+        self.opened: dict[int, tuple[int, int]] = {}
         weakref.finalize(self, _close, self.opened)
 
     def row(self, row: int, shard: int) -> Ids:
-        """The ids of a row of `shard`."""
+        """Read the ids of a row of `shard`."""
         return self.pieces(np.array([row]), [shard]).joined()
 
     def pieces(self, rows: NDArray[np.int64], shards: Sequence[int]) -> Pieces:
-        """The ids of rows, each of which lies in the shard given beside it."""
-        opened, pread = self.opened, os.pread
+        """Read the ids of rows. `shards` has the shard of each row."""
+        opened = self.opened
         for shard in set(shards).difference(opened):
             self._open(shard)
         lengths = self.lengths[rows].astype(np.int64)
         sizes = (lengths * self.dtype.itemsize).tolist()
-        first = (self._starts[rows] * np.int64(self.dtype.itemsize)).tolist()
+        starts = (self._starts[rows] * np.int64(self.dtype.itemsize)).tolist()
         try:
             parts = [
-                pread(opened[shard][0], size, opened[shard][1] + start)
-                for shard, start, size in zip(shards, first, sizes, strict=True)
+                os.pread(opened[shard][0], size, opened[shard][1] + start)
+                for shard, start, size in zip(shards, starts, sizes, strict=True)
             ]
         except OSError as error:
             raise DataError(f"A file of the store cannot be read: {error.strerror}.") from error
         if sum(map(len, parts)) != sum(sizes):
             cut = next(s for s, p, n in zip(shards, parts, sizes, strict=True) if len(p) < n)
             raise DataError(
-                f"{self._path(cut)} was cut short while it was being read: fewer bytes are left. "
-                "Something else writes into the store. Restore the file, or prepare the data "
-                "again, and continue with the same command."
+                f"{self._path(cut)} was truncated while it was being read. Another process writes "
+                "to the store. Restore the file or prepare the data again, then continue with the "
+                "same command."
             )
         return Pieces(lengths, parts, self.dtype)
 
@@ -88,27 +89,22 @@ class TokenColumn:
         ids = mapped_array(path)
         if ids.dtype != self.dtype:
             raise DataError(
-                f"{path} holds {ids.dtype} and the store's first ids are {self.dtype}: it is of "
-                "another store. Prepare the data again."
+                f"{path} has ids of type {ids.dtype}, but the first ids of the store have type "
+                f"{self.dtype}, so the file is from another store. Prepare the data again."
             )
         first, last = self._bounds[shard : shard + 2]
         n_ids = int(self.lengths[first:last].sum(dtype=np.int64))
         if len(ids) != n_ids:
             raise DataError(
-                f"{path} holds {len(ids)} ids and its rows have {n_ids}: prepare the data again."
+                f"{path} has {len(ids)} ids, but its rows have {n_ids}. Prepare the data again."
             )
         try:
-            wanted = 2 * len(self.opened) + _OTHER_FILES
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            unlimited = hard == resource.RLIM_INFINITY
-            if soft < wanted and (unlimited or soft < hard):
-                more = 2 * wanted if unlimited else min(2 * wanted, hard)
-                resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+            _allow_open_files(2 * len(self.opened) + _OTHER_FILES)
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise DataError(
-                f"{path} cannot be opened: {error.strerror}. If there are too many open files, "
-                'allow more with "ulimit -n 65536" and start again.'
+                f"{path} cannot be opened: {error.strerror}. If too many files are open, run "
+                '"ulimit -n 65536" and start again.'
             ) from error
         self.opened[shard] = (descriptor, os.fstat(descriptor).st_size - ids.nbytes)
 
@@ -121,21 +117,34 @@ def _close(opened: dict[int, tuple[int, int]]) -> None:
         os.close(descriptor)
 
 
+def _allow_open_files(n: int) -> None:
+    """Raise the limit of open files to at least `n`, if the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_unlimited = hard == resource.RLIM_INFINITY
+    if soft < n and (is_unlimited or soft < hard):
+        limit = 2 * n if is_unlimited else min(2 * n, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
 def mapped_array(path: Path) -> NDArray[np.generic]:
-    """The numbers in a `.npy` file of one dimension, mapped read-only; no claimed size is made."""
+    """Map a one-dimensional `.npy` file read-only. The size in its header must be the file's.
+
+    Raises:
+        DataError: The file cannot be read or is damaged.
+    """
     again = "Restore the file, or remove the store and prepare the data again."
     try:
         with path.open("rb") as file:
             shape, _, dtype = read_npy_header(file)
-            body = path.stat().st_size - file.tell()
-        claimed = math.prod(shape) * dtype.itemsize
-        if dtype.kind not in "biuf" or len(shape) != 1 or claimed != body:
+            n_bytes = path.stat().st_size - file.tell()
+        declared = math.prod(shape) * dtype.itemsize
+        if dtype.kind not in "biuf" or len(shape) != 1 or declared != n_bytes:
             raise ValueError(
-                f"it claims the shape {shape} of {dtype}, {claimed:,} bytes, and has {body:,}"
+                f"it declares the shape {shape} of {dtype}, {declared:,} bytes, but has {n_bytes:,}"
             )
         array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
-        raise DataError(f"{path} is no array of a store: {error}. {again}") from error
+        raise DataError(f"{path} is not an array of a store: {error}. {again}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. {again}") from error
     return array
@@ -143,44 +152,44 @@ def mapped_array(path: Path) -> NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The ids of several examples' prompts, or targets."""
+    """Prompts or targets of several examples, as bytes."""
 
-    lengths: NDArray[np.int64]  # [examples] ids in each
-    parts: Sequence[bytes]  # each one's ids as bytes
+    lengths: NDArray[np.int64]  # [examples] ids per example
+    parts: Sequence[bytes]  # ids of each example
     dtype: np.dtype[np.generic]
 
     @classmethod
     def of(cls, ids: Iterable[Ids]) -> Self:
-        """Arrays given one by one, of any integer type."""
-        arrays = [np.asarray(some, np.int64) for some in ids]
-        lengths = np.array([len(some) for some in arrays], np.int64)
-        return cls(lengths, [some.tobytes() for some in arrays], np.dtype(np.int64))
+        """Collect arrays of any integer type, one per example."""
+        arrays = [np.asarray(array, np.int64) for array in ids]
+        lengths = np.array([len(array) for array in arrays], np.int64)
+        return cls(lengths, [array.tobytes() for array in arrays], np.dtype(np.int64))
 
     def joined(self, gaps: Iterable[tuple[int, int]] = ()) -> Ids:
-        """All ids side by side; (i, n) among `gaps` puts n zeros after example i.
+        """Concatenate the ids. A gap (i, n) inserts n zeros after example i.
 
         >>> three = Pieces.of([np.array([7, 8]), np.array([5]), np.array([9, 6])])
         >>> three.joined([(1, 1), (2, 2)]).tolist()
         [7, 8, 5, 0, 9, 6, 0, 0]
         """
         size = self.dtype.itemsize
-        spaced: list[bytes] = [b""] * (2 * len(self.parts))
-        spaced[::2] = self.parts
+        parts: list[bytes] = [b""] * (2 * len(self.parts))
+        parts[::2] = self.parts
         for example, n in gaps:
-            spaced[2 * example + 1] = bytes(n * size)
-        return np.frombuffer(b"".join(spaced), self.dtype)
+            parts[2 * example + 1] = bytes(n * size)
+        return np.frombuffer(b"".join(parts), self.dtype)
 
     def without_last(self) -> Pieces:
-        """All but the last id of each; none may be empty."""
+        """Drop the last id of each example. No example may be empty."""
         size = self.dtype.itemsize
         return Pieces(self.lengths - 1, [part[:-size] for part in self.parts], self.dtype)
 
     def last(self) -> Ids:
-        """[examples] the last id of each; none may be empty."""
+        """Return the last id of each example, [examples]. No example may be empty."""
         size = self.dtype.itemsize
         return np.frombuffer(b"".join([part[-size:] for part in self.parts]), self.dtype)
 
     def followed_by(self, other: Pieces) -> Pieces:
-        """Each one's ids and then the other's, which are of the same type."""
+        """Append the ids of each example of `other`, which must have the same type."""
         pairs = zip(self.parts, other.parts, strict=True)
         return Pieces(self.lengths + other.lengths, [b"".join(p) for p in pairs], self.dtype)

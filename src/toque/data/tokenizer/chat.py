@@ -1,7 +1,7 @@
-"""Chat template: the turns of a conversation as the ids that a chat model was trained on.
+"""Chat templates, which turn conversations into the ids that a chat model was trained on.
 
-The template may be anyone's: transformers renders it in jinja2's sandbox, where it reaches nothing
-but the turns and the special tokens, in a child process of bounded time, memory and output.
+A template may be untrusted. transformers renders it in the sandbox of jinja2 with access to the
+turns and special tokens only, in a child process with limits on time, memory and output.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from toque.errors import DataError
 from toque.models.loading.provenance import Form
 from toque.sources.records import Turn
 
-_MOST_GROWTH: Final = 4
-_MOST_ADDED: Final = 1 << 16  # characters it may write, and four times as many as the messages have
-_SECONDS: Final = 2.0  # processor time of one template
-_MOST_MEMORY: Final = 1 << 30  # address space of the child; its libraries take a fifth
+_MAX_GROWTH: Final = 4  # characters that a template may write per character of the messages
+_MAX_ADDED: Final = 1 << 16  # characters that a template may write in addition
+_MAX_SECONDS: Final = 2.0  # processor time of a rendering
+_MAX_MEMORY: Final = 1 << 30  # bytes of the child's address space; its libraries take a fifth
 _PLAIN: Final = """\
 {%- if bos_token is defined %}{{ bos_token }}{% endif %}
 {%- for message in messages %}{{ '### ' + message['role'].title() + '\\n' + message['content'] }}
@@ -49,213 +49,241 @@ _CHATML: Final = """\
 {%- if message['role'] == 'assistant' and eos_token != '<|im_end|>' %}{{ eos_token }}{% endif %}
 {{- '<|im_end|>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-_PROBE: Final = "Yes, chef!"  # an answer by which a template shows how it ends turns
-_MOST_REST: Final = 1 << 12  # characters behind an answer that a template may write in two ways
+_PROBE: Final = "Yes, chef!"  # an answer that shows how a template ends turns
+_MAX_REST: Final = 1 << 12  # characters after an answer that depend on whether a turn follows
 TEMPLATES: Final = {"plain": _PLAIN, "chatml": _CHATML}
-"""Templates by name: headings as in Markdown; and the turns of OpenAI's ChatML."""
+"""Templates by name: Markdown headings, and OpenAI's ChatML."""
 _GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 CLOCK: Final = "strftime_now"
-"""The function by which templates read the clock, as Llama 3's and Granite's do."""
+"""Function that templates call to read the clock, e.g. in Llama 3 and Granite."""
 _DATED: Final = re.compile(
     rf"\A\{{%- macro {CLOCK}\(format\) %\}}.*?\{{%- endmacro %\}}\{{\{{ '' \}}\}}", re.DOTALL
 )
 _DIRECTIVE: Final = re.compile(r"%[-_0^#:]*[A-Za-z]")
-_TWINS: Final = ("reasoning_content", "thinking", "reasoning")
-"""Names of one field: transformers fills the first two from any of them."""
-_SURE: Final = 20  # characters of a text that no conversation holds by chance
-Render = Callable[..., Any]  # transformers' rendering of conversations
+_REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
+"""Names of the same field. transformers copies it to the first two."""
+_MIN_UNIQUE: Final = 20  # characters of a text that does not occur in a conversation by chance
+Render = Callable[..., Any]
 Message = Mapping[str, Any]  # `role`, `content`, and other fields that a template may write
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Ids of a whole conversation, and those of its answers, each with the token that ends it."""
+    """Ids of a conversation, and the positions of its answers with their end tokens."""
 
     ids: NDArray[np.uint32]
-    answers: list[tuple[int, int]]  # first id of each answer, and the place behind its last
+    answers: list[tuple[int, int]]  # index of the first id of each answer, and after its last
     unended: int  # answers that the template does not end
-    moved: int  # answers before which the prompt has other ids than alone, as it is asked with
+    moved: int  # answers with a prompt that has other ids when it is encoded alone
     unwritten: list[str]  # names of fields that the template does not write, once per message
 
 
 class ChatTemplate:
-    """Conversations of one model, by its Jinja template."""
+    """Jinja template of a chat model, with its codec."""
 
     def __init__(self, template: str, codec: Codec) -> None:
-        self._template, self._codec = template, codec
-        # The codec takes "<|im_end|>" in a text for text; what a template writes is the token.
+        self._template = template
+        self._codec = codec
+        # The codec reads "<|im_end|>" as text. In the output of a template it is the token.
         self._tokenizer = Tokenizer.from_str(codec.tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {number: token.content for number, token in added.items() if token.special}
-        self._end_behind: int | None = None  # end of an answer that the template does not write
+        self._added_end: int | None = None  # end of an answer if the template does not write it
         self._child: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # the process that started it: a fork has one of its own
-        self._thread = ThreadPoolExecutor(1, "chat template")  # the child answers one at a time
+        self._owner = 0  # process that started the child; a fork needs another child
+        # The child renders one conversation at a time.
+        self._thread = ThreadPoolExecutor(1, "chat template")
 
     def ids(self, turns: Sequence[Message]) -> Future[list[int]]:
-        """The prompt that asks to answer the last turn, or a DataError.
+        """Encode the prompt for an answer to the last turn.
 
-        A field that the template does not write is refused, except reasoning that it leaves out of
-        history.
+        Raises:
+            DataError: The template refuses the messages, or does not write one of their fields. It
+                may leave out the reasoning of earlier answers.
         """
         return self._thread.submit(self._ids, turns)
 
     def _ids(self, turns: Sequence[Message]) -> list[int]:
-        answer = self._answer(self._asked(turns))
+        answer = self._render(turns)
         name = self._codec.name
         if "text" not in answer:
             raise DataError(
-                f"The chat template of {name} does not take these messages: {answer['error']}."
+                f"The chat template of {name} does not accept these messages: {answer['error']}."
             )
-        reasons = any(twin in self._template for twin in _TWINS)
-        fields = [field for _, field in answer["unwritten"]]
-        if unread := [field for field in fields if not (reasons and field in _TWINS)]:
-            raise DataError(
-                f"The chat template of {name} does not write the field {unread[0][:100]!r} of a "
-                "message, so that the model would not read it. Leave the field out."
-            )
-        return list(self._encoded(answer["text"]).ids)
+        writes_reasoning = any(field in self._template for field in _REASONING_FIELDS)
+        for _, field in answer["unwritten"]:
+            if not (writes_reasoning and field in _REASONING_FIELDS):
+                raise DataError(
+                    f"The chat template of {name} does not write the field {field[:100]!r} of a "
+                    "message, so the model would not read it. Leave the field out."
+                )
+        return list(self._encode(answer["text"]).ids)
 
     def conversation(self, turns: Sequence[Turn], *, last: bool) -> Conversation | str:
-        """A conversation that ends with an answer, or why the template does not take it.
+        """Encode a conversation that ends with an answer.
 
-        Where the `last` answer is all that is wanted, earlier ones may be written otherwise once
-        they are history: some templates leave their reasoning out. Where all are, special tokens
-        and blanks behind an answer may differ: some templates end the text only behind the last
-        turn. Not beside `ids`, which waits for no thread of this process.
+        Some templates leave the reasoning out of earlier answers. This is allowed if only the last
+        answer is learnt. Some templates write special tokens and blanks only after the last turn.
+        This is always allowed.
+
+        Do not call this method and `ids` at the same time: both use the same child.
+
+        Args:
+            turns: The turns.
+            last: Learn only the last answer.
+
+        Returns:
+            The conversation, or the template's reason for refusing it.
 
         Raises:
-            DataError: an earlier answer is wanted, and the template writes it otherwise.
+            DataError: The template writes an earlier answer that is learnt in another way than the
+                last one.
         """
         messages = [{**turn.fields, "role": turn.role, "content": turn.text} for turn in turns]
         learnt = [n for n, turn in enumerate(turns) if turn.role == "assistant" and turn.learnt]
-        learnt = learnt[-1:] if last else learnt
-        answer = self._answer(self._asked(messages) | {"answers": learnt})
-        if "text" not in answer:
-            return f"the chat template refuses it: {answer['error']}"
-        text, spans = answer["text"], self._spans(answer)
-        encoded = self._encoded(text)
-        ids, begins = encoded.ids, [start for start, _ in encoded.offsets]
-        found, unended, moved = list[tuple[int, int]](), 0, 0
-        ended: int | None = None
-        for start, end in spans:
-            first, behind = bisect_left(begins, start), bisect_left(begins, end)
-            before = self._encoded(text[:start]).ids
-            moved += before != ids[:first]
-            ended = self._behind_end(encoded, text, first, behind)
-            unended += ended is None
-            found.append((first, ended or behind))
-        if found and ended is None and self._end_behind is not None:
-            ids = [*ids[:behind], self._end_behind]
-            found[-1] = (first, behind + 1)
-            unended -= 1
-        unwritten = [name for _, name in answer["unwritten"]]
-        return Conversation(np.array(ids, np.uint32), found, unended, moved, unwritten)
+        if last:
+            learnt = learnt[-1:]
+        rendered = self._render(messages, answers=learnt)
+        if "text" not in rendered:
+            return f"the chat template refuses it: {rendered['error']}"
 
-    def _spans(self, answer: Mapping[str, Any]) -> list[tuple[int, int]]:
-        """Places of the answers in the text; DataError where an answer is written in two ways."""
-        text, spans = answer["text"], list[tuple[int, int]]()
-        for start, same, rest, number in answer["spans"]:
-            end = self._without_marks(text[:same] + rest, start) if rest else same
+        text = rendered["text"]
+        encoding = self._encode(text)
+        ids = encoding.ids
+        starts = [start for start, _ in encoding.offsets]
+        answers: list[tuple[int, int]] = []
+        unended = 0
+        moved = 0
+        turn_end: int | None = None
+        for start, end in self._spans(rendered):
+            first, stop = bisect_left(starts, start), bisect_left(starts, end)
+            moved += self._encode(text[:start]).ids != ids[:first]
+            turn_end = self._turn_end(encoding, text, first, stop)
+            unended += turn_end is None
+            answers.append((first, turn_end or stop))
+        if answers and turn_end is None and self._added_end is not None:
+            first, stop = answers[-1]
+            ids = [*ids[:stop], self._added_end]
+            answers[-1] = (first, stop + 1)
+            unended -= 1
+        unwritten = [name for _, name in rendered["unwritten"]]
+        return Conversation(np.array(ids, np.uint32), answers, unended, moved, unwritten)
+
+    def _spans(self, rendered: Mapping[str, Any]) -> list[tuple[int, int]]:
+        """Find the start and end of each answer in the text."""
+        text = rendered["text"]
+        spans: list[tuple[int, int]] = []
+        for start, same, rest, number in rendered["spans"]:
+            end = self._end_without_marks(text[:same] + rest, start) if rest else same
             if not start <= end <= same:
                 raise DataError(
-                    f"The chat template of {self._codec.name} writes the beginning of a "
-                    f"conversation otherwise once it goes on after message {number}, so that not "
-                    "all of its answers can be learnt at once. data.loss_on=last_answer learns "
-                    "only the last; data.chat_template names another template."
+                    f"The chat template of {self._codec.name} writes the first {number} messages "
+                    "differently when more messages follow, so not all answers of a conversation "
+                    "can be learnt together. Set data.loss_on=last_answer to learn only the last "
+                    "answer, or set data.chat_template to another template."
                 )
             spans.append((start, end))
         return spans
 
-    def _without_marks(self, text: str, start: int) -> int:
-        """Length of a text without the special tokens and blanks at its end, at least `start`."""
-        names, end = tuple(self._special.values()), len(text)
+    def _end_without_marks(self, text: str, start: int) -> int:
+        """Find the end of a text without its last special tokens and blanks, at least `start`."""
+        end = len(text)
         while end > start:
-            shorter = text[start:end].rstrip()
-            name = next((name for name in names if shorter.endswith(name)), "")
-            if not name and start + len(shorter) == end:
+            stripped = text[start:end].rstrip()
+            name = next((n for n in self._special.values() if stripped.endswith(n)), "")
+            if not name and start + len(stripped) == end:
                 break
-            end = start + len(shorter) - len(name)
+            end = start + len(stripped) - len(name)
         return end
 
-    def _behind_end(self, encoded: Encoding, text: str, first: int, behind: int) -> int | None:
-        """Place behind the first end of an answer's turn; None where the template writes none.
+    def _turn_end(self, encoding: Encoding, text: str, first: int, stop: int) -> int | None:
+        """Find the index after the end token of an answer. None if the template writes no end.
 
-        A template may write more behind it, such as a line break and an end of the text.
+        More special tokens may follow the end, such as a line break and the end of the text.
         """
-        ids, ends = encoded.ids, self._codec.end_ids
+        ids = encoding.ids
+        ends = self._codec.end_ids
 
-        def is_mark(at: int) -> bool:
-            special = ids[at] in self._special or ids[at] in ends
-            return special or not text[slice(*encoded.offsets[at])].strip()
+        def is_mark(index: int) -> bool:
+            is_special = ids[index] in self._special or ids[index] in ends
+            return is_special or not text[slice(*encoding.offsets[index])].strip()
 
-        begin, stop = behind, behind
-        while begin > first and is_mark(begin - 1):
-            begin -= 1
-        while stop < len(ids) and is_mark(stop):
-            stop += 1
-        inside = [at for at in range(first, behind) if ids[at] in ends]
-        marks = [at for at in range(begin, stop) if ids[at] in ends]
-        return marks[0] + 1 if marks else inside[-1] + 1 if inside else None
+        marks_start = marks_stop = stop
+        while marks_start > first and is_mark(marks_start - 1):
+            marks_start -= 1
+        while marks_stop < len(ids) and is_mark(marks_stop):
+            marks_stop += 1
+        for index in range(marks_start, marks_stop):
+            if ids[index] in ends:
+                return index + 1
+        for index in reversed(range(first, stop)):
+            if ids[index] in ends:
+                return index + 1
+        return None
 
     def end_as_written(self) -> None:
-        """Let the codec end texts with the token that the template writes behind an answer.
+        """Make the codec end texts with the token that the template writes after an answer.
 
-        Gemma's tokenizer ends texts with "<eos>" and its template ends turns with "<end_of_turn>":
-        a model that waits for the first would never stop. GLM-4's template writes no end: there
-        the end is the token that begins the next turn, if the model's files name it as one.
+        Gemma's tokenizer ends texts with "<eos>", but its template ends turns with "<end_of_turn>".
+        A model that waits for "<eos>" would never stop. GLM-4's template does not end answers. Then
+        the end is the token that begins the next turn, if the model's files list it as an end.
         """
         codec = self._codec
         question: Message = {"role": "user", "content": "?"}
         probe = [question, {"role": "assistant", "content": _PROBE}]
-        written = self._written_behind(probe)
-        end = next((t for t in written if t in self._special or t in codec.end_ids), None)
+        tokens = self._tokens_after_probe(probe)
+        end = next((t for t in tokens if t in self._special or t in codec.end_ids), None)
         if end is None:
-            following = self._written_behind([*probe, question])[:1]
+            following = self._tokens_after_probe([*probe, question])[:1]
             end = next((t for t in following if t in codec.end_ids), None)
-            self._end_behind = end
+            self._added_end = end
         if end is not None and end != codec.eos_id:
             codec.end_with(end, is_eos_token="eos_token" not in self._template)
 
-    def _written_behind(self, turns: Sequence[Message]) -> list[int]:
-        """Tokens that the template writes behind the probe's answer; [] where it refuses it."""
-        text = self._answer(self._asked(turns) | {"answers": []}).get("text", "")
-        encoded, behind = self._encoded(text), text.rfind(_PROBE) + len(_PROBE)
-        places = zip(encoded.ids, encoded.offsets, strict=True)
-        return [token for token, (start, _) in places if start >= behind and _PROBE in text]
+    def _tokens_after_probe(self, turns: Sequence[Message]) -> list[int]:
+        """List the tokens that the template writes after the probe's answer. [] if it refuses."""
+        text = self._render(turns, answers=[]).get("text", "")
+        if _PROBE not in text:
+            return []
+        encoding = self._encode(text)
+        end = text.rfind(_PROBE) + len(_PROBE)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        return [token for token, (start, _) in pairs if start >= end]
 
-    def _encoded(self, text: str) -> Encoding:
+    def _encode(self, text: str) -> Encoding:
         with tokenizer_faults(self._codec.name):
             return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _asked(self, turns: Sequence[Message]) -> dict[str, object]:
-        given = sum(len(str(value)) for turn in turns for value in turn.values())
-        asked = {"conversations": [[dict(turn) for turn in turns]], "chat_template": self._template}
-        most = {"most_characters": _MOST_ADDED + _MOST_GROWTH * given}
-        return asked | self._codec.special_tokens | most
-
-    def _answer(self, asked: Mapping[str, object]) -> dict[str, Any]:
-        """Answer of the child; the next request gets another where this one had to be ended."""
+    def _render(self, turns: Sequence[Message], answers: list[int] | None = None) -> dict[str, Any]:
+        """Render a conversation in the child. After a failure, start another child."""
+        n_chars = sum(len(str(value)) for turn in turns for value in turn.values())
+        request = {
+            "conversations": [[dict(turn) for turn in turns]],
+            "chat_template": self._template,
+            **self._codec.special_tokens,
+            "max_characters": _MAX_ADDED + _MAX_GROWTH * n_chars,
+            "answers": answers,
+        }
         child = self._child
         if child is None or self._owner != os.getpid() or child.poll() is not None:
-            child, self._owner = _started(), os.getpid()
-            self._child = child
-            weakref.finalize(self, _end, child)
-        given, taken = cast("IO[bytes]", child.stdin), cast("IO[bytes]", child.stdout)
+            child = self._child = _start_child()
+            self._owner = os.getpid()
+            weakref.finalize(self, _end_child, child)
+        to_child, from_child = cast("IO[bytes]", child.stdin), cast("IO[bytes]", child.stdout)
         try:
-            given.write(json.dumps(asked).encode() + b"\n")
-            given.flush()
-            answer: dict[str, Any] = json.loads(taken.readline())
+            to_child.write(json.dumps(request).encode() + b"\n")
+            to_child.flush()
+            answer: dict[str, Any] = json.loads(from_child.readline())
         except (OSError, ValueError):
-            _end(child)
-            return {"error": f"it took more than {_SECONDS:g} s, or broke down"}
+            _end_child(child)
+            return {"error": f"it took more than {_MAX_SECONDS:g} s, or crashed"}
         return answer
 
 
-def _started() -> subprocess.Popen[bytes]:
-    """A child with nothing of this process but the places of its modules."""
+def _start_child() -> subprocess.Popen[bytes]:
+    """Start a child process without this process's environment, except the module path."""
     path = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "toque.data.tokenizer.chat"],
@@ -266,25 +294,29 @@ def _started() -> subprocess.Popen[bytes]:
     )
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end_child(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
-        with suppress(OSError):  # what was not read yet cannot be sent any more
+        with suppress(OSError):  # a broken pipe: the child did not read the entire request
             cast("IO[bytes]", pipe).close()
 
 
 def template_named(name: str, settings: Mapping[str, Any]) -> str:
-    """The template that `data.chat_template` names: a tokenizer's own, a known one, or Jinja."""
+    """Find the template of `data.chat_template`: the tokenizer's, a name of ours, or Jinja code."""
     if name == "auto":
         return template_text(settings) or TEMPLATES["plain"]
     return TEMPLATES.get(name, name)
 
 
 def dated(template: str, day: str) -> str:
-    """The template with one day, an ISO date, wherever it reads the clock.
+    """Fix the date that a template reads from the clock.
 
-    The day becomes a part of the template, so that every program that asks the model writes it.
+    The date becomes a part of the template, so that every program writes the same prompts.
+
+    Args:
+        template: The Jinja code.
+        day: The ISO date.
 
     >>> dated("{{ strftime_now('%d %b %Y') }}", "2024-07-26").partition("{{ '' }}")[0]
     "{%- macro strftime_now(format) %}{{ format | replace('%d', '26') | replace('%b', 'Jul') | \
@@ -294,11 +326,11 @@ replace('%Y', '2024') }}{%- endmacro %}"
     if CLOCK not in template:
         return template
     moment = datetime.fromisoformat(day).replace(tzinfo=UTC)
-    seconds = {"%s": str(int(moment.timestamp()))}  # strftime would take the machine's time zone
-    steps = [
-        f" | replace({form!r}, {seconds.get(form) or moment.strftime(form)!r})"
-        for form in dict.fromkeys(_DIRECTIVE.findall(template))
-    ]
+    steps = []
+    for form in dict.fromkeys(_DIRECTIVE.findall(template)):
+        # strftime("%s") would use the machine's time zone.
+        value = str(int(moment.timestamp())) if form == "%s" else moment.strftime(form)
+        steps.append(f" | replace({form!r}, {value!r})")
     if "%%" in template:
         steps.append(" | replace('%%', '%')")
     macro = f"{{%- macro {CLOCK}(format) %}}{{{{ format{''.join(steps)} }}}}{{%- endmacro %}}"
@@ -308,93 +340,102 @@ replace('%Y', '2024') }}{%- endmacro %}"
 def prompt_ids(
     codec: Codec, text: str, family_kind: FamilyKind, form: Form, *, raw: bool = False
 ) -> list[int]:
-    """A prompt encoded as in the store, for generating in the form the model was trained on.
+    """Encode a prompt in the form of the training texts.
 
-    A `raw` one is a text, of which no template makes a question.
+    A `raw` prompt is encoded without the chat template.
     """
-    talks = form == "conversations" and not raw
-    if talks and (template := chat_template_of(codec)) is not None:
+    uses_template = form == "conversations" and not raw
+    if uses_template and (template := chat_template_of(codec)) is not None:
         return template.ids([{"role": "user", "content": text}]).result()
     begin, end = asking_bounds(codec, family_kind, form)
     ids = codec.encode(codec.normalise(text))
     return [i for i in (begin, *ids, end) if i is not None]
 
 
-@lru_cache(maxsize=4)  # codecs of models in use; a template has a process of its own
+@lru_cache(maxsize=4)  # few, because each template has a child process
 def chat_template_of(codec: Codec) -> ChatTemplate | None:
-    """The template that came with a tokenizer, or that its model was trained with."""
+    """Return the chat template of a codec's tokenizer or trained model."""
     text = template_text(codec.settings)
     return None if text is None else ChatTemplate(text, codec)
 
 
 def template_text(settings: Mapping[str, Any]) -> str | None:
-    """The chat template in a tokenizer's settings; of several, the one named default."""
-    found = settings.get("chat_template")
-    if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+    """Find the chat template in a tokenizer's settings. A list of templates has a default."""
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else None
 
 
-def _rendered(render: Render, asked: dict[str, Any], answers: list[int] | None) -> dict[str, Any]:
-    """Text of a conversation, fields that it lacks, and the places of its `answers`, by message.
+def _render_conversation(
+    render: Render, request: dict[str, Any], answers: list[int] | None
+) -> dict[str, Any]:
+    """Render a conversation, and find its answers and the fields that the text lacks.
 
-    A template marks answers itself, by {% generation %}. In others an answer is what it adds to the
-    prompt that asks for it. Without `answers` the text is the prompt that asks for one. A place is
-    the start of an answer, the end of what the text has of it, the rest that it has if it is the
-    last, and the number of its message. The end is -1 if none fits.
+    Templates may mark answers by {% generation %}. Without marks, an answer is the text that the
+    template adds to the prompt for it.
+
+    Args:
+        render: The function of transformers.
+        request: Its arguments.
+        answers: Indices of the turns to find. If None, render the prompt for the next answer.
+
+    Returns:
+        The text, the unwritten fields, and a span for each answer: its start; the end of the part
+        that this text shares with the text up to the answer; the rest of the latter; the number of
+        its message. An end of -1 means that the template writes the prompt in two ways.
     """
-    turns, template = asked.pop("conversations")[0], asked["chat_template"]
+    turns = request.pop("conversations")[0]
 
-    def text(messages: list[dict[str, Any]], *, asks: bool) -> str:
-        random.seed(0)  # a template may choose at random: always the same
-        given = {**asked, "conversations": [messages]}
-        return str(render(**given, add_generation_prompt=asks)[0][0])
+    def text_of(messages: list[dict[str, Any]], *, for_answer: bool) -> str:
+        random.seed(0)  # the same choices every time, if a template makes random ones
+        arguments = {**request, "conversations": [messages]}
+        return str(render(**arguments, add_generation_prompt=for_answer)[0][0])
 
-    whole = text(turns, asks=answers is None)
-    unwritten = _unwritten(turns, whole, partial(text, asks=answers is None))
-    if not answers:
-        return {"text": whole, "unwritten": unwritten, "spans": []}
-    spans = list[tuple[int, int, str, int]]()
-    if _GENERATION.search(template):
+    text = text_of(turns, for_answer=answers is None)
+    unwritten = _unwritten_fields(turns, text, partial(text_of, for_answer=answers is None))
+    spans: list[tuple[int, int, str, int]] = []
+    if answers and _GENERATION.search(request["chat_template"]):
         random.seed(0)
-        marked = render(conversations=[turns], **asked, return_assistant_tokens_mask=True)
-        parts = _marked(turns, cast("list[tuple[int, int]]", marked[1][0]), answers)
+        marked = render(conversations=[turns], **request, return_assistant_tokens_mask=True)
+        parts = _marked_spans(turns, cast("list[tuple[int, int]]", marked[1][0]), answers)
         spans = [(start, end, "", 0) for start, end in parts]
     else:
-        for n in answers:
-            before = text(turns[:n], asks=True)
-            after = whole if n + 1 == len(turns) else text(turns[: n + 1], asks=False)
-            pairs = enumerate(zip(whole, after, strict=False))
-            same = next((at for at, (a, b) in pairs if a != b), min(len(whole), len(after)))
-            rest = after[same:]
-            if not after.startswith(before) or len(rest) > _MOST_REST:
-                same, rest = -1, ""
-            spans.append((len(before), same, rest, n + 1))
-    return {"text": whole, "unwritten": unwritten, "spans": spans}
+        for n in answers or ():
+            prompt = text_of(turns[:n], for_answer=True)
+            until = text if n + 1 == len(turns) else text_of(turns[: n + 1], for_answer=False)
+            same = len(os.path.commonprefix([text, until]))  # noqa: RUF071  # by character
+            rest = until[same:]
+            if not until.startswith(prompt) or len(rest) > _MAX_REST:
+                same = -1
+                rest = ""
+            spans.append((len(prompt), same, rest, n + 1))
+    return {"text": text, "unwritten": unwritten, "spans": spans}
 
 
-def _marked(
+def _marked_spans(
     turns: Sequence[Message], spans: list[tuple[int, int]], answers: list[int]
 ) -> list[tuple[int, int]]:
-    """The spans of these answers among all that a template marks."""
-    every = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
-    if answers == every:
+    """Select the spans of `answers` among the spans that a template marks."""
+    all_answers = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
+    if answers == all_answers:
         return spans
-    if len(spans) == len(every):
-        return [span for n, span in zip(every, spans, strict=True) if n in answers]
-    if answers == every[-1:]:
+    if len(spans) == len(all_answers):
+        return [span for n, span in zip(all_answers, spans, strict=True) if n in answers]
+    if answers == all_answers[-1:]:
         return spans[-1:]
     raise ValueError(
-        f"it marks {len(spans)} parts of {len(every)} answers, and {len(answers)} are to be learnt"
+        f"it marks {len(spans)} parts in {len(all_answers)} answers, so the {len(answers)} answers "
+        "to learn are unclear"
     )
 
 
-def _unwritten(
-    turns: Sequence[Message], whole: str, text: Callable[[list[dict[str, Any]]], str]
+def _unwritten_fields(
+    turns: Sequence[Message], text: str, text_of: Callable[[list[dict[str, Any]]], str]
 ) -> list[tuple[int, str]]:
-    """Filled fields of messages, by message and name, without which the text is the same."""
-    places = [
+    """List the filled fields, by message and name, that do not change the text."""
+    fields = [
         (n, name)
         for n, turn in enumerate(turns)
         for name, value in turn.items()
@@ -402,64 +443,70 @@ def _unwritten(
     ]
 
     def is_written(some: list[tuple[int, str]]) -> bool:
-        """True if the text is another without these fields and their twins of equal value."""
-        gone = set(some)
-        gone |= {(n, twin) for n, name in some if name in _TWINS for twin in _TWINS
-                 if turns[n].get(twin) == turns[n][name]}  # fmt: skip
-        bare = [
-            {name: value for name, value in turn.items() if (n, name) not in gone}
+        """Check if the text changes without these fields and equal reasoning fields."""
+        removed = set(some)
+        for n, name in some:
+            if name in _REASONING_FIELDS:
+                twins = [t for t in _REASONING_FIELDS if turns[n].get(t) == turns[n][name]]
+                removed.update((n, twin) for twin in twins)
+        rest = [
+            {name: value for name, value in turn.items() if (n, name) not in removed}
             for n, turn in enumerate(turns)
         ]
         try:
-            return text(bare) != whole
-        except Exception:  # the template needs it  # noqa: BLE001
+            return text_of(rest) != text
+        except Exception:  # the template needs the field  # noqa: BLE001
             return True
 
-    if not places or not is_written(places):
-        return places
-    found = list[tuple[int, str]]()
-    for name in dict.fromkeys(name for _, name in places):
-        of_name = [place for place in places if place[1] == name]
+    if not fields or not is_written(fields):
+        return fields
+    unwritten: list[tuple[int, str]] = []
+    for name in dict.fromkeys(name for _, name in fields):
+        of_name = [field for field in fields if field[1] == name]
         if not is_written(of_name):
-            found += of_name
-            continue
-        values = {n: turns[n][name] for n, _ in of_name}
-        # A long text that is there as often as messages have it needs no text without it.
-        texts = Counter(value.strip() for value in values.values() if isinstance(value, str))
-        sure = {one for one, n in texts.items() if len(one) >= _SURE and whole.count(one) >= n}
-        unsure = [
-            (n, name)
-            for n, value in values.items()
-            if not (isinstance(value, str) and value.strip() in sure)
-        ]
-        if len(of_name) > 1:
-            found += [place for place in unsure if not is_written([place])]
-    return found
+            unwritten += of_name
+        elif len(of_name) > 1:
+            # A long value that occurs once per message is surely written, without a rendering.
+            values = {field: turns[field[0]][name] for field in of_name}
+            texts = Counter(value.strip() for value in values.values() if isinstance(value, str))
+            written = {
+                value
+                for value, n in texts.items()
+                if len(value) >= _MIN_UNIQUE and text.count(value) >= n
+            }
+            unwritten += [
+                field
+                for field, value in values.items()
+                if not (isinstance(value, str) and value.strip() in written)
+                and not is_written([field])
+            ]
+    return unwritten
 
 
 def _render_requests() -> None:
-    """Render templates in a child process: a JSON request a line, answered with one each.
+    """Render templates in a child process: a line of JSON per request, and a line per answer.
 
-    It ends with the process that started it. Its limits are the kernel's, which no template lifts.
+    The process ends with its parent. The kernel enforces the limits, so a template cannot lift
+    them.
     """
-    sys.modules["torch"] = None  # type: ignore[assignment]  # half of the time to start
-    # Before a template's time begins: with some versions it takes more than all of that.
+    sys.modules["torch"] = None  # type: ignore[assignment]  # halves the time to start
+    # With some versions this import takes longer than a template may.
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        most = asked.pop("most_characters")
-        # The signal has no handler: its default ends the process, whatever it is doing.
-        signal.setitimer(signal.ITIMER_PROF, _SECONDS)
+        request = json.loads(line)
+        limit = request.pop("max_characters")
+        # Without a handler, the signal ends the process immediately.
+        signal.setitimer(signal.ITIMER_PROF, _MAX_SECONDS)
         try:
-            answer = _rendered(render_jinja_template, asked, asked.pop("answers", None))
-            if (n := len(answer.get("text", ""))) > most:
-                raise ValueError(f"it writes {n:,} characters, and {most:,} are allowed")
+            answer = _render_conversation(render_jinja_template, request, request.pop("answers"))
+            if (n := len(answer["text"])) > limit:
+                raise ValueError(f"it writes {n:,} characters, but {limit:,} is the limit")
         except MemoryError:
-            answer = {"error": "it asks for more memory than a template may have"}
-        except Exception as error:  # whatever a stranger's template does  # noqa: BLE001
+            answer = {"error": "it needs more memory than a template may use"}
+        except Exception as error:  # an untrusted template may raise any error  # noqa: BLE001
             answer = {"error": " ".join(str(error)[:2000].split())[:300].rstrip(".")}
         signal.setitimer(signal.ITIMER_PROF, 0)
         os.write(1, json.dumps(answer).encode() + b"\n")

@@ -1,8 +1,8 @@
-r"""Codec: text to token ids and back, with line breaks that survive.
+r"""Codec: text to token ids and back, with line breaks.
 
-Structure is the product here, and T5 cannot write a newline. Where a vocabulary does not hold
-"\n", a marker stands for it: the highest spare `<extra_id_N>` as it is written in text, or else a
-token `<newline>` that is added. Byte-level vocabularies (GPT-2, NeoX, Llama) hold "\n" themselves.
+Recipes need line breaks, which T5's vocabulary lacks. If a vocabulary lacks "\n", a marker replaces
+it: the spare `<extra_id_N>` with the highest number, or an added token `<newline>`.
+Byte-level vocabularies (GPT-2, NeoX, Llama) have "\n".
 """
 
 from __future__ import annotations
@@ -36,94 +36,102 @@ FamilyKind = Literal["decoder", "encoder-decoder"]
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
 _PROBE = "Fold\n\n- 2 eggs\n1. Stir."
-_SAMPLE = 32  # texts of every batch whose fast ids are compared with the tokenizer's own
-_PREFIX = 4096  # characters of each that are: a whole recipe, the beginning of a book
-_AROUND = 8  # ids before one that decide its text: a character's bytes, a line's beginning
+_SAMPLE_TEXTS = 32  # texts per batch for which the ids of the cache are checked
+_SAMPLE_CHARS = 4096  # characters checked per text: an entire recipe, the beginning of a book
+_CONTEXT_IDS = 8  # ids before a token that decide its text: a character's bytes, a line's beginning
 
 
 class Codec:
-    """Text <-> ids for one tokenizer; `load_codec` and `train_codec` make one."""
+    """Encoder and decoder for one tokenizer. `load_codec` and `train_codec` create it."""
 
     def __init__(self, source: TokenizerFolder) -> None:
         with tokenizer_faults(source.name):
-            self._take(source)
+            self._load(source)
 
-    def _take(self, source: TokenizerFolder) -> None:
-        tokenizer, tokenizer_json, specials = source.tokenizer, source.json, source.specials
-        # "<|endoftext|>" written in a scraped page is text, not the end of a recipe.
+    def _load(self, source: TokenizerFolder) -> None:
+        tokenizer = source.tokenizer
+        specials = source.specials
+        # "<|endoftext|>" in a scraped page is text and does not end a recipe.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.name = source.name
+        self._tokenizer = tokenizer
+
         ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
-        holds_newline = tokenizer.decode(ids, skip_special_tokens=False) == _PROBE
-        # The line-break marker, None when the vocabulary holds "\n" itself.
-        self.newline_id = None if holds_newline else _newline_token(tokenizer)
-        if self.newline_id is None and not holds_newline:
+        has_newline = tokenizer.decode(ids, skip_special_tokens=False) == _PROBE
+        # The line-break marker, None if the vocabulary has "\n".
+        self.newline_id = None if has_newline else _newline_token(tokenizer)
+        self.tokenizer_json = source.json  # the content of tokenizer.json in `save`
+        if self.newline_id is None and not has_newline:
             tokenizer.add_special_tokens([AddedToken(NEWLINE, special=True, normalized=False)])
             self.newline_id = _id_of(tokenizer, NEWLINE)
-            tokenizer_json = tokenizer.to_str()
-        self.tokenizer_json = tokenizer_json  # as `save` writes it
-        # Of tokenizer_config.json, but for classes and special tokens.
+            self.tokenizer_json = tokenizer.to_str()
+        self.sha256 = hashlib.sha256(self.tokenizer_json.encode()).hexdigest()
+
+        # Settings of tokenizer_config.json, without classes and special tokens.
         self.settings: Mapping[str, Any] = source.settings
         forms = asdict(specials).items()
         self.special_tokens = {f"{name}_token": form for name, form in forms if form is not None}
-        self._tokenizer = tokenizer
-        self.sha256 = hashlib.sha256(tokenizer_json.encode()).hexdigest()
         n_entries = int(tokenizer.get_vocab_size())
-        if None in map(tokenizer.id_to_token, range(n_entries)):  # there are gaps
+        if None in map(tokenizer.id_to_token, range(n_entries)):  # the ids have gaps
             n_entries = max(tokenizer.get_vocab().values()) + 1
-        self.vocab_size = n_entries  # with a marker that had to be added
+        self.vocab_size = n_entries  # entries, including an added marker
         self.eos_id = eos_id = _id_of(tokenizer, specials.eos)
         if source.eos_id is not None and tokenizer.id_to_token(source.eos_id) is not None:
             self.eos_id = source.eos_id
-        self.pad_id = _id_of(tokenizer, specials.pad)  # eos where there is no padding token
+        self.pad_id = _id_of(tokenizer, specials.pad)  # the end token, if padding has no token
         self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
         self.unk_id = _id_of(tokenizer, specials.unk) if specials.unk else None
+
+        # Tokens that decoding always skips.
         silent = (self.pad_id, eos_id, self.eos_id, self.bos_id)
-        # The tokens that texts are written without.
         self.silent = frozenset(token for token in silent if token is not None)
         added = tokenizer.get_added_tokens_decoder()
         special = {number for number, token in added.items() if token.special}
         sentinels = {i for i in special if _EXTRA.fullmatch(added[i].content)}
-        # Tokens that texts of a model are shown without. Sentinels are what a T5 answers with.
+        # Tokens that are not shown in a model's texts. Sentinels are shown: a T5 answers with them.
         self.hidden = self.silent | (special - sentinels - {self.unk_id, self.newline_id})
         self._other_ends = frozenset[int]()
         self.end_also((eos_id, *source.end_ids))
+
         self.rewriter = Rewriter(
             tokenizer, unk_id=self.unk_id, specials=[added[i].content for i in sorted(special)]
         )
-        self.word_kind = kind = kind_of(tokenizer_json)
+        self.word_kind = kind = kind_of(self.tokenizer_json)
         self._words = kind and WordTable(
             self.rewriter, kind=kind, break_id=self.newline_id, vocab_size=n_entries
         )
 
     def normalise(self, text: str) -> str:
-        """`text` with what the vocabulary lacks replaced before encoding: 1½ -> 1 1/2, ñ -> n."""
+        """Replace characters that the vocabulary lacks: 1½ -> 1 1/2, ñ -> n."""
         with tokenizer_faults(self.name):
             return self.rewriter(text)
 
     def encode(self, text: str) -> list[int]:
-        r"""Ids of `text` without special tokens; "\n" becomes `newline_id` where there is one."""
+        r"""Encode text without special tokens. "\n" becomes `newline_id`, if there is a marker."""
         with tokenizer_faults(self.name):
-            return self._encode_plainly([text])[0]
+            return self._encode_lines([text])[0]
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """Ids of many normalised texts, fast; one difference in a sample sends all the long way."""
+        """Normalise and encode many texts by the word cache.
+
+        If the cache gives wrong ids for a sample of the texts, encode all texts without it.
+        """
         with tokenizer_faults(self.name):
-            words = self._words
-            if words is None:
-                return self._encode_whole(texts)
-            sample = [text[:_PREFIX] for text in texts[:: max(1, len(texts) // _SAMPLE)]]
-            fast, right = self._encode_words(words, sample), self._encode_whole(sample)
-            same = np.array_equal(fast.flat, right.flat) and np.array_equal(fast.ends, right.ends)
-            if not same:
-                return replace(self._encode_whole(texts), disagreed=True)
-            return self._encode_words(words, texts)
+            if self._words is None:
+                return self._encode_slowly(texts)
+            step = max(1, len(texts) // _SAMPLE_TEXTS)
+            sample = [text[:_SAMPLE_CHARS] for text in texts[::step]]
+            fast = self._encode_words(self._words, sample)
+            slow = self._encode_slowly(sample)
+            if np.array_equal(fast.flat, slow.flat) and np.array_equal(fast.ends, slow.ends):
+                return self._encode_words(self._words, texts)
+            return replace(self._encode_slowly(texts), disagreed=True)
 
     @cached_property
     def token_bytes(self) -> NDArray[np.int64] | None:
-        """Bytes that each id writes; None unless the vocabulary spells bytes as characters."""
+        """Bytes of text per id. None if the vocabulary does not write bytes as characters."""
         decoder = json.loads(self.tokenizer_json).get("decoder") or {}
         if decoder.get("type") != "ByteLevel":
             return None
@@ -135,22 +143,23 @@ class Codec:
         return lengths
 
     def read_as_written(self) -> None:
-        """Read prompts and texts of a model that Toque did not train as its tokenizer does.
+        """Use only the tokenizer's rules, for a model that Toque did not train.
 
-        GPT-2's prompts begin with no token. A T5 has no line breaks: no sentinel stands for them.
+        GPT-2's prompts then have no begin token, and no sentinel replaces the line breaks of a T5.
         """
         with tokenizer_faults(self.name):
-            own = self._tokenizer.encode("a", add_special_tokens=True).ids
-        self.bos_id = self.bos_id if own[:1] == [self.bos_id] else None
+            ids = self._tokenizer.encode("a", add_special_tokens=True).ids
+        if ids[:1] != [self.bos_id]:
+            self.bos_id = None
         if self.newline_id is not None:
             self.hidden |= {self.newline_id}
             self.newline_id = self._words = None
 
     def end_with(self, token: int, *, is_eos_token: bool) -> None:
-        """End texts with another token of the vocabulary: the one that ends a template's turns.
+        """End texts with `token`, e.g. because it ends the turns of a chat template.
 
-        A text that a model writes still ends at the previous one, too. `is_eos_token` makes it the
-        `eos_token` of the tokenizer, which a template may write.
+        The previous end token still ends the texts that a model writes. `is_eos_token` makes
+        `token` the tokenizer's `eos_token`, for templates that write it.
         """
         self._other_ends |= {self.eos_id}
         self.eos_id = token
@@ -160,43 +169,43 @@ class Codec:
             self.special_tokens["eos_token"] = self.piece(token)
 
     def end_also(self, ids: Iterable[int], *, ordinary: bool = False) -> None:
-        """End texts that a model writes with other tokens of the vocabulary, too.
+        """End the texts that a model writes at more tokens of the vocabulary.
 
-        Ordinary pieces of text are left out unless `ordinary` is set: texts of training hold them.
+        Ordinary pieces of text are left out unless `ordinary` is set, because training texts have
+        them.
         """
         added = self._tokenizer.get_added_tokens_decoder()
-        pieces = ((token, self._tokenizer.id_to_token(token)) for token in ids)
-        ends = {token for token, piece in pieces if piece is not None}
+        ends = {token for token in ids if self._tokenizer.id_to_token(token) is not None}
         self._other_ends |= ends if ordinary else ends & added.keys()
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Every token that ends a text which a model writes; training writes `eos_id`."""
+        """Ids of all tokens that end a text. Training texts end with `eos_id`."""
         return self._other_ends | {self.eos_id}
 
     @property
     def ordered_ends(self) -> list[int]:
-        """The same tokens, `eos_id` first."""
+        """List of `end_ids`, `eos_id` first."""
         return [self.eos_id, *sorted(self.end_ids - {self.eos_id})]
 
     @property
     def special_ids(self) -> dict[str, int | None]:
-        """The ids that begin, end and fill rows, by name."""
+        """Ids of the begin, end, padding and unknown tokens, by name."""
         names = ("bos", "eos", "pad", "unk")
         return {f"the {name} token": getattr(self, f"{name}_id") for name in names}
 
     @property
     def break_id(self) -> int | None:
-        """The token for a line break; None when it takes several tokens."""
+        """Id of a line break. None if a line break takes several tokens."""
         if self.newline_id is not None:
             return self.newline_id
         ids = self.encode("\n")
         return ids[-1] if self.decode(ids[-1:]) == "\n" else None
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        r"""Text of `ids`; padding, end and begin are skipped, `newline_id` becomes "\n".
+        r"""Decode ids to text without begin, end and padding. `newline_id` becomes "\n".
 
-        `skip_special_tokens` skips all of `hidden`: a text of a model is shown like that.
+        `skip_special_tokens` skips all `hidden` tokens, as for a model's texts.
         """
         skipped = self.hidden if skip_special_tokens else self.silent
         lines: list[list[int]] = [[]]
@@ -210,33 +219,37 @@ class Codec:
             return "\n".join(decode(line, skip_special_tokens=False) for line in lines)
 
     def sentinels(self) -> list[int]:
-        """The ids of `<extra_id_0>`, `<extra_id_1>`, ... without the line break's marker."""
-        found = {
+        """List the ids of `<extra_id_0>`, `<extra_id_1>`, ..., without the line-break marker."""
+        id_of_sentinel = {
             int(match[1]): number
             for piece, number in self.pieces().items()
             if (match := _EXTRA.fullmatch(piece)) and number != self.newline_id
         }
-        return [found[i] for i in sorted(found)]
+        return [id_of_sentinel[i] for i in sorted(id_of_sentinel)]
 
     def piece(self, token: int) -> str:
-        """A token as the vocabulary spells it; KeyError where there is none."""
-        found = self._tokenizer.id_to_token(token)
-        if found is None:
+        """Look up the text of a token in the vocabulary.
+
+        Raises:
+            KeyError: The vocabulary does not have the id.
+        """
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
             raise KeyError(token)
-        return str(found)
+        return str(piece)
 
     def pieces(self) -> dict[str, int]:
-        """Every token as the vocabulary spells it, with its id."""
+        """Return the vocabulary: ids by token."""
         return self._tokenizer.get_vocab()
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face tokenizer folder that AutoTokenizer reads; there is none yet."""
+        """Write a new Hugging Face tokenizer folder that AutoTokenizer reads."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in self.files().items():
             write_new(folder / name, text.encode())
 
     def files(self) -> dict[str, str]:
-        """The texts that `save` writes, by file name."""
+        """Return the texts of the files that `save` writes, by file name."""
         config = {
             **self.settings,
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -248,69 +261,75 @@ class Codec:
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         return {"tokenizer.json": self.tokenizer_json, "tokenizer_config.json": text}
 
-    def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
     def _encode_words(self, words: WordTable, texts: Sequence[str]) -> Encoded:
-        found, odd = words.encode(texts)
+        cached, odd = words.encode(texts)
         if not len(odd):
-            return found
-        whole = self._encode_whole([texts[i] for i in odd.tolist()])
-        lengths, ends = np.diff(found.ends, prepend=0), found.ends[odd]
-        pieces = np.split(found.flat, np.column_stack([ends - lengths[odd], ends]).ravel())
-        pieces[1::2] = np.split(whole.flat, whole.ends[:-1])
-        lengths[odd] = np.diff(whole.ends, prepend=0)
-        return Encoded(np.concatenate(pieces), np.cumsum(lengths), found.lost + whole.lost)
+            return cached
+        # Replace the ids of the odd texts.
+        slow = self._encode_slowly([texts[i] for i in odd.tolist()])
+        lengths = np.diff(cached.ends, prepend=0)
+        ends = cached.ends[odd]
+        parts = np.split(cached.flat, np.column_stack([ends - lengths[odd], ends]).ravel())
+        parts[1::2] = np.split(slow.flat, slow.ends[:-1])
+        lengths[odd] = np.diff(slow.ends, prepend=0)
+        return Encoded(np.concatenate(parts), np.cumsum(lengths), cached.lost + slow.lost)
 
-    def _encode_whole(self, texts: Sequence[str]) -> Encoded:
+    def _encode_slowly(self, texts: Sequence[str]) -> Encoded:
         rewritten = [self.normalise(text) for text in texts]
-        rows = self._encode_plainly(rewritten)
+        rows = self._encode_lines(rewritten)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         flat = np.fromiter(chain.from_iterable(rows), np.uint32, int(lengths.sum()))
         return Encoded(flat, np.cumsum(lengths), self.rewriter.lost(rewritten))
 
-    def _encode_plainly(self, texts: Sequence[str]) -> list[list[int]]:
-        if self.newline_id is None:
-            return self._tokenize(list(texts))
-        lines = [text.split("\n") for text in texts]
-        ids = iter(self._tokenize([line for own in lines for line in own]))
-        joined: list[list[int]] = []
-        for own in lines:
-            row = list(next(ids))
-            for _ in own[1:]:
-                row.append(self.newline_id)
-                row += next(ids)
-            joined.append(row)
-        return joined
+    def _encode_lines(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode texts, line by line if a marker separates lines."""
+        marker = [] if self.newline_id is None else [self.newline_id]
+        parts = [text.split("\n") if marker else [text] for text in texts]
+        encodings = iter(
+            self._tokenizer.encode_batch_fast(
+                list(chain.from_iterable(parts)), add_special_tokens=False
+            )
+        )
+        rows = []
+        for lines in parts:
+            row = next(encodings).ids
+            for _ in lines[1:]:
+                row += marker + next(encodings).ids
+            rows.append(row)
+        return rows
 
 
 def load_codec(folder: Path | str) -> Codec:
-    """The codec of a Hugging Face tokenizer folder; DataError for none, or one without an end."""
+    """Load the codec of a Hugging Face tokenizer folder.
+
+    Raises:
+        DataError: The folder has no usable tokenizer, or its vocabulary has no end token.
+    """
     return Codec(read_folder(Path(folder)))
 
 
 def _id_of(tokenizer: Tokenizer, token: str) -> int:
-    found = tokenizer.token_to_id(token)  # the whole vocabulary as a dict takes 40 ms
-    if found is None:
+    number = tokenizer.token_to_id(token)  # `get_vocab` takes 40 ms
+    if number is None:
         raise KeyError(token)
-    return int(found)
+    return int(number)
 
 
 def _newline_token(tokenizer: Tokenizer) -> int | None:
+    """Find the line-break marker in the vocabulary."""
     if tokenizer.token_to_id(NEWLINE) is not None:
         return _id_of(tokenizer, NEWLINE)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    if "\n" in added:  # the marker of a tokenizer that was written for plain transformers
+    if "\n" in added:  # the marker in a tokenizer that was exported to plain transformers
         return _id_of(tokenizer, "\n")
     for tokens in (added, tokenizer.get_vocab()):
-        if numbers := [int(found[1]) for found in map(_EXTRA.fullmatch, tokens) if found]:
+        if numbers := [int(match[1]) for match in map(_EXTRA.fullmatch, tokens) if match]:
             return _id_of(tokenizer, f"<extra_id_{max(numbers)}>")
     return None
 
 
 def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, int | None]:
-    """The tokens that begin and end a prompt."""
+    """Return the ids before and after the text of a stored prompt."""
     if family_kind == "encoder-decoder":
         return None, codec.eos_id
     return codec.bos_id, codec.break_id
@@ -319,59 +338,69 @@ def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, in
 def asking_bounds(
     codec: Codec, family_kind: FamilyKind, form: Form
 ) -> tuple[int | None, int | None]:
-    """The tokens that begin and end what is asked; a decoder of documents continues: no end.
+    """Return the ids before and after the text of a prompt for generation.
 
-    A conversation has none but those of its template.
+    A decoder of documents continues the text, so no id follows it. A chat template writes its own
+    tokens.
     """
     if form == "conversations":
         return None, None
     begin, end = prompt_bounds(codec, family_kind)
-    return begin, None if form == "documents" and family_kind == "decoder" else end
+    if form == "documents" and family_kind == "decoder":
+        end = None
+    return begin, end
 
 
 class TextStream:
-    """Feed ids, get text in whole characters.
+    """Incremental decoder: takes ids one by one and returns text in complete characters.
 
-    All pieces together are `codec.decode` of all ids, without special tokens in what is written.
-    Bytes that are whole characters by themselves keep them, though `decode` gives up all bytes of a
-    run (Llama 2's `<0x0A><0xF0>`) for one that is no part of any. The tokenizers library's own
-    stream raises an error there.
+    The pieces together are `codec.decode` of all ids without special tokens. Only for invalid bytes
+    is there a difference: `decode` replaces the valid bytes next to them too (Llama 2's
+    `<0x0A><0xF0>`), but the stream has already returned these. The stream of the tokenizers library
+    raises an error there.
     """
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._ids: list[int] = []
-        # Ids from `_start` on are decoded together, for one decides how the next is written; their
-        # text before `_end`, `_told`, has been given away.
-        self._start, self._end, self._told = 0, 0, ""
+        # The text of an id depends on the ids before it, so the ids from `_start` are decoded
+        # together. `_shown` is the text of the ids from `_start` to `_end`, already returned.
+        self._start = 0
+        self._end = 0
+        self._shown = ""
 
     def feed(self, token: int, *, skip_special_tokens: bool = True) -> str:
-        """The text that one more id settles, often one word, sometimes nothing."""
+        """Add an id and return the text that is now complete: often a word, sometimes nothing."""
         codec = self._codec
         if token in (codec.hidden if skip_special_tokens else codec.silent):
             return ""
         self._ids.append(token)
-        text = self._codec.decode(self._ids[self._start :])
-        if len(text) <= len(self._told) or text.endswith("\ufffd"):  # half a character
+        text = codec.decode(self._ids[self._start :])
+        if len(text) <= len(self._shown) or text.endswith("\ufffd"):  # half a character
             return ""
-        return self._given(text)
+        return self._advance(text)
 
     def would_be(self, token: int) -> str:
-        """The text of one more id in this place; the name of a token that texts are without."""
+        """Decode `token` as if it came next. Of a hidden token, return the name."""
         if token in self._codec.hidden:
             return self._codec.piece(token)
-        before = self._ids[-_AROUND:]
-        settled = self._codec.decode(before).rstrip("\ufffd")  # half a character
-        return self._codec.decode([*before, token])[len(settled) :]
+        context = self._ids[-_CONTEXT_IDS:]
+        complete = self._codec.decode(context).rstrip("\ufffd")  # without half a character
+        return self._codec.decode([*context, token])[len(complete) :]
 
     def rest(self) -> str:
-        """Text held back until now, to be called after the last id."""
-        return self._given(self._codec.decode(self._ids[self._start :]))
+        """Return the remaining text after the last id."""
+        return self._advance(self._codec.decode(self._ids[self._start :]))
 
-    def _given(self, text: str) -> str:
-        """The new end of the text from `_start` on, which counts as given away from now."""
-        piece, new = text[len(self._told) :], self._codec.decode(self._ids[self._end :])
-        # A space that stands first is stripped: the ids before it are kept, which let it stand.
-        self._start, self._told = (self._end, new) if new else (self._start, text)
+    def _advance(self, text: str) -> str:
+        """Return the end of `text` that is new, and move `_start` and `_end`."""
+        piece = text[len(self._shown) :]
+        last = self._codec.decode(self._ids[self._end :])
+        if last:
+            self._start = self._end
+            self._shown = last
+        else:
+            # Decoding strips a leading space. With the ids before it, the space remains.
+            self._shown = text
         self._end = len(self._ids)
         return piece

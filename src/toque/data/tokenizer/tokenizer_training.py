@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -29,32 +28,40 @@ Kind = Literal["unigram", "bpe"]
 _END = "<|endoftext|>"
 _UNIGRAM_SPECIALS = ("<pad>", "</s>", "<unk>")
 _N_EXTRA = 100
-MAX_WORD_CHARS = 1000  # characters between blanks that a vocabulary is learnt from
-WORDS_CUT = "toque_words_cut"  # the folder's setting that counts longer words
+MAX_WORD_CHARS = 1000
+"""Characters between blanks that training uses."""
+WORDS_CUT = "toque_words_cut"
+"""Setting of the tokenizer folder with the count of longer words."""
 _WORD = re.compile(r"\S+|\s+")
 _T = TypeVar("_T")
 
 
 def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
-    """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+    """Train a tokenizer of at most `vocab_size` entries. Equal texts give equal tokenizers.
 
-    "unigram" has T5's layout: `<pad>` 0, `</s>` 1, `<unk>` 2, pieces, and 100 `<extra_id_N>` at the
-    end, 99 first. "bpe" is byte-level with `<|endoftext|>` as 0 for begin, end and padding.
+    "unigram" has T5's layout: `<pad>`, `</s>`, `<unk>`, the pieces, then `<extra_id_99>` to
+    `<extra_id_0>`. "bpe" is byte-level, and `<|endoftext|>` with the id 0 is the begin, end and
+    padding token.
     """
     cut: Counter[str] = Counter()
-    # With their line breaks: a byte-level vocabulary learns "\n" from them.
-    whole = chain.from_iterable(composed(text).splitlines(keepends=True) for text in texts)
-    lines = [_without_long_words(line, cut) for line in whole]
+    # Keep line breaks, so that a byte-level vocabulary learns "\n".
+    lines = [
+        _cut_long_words(line, cut)
+        for text in texts
+        for line in composed(text).splitlines(keepends=True)
+    ]
     if not lines:
-        raise DataError("A tokenizer cannot be learnt from nothing: the sources hold no text.")
-    if kind == "bpe":  # counts are whole numbers: threads change nothing
-        tokenizer = interruptible(partial(_bpe, lines, vocab_size))
+        raise DataError("Cannot train a tokenizer: the sources have no text.")
+    if kind == "bpe":  # counts are integers, so threads do not change the result
+        tokenizer = interruptible(partial(_train_bpe, lines, vocab_size))
         specials = SpecialForms(eos=_END, pad=_END, bos=_END, unk=None)
-    else:  # threads would add floating-point sums in another order every time
+    else:  # threads would change the order of floating-point sums
         with one_tokenizer_thread():
-            tokenizer = interruptible(partial(_unigram, lines, vocab_size))
+            tokenizer = interruptible(partial(_train_unigram, lines, vocab_size))
         specials = SpecialForms(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
-    name, text = f"{TRAINED}{vocab_size}", tokenizer.to_str()
+
+    name = f"{TRAINED}{vocab_size}"
+    text = tokenizer.to_str()
     settings: dict[str, Any] = {"toque_name": name}
     if cut:
         settings[WORDS_CUT] = cut.total()
@@ -63,7 +70,7 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
 
 @contextmanager
 def one_tokenizer_thread() -> Iterator[None]:
-    """Keep the tokenizers library to one thread, here and in processes started inside."""
+    """Limit the tokenizers library to one thread, in this process and in new child processes."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
@@ -75,40 +82,42 @@ def one_tokenizer_thread() -> Iterator[None]:
 
 
 def interruptible(work: Callable[[], _T]) -> _T:
-    """The result of `work`, done in a thread so that Ctrl-C is answered, which waits for Python."""
-    done: Future[_T] = Future()
+    """Run `work` in a thread and return its result, so that Ctrl-C interrupts native code."""
+    outcome: Future[_T] = Future()
 
     def run() -> None:
         try:
-            done.set_result(work())
+            outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised below, in the main thread
-            done.set_exception(error)
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join()
-    # Workers are forked when no thread is left; the system's may outlive Python's for a moment.
+
+    # A process forks workers only if it has no other thread. The kernel's thread may exist a moment
+    # longer than Python's.
     task = Path(f"/proc/self/task/{thread.native_id}")
     for _ in range(1000):
         if not task.exists():
             break
         time.sleep(0.001)
-    return done.result()
+    return outcome.result()
 
 
-def _without_long_words(line: str, cut: Counter[str]) -> str:
-    """A line with its long words cut, and counted: learning takes the square of their length."""
+def _cut_long_words(line: str, cut: Counter[str]) -> str:
+    """Cut and count the long words of a line. Training time grows with the square of a word."""
     if len(line) <= MAX_WORD_CHARS:
         return line
 
-    def shorter(word: re.Match[str]) -> str:
+    def shorten(word: re.Match[str]) -> str:
         cut["words"] += len(word[0]) > MAX_WORD_CHARS
         return word[0][:MAX_WORD_CHARS]
 
-    return _WORD.sub(shorter, line)
+    return _WORD.sub(shorten, line)
 
 
-def _bpe(lines: list[str], vocab_size: int) -> Tokenizer:
+def _train_bpe(lines: list[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -122,11 +131,13 @@ def _bpe(lines: list[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _unigram(lines: list[str], vocab_size: int) -> Tokenizer:
+def _train_unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     n_pieces = vocab_size - _N_EXTRA - len(_UNIGRAM_SPECIALS)
     trainer = UnigramTrainer(
-        vocab_size=n_pieces + len(_UNIGRAM_SPECIALS) + n_pieces // 16,  # the excess is cut below
+        vocab_size=n_pieces
+        + len(_UNIGRAM_SPECIALS)
+        + n_pieces // 16,  # `_reproducible` drops the excess
         special_tokens=list(_UNIGRAM_SPECIALS),
         unk_token=_UNIGRAM_SPECIALS[2],
         show_progress=False,
@@ -134,12 +145,12 @@ def _unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )
-    # The rarest characters would crowd out the words.
+    # Drop the rarest characters, so that they do not take the entries of words.
     counts = Counter(char for line in lines for char in line if not char.isspace())
     rare = sorted(counts, key=lambda char: (-counts[char], char))[n_pieces // 2 :]
     without_rare = dict.fromkeys(map(ord, rare), "")
     tokenizer.train_from_iterator([line.translate(without_rare) for line in lines], trainer)
-    tokenizer.model = _settled(tokenizer, n_pieces)
+    tokenizer.model = _reproducible(tokenizer, n_pieces)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     names = [*_UNIGRAM_SPECIALS, *(f"<extra_id_{n}>" for n in reversed(range(_N_EXTRA)))]
@@ -149,19 +160,20 @@ def _unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _settled(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
-    """The learnt pieces in an order that does not depend on the process.
+def _reproducible(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
+    """Round the scores of a trained model, sort its pieces, and drop the excess.
 
-    The trainer walks hash tables with a seed of their own: equal scores come in another order, and
-    differ in their last bits. So scores are rounded, ties sorted by piece, and the list cut here.
+    The trainer's hash tables are seeded at random. So in every process equal scores differ in their
+    last bits and come in another order.
     """
-    learnt = json.loads(tokenizer.to_str())["model"]["vocab"][len(_UNIGRAM_SPECIALS) :]
-    # Characters without a score of their own get the lowest and a ten-thousandth more each.
-    lowest = min((score for _, score in learnt), default=0.0)
-    appended = lowest + 1e-4 * (1 + sum(len(piece) == 1 for piece, _ in learnt))
+    trained = json.loads(tokenizer.to_str())["model"]["vocab"][len(_UNIGRAM_SPECIALS) :]
+    # The trainer appends characters without a score: each gets 0.0001 more than the last,
+    # starting at the lowest score.
+    lowest = min((score for _, score in trained), default=0.0)
+    max_appended = lowest + 1e-4 * (1 + sum(len(piece) == 1 for piece, _ in trained))
     scores = {
-        piece: round(lowest if len(piece) == 1 and score < appended else score, 3)
-        for piece, score in learnt
+        piece: round(lowest if len(piece) == 1 and score < max_appended else score, 3)
+        for piece, score in trained
     }
     ranked = sorted(scores, key=lambda p: (-scores[p], p))
     letters = [piece for piece in ranked if len(piece) == 1]

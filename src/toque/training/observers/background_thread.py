@@ -1,7 +1,7 @@
-"""Background thread for talking to the outside, which may be slow, hang or fail.
+"""Background thread for network services, which may be slow, hang or fail.
 
-Work that fails, or does not fit into the short queue, is counted. Nothing here can stall a run,
-stop it, or keep its process from ending.
+Work that fails or does not fit into the short queue is counted. The thread cannot delay a run, stop
+it, or keep its process alive.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Work = Callable[[], None]
 
 @dataclass(eq=False)
 class BackgroundThread:
-    """Does work one piece at a time, in the order it was offered."""
+    """Thread that does one piece of work at a time, in the order of `offer`."""
 
-    name: str  # name of the work in the plural, for sentences: "webhook messages"
-    capacity: int  # pieces that may wait
-    describe: Callable[[Exception], str]  # gives an error in words that give no secret away
-    warn: Callable[[Progress, str], None]  # takes a sentence about what could not be delivered
+    name: str  # plural name of the work for messages: "webhook messages"
+    capacity: int  # pieces of work that may wait
+    describe: Callable[[Exception], str]  # describes an error without its secrets
+    warn: Callable[[Progress, str], None]
     dropped: int = 0
     failed: int = 0
     last_error: str = ""
@@ -35,7 +35,7 @@ class BackgroundThread:
     _reported: int = 0
 
     def offer(self, work: Work) -> None:
-        """Have `work` done soon, or drop it because too much waits."""
+        """Queue `work`, or drop it if the queue is full."""
         with self._changed:
             if self._closing or len(self._waiting) >= self.capacity:
                 self.dropped += 1
@@ -43,22 +43,22 @@ class BackgroundThread:
             self._waiting.append(work)
             self._changed.notify()
         if self._thread is None:
-            # A daemon: a piece of work that hangs must not keep the process alive.
+            # A daemon, because work that hangs must not keep the process alive.
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             self._thread.start()
 
     def warn_of_losses(self, at: Progress) -> None:
-        """Warn at the first loss, and each time their number has doubled."""
+        """Warn of the first loss, and again whenever the number of losses has doubled."""
         lost = self.dropped + self.failed
         if lost > self._reported and (self._closing or lost >= 2 * self._reported):
             self._reported = lost
-            why = f" ({self.last_error})" if self.last_error else ""
+            reason = f" ({self.last_error})" if self.last_error else ""
             self.warn(
-                at, f"{lost:,} {self.name} could not be delivered so far{why}; the run goes on"
+                at, f"{lost:,} {self.name} could not be delivered so far{reason}. The run continues"
             )
 
     def close(self, at: Progress, *, patience_seconds: float) -> None:
-        """Wait for the queue, no longer than that; what is left is dropped, and all warned of."""
+        """Wait for the queue for `patience_seconds`, drop the rest, and warn of all losses."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -75,10 +75,11 @@ class BackgroundThread:
                 self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
                 if not self._waiting:
                     return
-                work, self._busy = self._waiting.popleft(), True
+                work = self._waiting.popleft()
+                self._busy = True
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - whatever a tracker's library may raise
+            except Exception as error:  # noqa: BLE001 - a tracker's library may raise anything
                 self.last_error = self.describe(error)
                 self.failed += 1
             finally:

@@ -1,7 +1,6 @@
-"""Gradients by layer group: does every part learn.
+"""Gradient norms by layer group, to see whether every part of the model learns.
 
-Every so many updates a `gradients` event has for each group of layers the norm of its gradient,
-before clipping and summed over ranks.
+A `gradients` event contains the norm of each group's gradient before clipping, over all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
-from toque.training.distributed.sharing import Sharing, own_part
+from toque.training.distributed.data_parallel import DataParallel, local_part
 from toque.training.observers.system_sampler import Record
 from toque.training.phases import UNWATCHED, Phase, Phases
 from toque.units import Duration, Progress
@@ -25,26 +24,26 @@ from toque.units import Duration, Progress
 _BLOCK: Final = re.compile(
     r"(?:^|\.)(?:(encoder|decoder)\.)?(?:block|blocks|h|layer|layers)\.([0-9]+)\."
 )
-"""T5's encoder.block.3., GPT-2's h.3., NeoX' and Llama's layers.3."""
+"""Names of blocks: T5's encoder.block.3., GPT-2's h.3., NeoX' and Llama's layers.3."""
 _HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head)\.")
 _EMBEDDING: Final = re.compile(
     r"(?:^|\.)(?:shared|wte|wpe|embed|embed_in|embed_tokens|embeddings?|position_embeddings)\."
 )
 _ADAPTER: Final = re.compile(r"\.(?:lora_\w+|trainable_tokens_\w+)(?:\.|$)")
-_MOST_RANGES: Final = 12  # most groups that a stack of blocks is divided into
+_MAX_GROUPS: Final = 12  # groups of a stack of blocks
 
 
 @dataclass(eq=False)
 class Gradients(Callback):
-    """Measures every `every_steps`th update of a run, whatever sessions it came in."""
+    """Measurement of the gradients of every `every_steps`th update of a run."""
 
     record: Record | None
     every_steps: int
     model: nn.Module
     phases: Phases
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
-    """Sums over ranks that hold parts of the weights; then every rank has an observer."""
-    _due: bool = False
+    """Function that sums over ranks. If weights are divided, every rank must call it."""
+    _is_due: bool = False
     _norms: Tensor | None = None
 
     @classmethod
@@ -53,67 +52,72 @@ class Gradients(Callback):
         every: Duration | None,
         model: nn.Module,
         phases: Phases,
-        sharing: Sharing,
+        sharing: DataParallel,
         record: Record | None,
     ) -> list[Self]:
-        """The observer that `observe.gradients` asks for, if it does.
+        """Build the callback of the setting observe.gradients, if it is set.
 
-        Where ranks hold parts of the weights, all of them have it; a rank without a record measures
-        its part for the others.
+        If weights are divided, all ranks need it: a rank without a record measures its part.
         """
         if every is None:
             return []
         return [cls(record, int(every.amount), model, phases, sharing.sum_of_parts)]
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Find the groups and watch the loop's phases."""
+        """Group the parameters, and watch the loop's phases."""
         named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
         self._parameters = [p for _, p in named]
         self._groups = layer_groups([name for name, _ in named])
-        self._due = False
+        self._is_due = False
         self.phases.watchers.append(self._watch)
 
     def on_before_step(self, at: Progress) -> None:
-        """Decide if the update that begins is one to measure."""
-        self._due, self._norms = (at.step + 1) % self.every_steps == 0, None
+        """Decide whether to measure the next update."""
+        self._is_due = (at.step + 1) % self.every_steps == 0
+        self._norms = None
 
     def on_step(self, info: StepInfo) -> None:
-        """Write the event; on CUDA this waits for the device."""
+        """Write the event. On CUDA this waits for the device."""
         if self._norms is None:
             return
         norms = self._norms.tolist()
-        of_groups = self._groups.values()
-        squares = self.total([math.fsum(norms[i] ** 2 for i in of) for of in of_groups])
+        squares = [
+            math.fsum(norms[i] ** 2 for i in positions) for positions in self._groups.values()
+        ]
+        totals = self.total(squares)
         if self.record is not None:
-            found = zip(self._groups, squares, strict=True)
-            groups = {group: {"grad_norm": math.sqrt(square)} for group, square in found}
+            groups = {
+                group: {"grad_norm": math.sqrt(total)}
+                for group, total in zip(self._groups, totals, strict=True)
+            }
             self.record("gradients", step=info.progress.step, groups=groups)
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Watch no more."""
+        """Stop watching the phases."""
         if self._watch in self.phases.watchers:
             self.phases.watchers.remove(self._watch)
 
     def _watch(self, phase: Phase) -> AbstractContextManager[Any]:
-        if self._due and phase == "clip":
-            self._norms = _norms_of([p.grad for p in self._parameters], like=self._parameters[0])
+        if self._is_due and phase == "clip":
+            self._norms = _gradient_norms(self._parameters)
         return UNWATCHED
 
 
-def _norms_of(gradients: Sequence[Tensor | None], *, like: Tensor) -> Tensor:
-    """[len(gradients)] Euclidean norm of each in float32, 0 for none, on the device of `like`."""
-    there = [own_part(gradient) for gradient in gradients if gradient is not None]
-    # One call for all of them on a GPU; it has no public name.
-    found = iter(torch._foreach_norm(there) if there else ())  # noqa: SLF001
-    zero = torch.zeros((), device=like.device)
-    norms = [zero if gradient is None else next(found) for gradient in gradients]
+def _gradient_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the norm of each parameter's gradient, 0 without a gradient, [parameters] float32."""
+    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
+    # On a GPU this is one call for all gradients. It has no public name.
+    computed = iter(torch._foreach_norm(gradients) if gradients else ())  # noqa: SLF001
+    zero = torch.zeros((), device=parameters[0].device)
+    norms = [zero if p.grad is None else next(computed) for p in parameters]
     return torch.stack([norm.to(zero.device, torch.float32) for norm in norms])
 
 
 def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:
-    """Group -> positions in `names` of its parameters; a tied head counts as the embedding.
+    """Return the positions of each group's parameters in `names`.
 
-    A stack of more than twelve blocks is divided into ranges of equal length.
+    A tied head is part of the embedding. More than twelve blocks of a stack are divided into ranges
+    of equal length.
 
     >>> layer_groups(["transformer.wte.weight", "transformer.h.0.ln_1.bias", "lm_head.weight"])
     {'embedding': [0], 'block 0': [1], 'head': [2]}
@@ -121,22 +125,29 @@ def layer_groups(names: Sequence[str]) -> dict[str, list[int]]:
     ['blocks 0-1', 'blocks 10-11']
     """
     blocks = [_BLOCK.search(name) for name in names]
-    depth: dict[str | None, int] = {}
-    for found in filter(None, blocks):
-        depth[found[1]] = max(depth.get(found[1], 0), int(found[2]) + 1)
+    depth_by_stack: dict[str | None, int] = {}
+    for match in filter(None, blocks):
+        stack, number = match.groups()
+        depth_by_stack[stack] = max(depth_by_stack.get(stack, 0), int(number) + 1)
+
     groups: dict[str, list[int]] = {}
     for position, (name, block) in enumerate(zip(names, blocks, strict=True)):
         if block is not None:
-            n_blocks = depth[block[1]]
-            width = -(-n_blocks // _MOST_RANGES)
-            first = int(block[2]) // width * width
-            last = min(first + width, n_blocks) - 1
-            place = f"blocks {first}-{last}" if last > first else f"block {first}"
-            group = f"{block[1]} {place}" if block[1] else place
+            stack, number = block.groups()
+            depth = depth_by_stack[stack]
+            width = math.ceil(depth / _MAX_GROUPS)
+            first = int(number) // width * width
+            last = min(first + width, depth) - 1
+            group = f"blocks {first}-{last}" if last > first else f"block {first}"
+            if stack:
+                group = f"{stack} {group}"
         elif _HEAD.search(name):
             group = "head"
-        else:  # "other" is the last norm, above all
-            group = "embedding" if _EMBEDDING.search(name) else "other"
-        adapter = "adapter " if _ADAPTER.search(name) else ""
-        groups.setdefault(adapter + group, []).append(position)
+        elif _EMBEDDING.search(name):
+            group = "embedding"
+        else:
+            group = "other"  # mainly the last norm
+        if _ADAPTER.search(name):
+            group = f"adapter {group}"
+        groups.setdefault(group, []).append(position)
     return groups

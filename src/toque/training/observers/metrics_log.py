@@ -1,22 +1,25 @@
-"""Metrics log `metrics.jsonl`: one JSON object per line; every other record is a copy of it.
+"""Metrics log `metrics.jsonl`, with one JSON object per line. All other records are copies of it.
 
-A step event holds loss, learning rate and gradient norm of that update, and throughput and sums
-since the last one. One is written before every save, so a run continued from a checkpoint neither
-loses nor doubles anything: `toque.runs.history` leaves out what came after the step it starts from.
+A step event has the loss, learning rate and gradient norm of its update, and the throughput and
+sums since the previous step event. One is written before every save. A run that continues from a
+checkpoint therefore counts every update once: `toque.runs.history` leaves out the events of an
+earlier session after that checkpoint.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.data.loader.batch_stream import BatchStream
@@ -26,20 +29,43 @@ from toque.hardware.processor import usable_cores
 from toque.hardware.thread_waits import waits_in
 from toque.models.flops import parameter_counts
 from toque.runs.history import METRICS
-from toque.runs.outlined_update import Peak
+from toque.runs.peak import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
+from toque.training.arithmetic import Arithmetic, rate_of_bf16
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.process_group import versions
-from toque.training.distributed.sharing import Sharing
-from toque.training.placement import Arithmetic, attention_in, rate_of_bf16
+from toque.training.optimisations import attention_in
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Duration, Progress
 
 
+class LossSum(NamedTuple):
+    """Sum of the training loss in nats, and its target tokens, over updates with a finite loss.
+
+    The sums are tensors on the device, so adding an update does not wait for CUDA.
+    """
+
+    nats: Tensor | float = 0.0
+    targets: Tensor | float = 0.0
+
+    def plus(self, info: StepInfo) -> LossSum:
+        """Return the sums with another update."""
+        loss = torch.as_tensor(info.loss).detach().double()
+        is_finite = torch.isfinite(loss)
+        nats = torch.where(is_finite, loss, 0.0) * info.n_targets
+        return LossSum(self.nats + nats, self.targets + is_finite * info.n_targets)
+
+    def mean_since(self, before: LossSum) -> float:
+        """Return the mean loss per target token since earlier sums, or NaN without an update."""
+        targets = float(self.targets - before.targets)
+        return float(self.nats - before.nats) / targets if targets else math.nan
+
+
 @dataclass
 class StepWindow:
-    """Sums over consecutive updates; rates are of those that no observer slowed."""
+    """Sums over consecutive updates. Rates leave out the updates that an observer slowed."""
 
     n_steps: int = 0
     n_examples: int = 0
@@ -47,14 +73,16 @@ class StepWindow:
     n_tokens: int = 0
     n_computed: int = 0
     seconds: float = 0.0
-    data_wait_seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)  # wall seconds by `phases.Part`
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0
+    first_lr: float = math.nan  # learning rate of the first update
     last: StepInfo | None = None
 
     def add(self, info: StepInfo) -> None:
         """Add one update."""
+        if self.last is None:
+            self.first_lr = info.lr
         self.last = info
         self.n_steps += 1
         self.n_examples += info.n_examples
@@ -62,7 +90,6 @@ class StepWindow:
         self.n_tokens += info.n_tokens
         self.n_computed += info.n_computed
         self.seconds += info.seconds
-        self.data_wait_seconds += info.data_wait_seconds
         for part, seconds in info.parts.items():
             self.parts[part] = self.parts.get(part, 0.0) + seconds
         if info.slowed:
@@ -71,24 +98,38 @@ class StepWindow:
 
     @property
     def pad_fraction(self) -> float:
-        """Share of the computed tokens that were padding."""
+        """Padding as a share of the computed tokens."""
         return 1.0 - self.n_tokens / self.n_computed if self.n_computed else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of both sides without padding, per second; slowed updates count if all are."""
-        tokens, seconds = self.n_tokens - self.slowed_tokens, self.seconds - self.slowed_seconds
+        """Source and target tokens per second, without padding.
+
+        Slowed updates count only if all updates are slowed.
+        """
+        tokens = self.n_tokens - self.slowed_tokens
+        seconds = self.seconds - self.slowed_seconds
         if tokens == 0:
-            tokens, seconds = self.n_tokens, self.seconds
+            tokens = self.n_tokens
+            seconds = self.seconds
         return tokens / seconds if seconds > 0 else 0.0
 
     @property
+    def data_wait_seconds(self) -> float:
+        """Seconds of waiting for batches."""
+        return self.parts.get("data_wait", 0.0)
+
+    @property
     def waiting_share(self) -> float:
-        """Share of the time that the updates waited for data."""
+        """Waiting for data as a share of the time."""
         return self.data_wait_seconds / self.seconds if self.seconds > 0 else 0.0
 
     def utilisation(self, flops_per_token: float | None, peak: Peak | None) -> float | None:
-        """FLOP/s needed over the peak (MFU; Chowdhery et al. 2022, appendix B); None if unknown."""
+        """Return the model FLOPs utilisation (MFU), or None if it is unknown.
+
+        MFU is the FLOP/s that the tokens need, divided by the peak (Chowdhery et al. 2022,
+        appendix B).
+        """
         if flops_per_token is None or peak is None:
             return None
         return flops_per_token * self.tokens_per_second / peak.flops_per_second
@@ -98,17 +139,19 @@ def start_event(
     model: PreTrainedModel,
     stream: BatchStream,
     runtime: Runtime,
-    sharing: Sharing,
+    sharing: DataParallel,
     resources: Resources,
     arithmetic: Arithmetic,
 ) -> dict[str, Any]:
-    """Fields of the start event that describe what is computed, and where."""
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    counts, chosen = parameter_counts(model), attention_in(model, runtime)
+    """Return the fields of the start event about the model, the data and the machine."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    counts = parameter_counts(model)
+    attention = attention_in(model, runtime)
+
     return {
         "versions": versions(),
         "hardware": {
-            "device": cuda or platform.processor() or platform.machine(),
+            "device": gpu or platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
             "cores": len(usable_cores()),
             "waits": waits_in(),
@@ -120,8 +163,8 @@ def start_event(
         "arithmetic": arithmetic.record(),
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
-        "attention": chosen.name,
-        "attention_blocks": chosen.blocks or None,
+        "attention": attention.name,
+        "attention_blocks": attention.blocks or None,
         "readers": stream.readers,
         "ranks": runtime.ranks.world_size,
         "strategy": sharing.strategy,
@@ -132,36 +175,43 @@ def start_event(
 
 @dataclass(eq=False)
 class MetricsLog(Callback):
-    """Appends events to a file, or raises CheckpointError; a full disk costs records alone."""
+    """Writer of a run's events. On a full disk only records are lost."""
 
     path: Path
     log_every: Duration  # time between step events; the first update always has one
     about: Mapping[str, Any] = field(default_factory=dict)  # further fields of the start event
-    flops_per_token: float | None = None  # FLOPs of forward and backward; None for no utilisation
+    flops_per_token: float | None = None  # forward and backward; None for no utilisation
     peak: Peak | None = None
-    evaluated: Callable[[], Mapping[str, Any]] = dict  # `seconds`, and `texts`, scores of texts
+    evaluated: Callable[[], Mapping[str, Any]] = dict
+    """Function that returns the fields `seconds` and `texts` of the newest evaluation."""
     copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()  # called with every record
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Device of the run; for a GPU, step events hold the most bytes the session has allocated."""
+    """Device of the run. On a GPU, step events have the session's peak of allocated bytes."""
     dropped_records: int = 0
     _window: StepWindow = field(default_factory=StepWindow)
-    _losses: list[torch.Tensor] = field(default_factory=list)  # [] each, of the window's updates
+    _losses: list[Tensor] = field(default_factory=list)  # losses of the window's updates, [] each
     _stop_after: Duration | None = None
     _file: JsonLines | None = None
-    _peak_doubted: bool = False
-    _one_writer: threading.RLock = field(default_factory=threading.RLock)
+    _warned_of_peak: bool = False
+    _write_lock: threading.RLock = field(default_factory=threading.RLock)
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Open the file and write the start event."""
+        """Open the file and write the start event.
+
+        Raises:
+            CheckpointError: The file cannot be opened.
+        """
         try:
             self._file = JsonLines(self.path)
         except OSError as error:
             raise CheckpointError(
-                f"{self.path} cannot be written: {error.strerror}. The run's metrics are kept "
-                "there; choose another run_dir, or give yourself the right to write."
+                f"{self.path} cannot be written: {error.strerror}. It stores the metrics of the "
+                "run. Choose another run_dir, or check that you may write to this one."
             ) from error
-        self._stop_after, self._window, peak = start.stop_after, StepWindow(), self.peak
+        self._stop_after = start.stop_after
+        self._window = StepWindow()
         self._losses = []
+        peak = self.peak
         self._write(
             "start",
             step=start.progress.step,
@@ -177,26 +227,26 @@ class MetricsLog(Callback):
             self.on_warning(start.progress, note)
 
     def on_step(self, info: StepInfo) -> None:
-        """Write a step event when one is due."""
+        """Write a step event if it is due."""
         self._window.add(info)
         self._losses.append(info.loss)
-        first = info.before.step == 0
-        if first or self.log_every.crossed(info.before, info.progress, self._stop_after):
+        is_first = info.before.step == 0
+        if is_first or self.log_every.crossed(info.before, info.progress, self._stop_after):
             self._write_step()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Write the metrics; scores of texts stand apart from what is computed on held-out data."""
+        """Write the held-out metrics in `metrics`, and the scores of texts in `texts`."""
         details = dict(self.evaluated())
         texts = details.get("texts", {})
-        own = {name: value for name, value in metrics.items() if name not in texts}
-        self._write("evaluation", step=at.step, epoch=at.epoch, metrics=own, **details)
+        heldout = {name: value for name, value in metrics.items() if name not in texts}
+        self._write("evaluation", step=at.step, epoch=at.epoch, metrics=heldout, **details)
 
     def on_before_save(self, at: Progress) -> None:
-        """Write the pending step event, so that a checkpoint stands on whole sums."""
+        """Write a step event, so that its sums end at the checkpoint."""
         self._write_step()
 
     def on_save(self, at: Progress, saved: Saved) -> None:
-        """Write the save."""
+        """Write a save event."""
         self._write(
             "save",
             step=saved.step,
@@ -207,16 +257,17 @@ class MetricsLog(Callback):
         )
 
     def on_warning(self, at: Progress, message: str) -> None:
-        """Write the message."""
+        """Write a warning event."""
         self._write("warning", step=at.step, message=message)
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Write how the session ended and close the file."""
+        """Write the end event and close the file."""
         if end.error is None or end.reason == "non_finite":
             self._write_step()
         best: dict[str, Any] | None = None
         if end.best is not None:
             best = {"step": end.best.step, "loss": end.best.loss, end.best.metric: end.best.score}
+        optional = {"parts": dict(end.parts)} if end.parts else {}
         self._write(
             "end",
             step=end.progress.step,
@@ -228,37 +279,48 @@ class MetricsLog(Callback):
             dropped_records=self.dropped_records,
             saves=asdict(end.saves),
             skipped_updates=end.skipped_updates,
-            **({} if not end.parts else {"parts": dict(end.parts)}),
+            **optional,
         )
-        if self._file is not None:
-            with self._one_writer:
+        with self._write_lock:
+            if self._file is not None:
                 self._file.close()
                 self._file = None
 
     def record(self, event: str, **fields: Any) -> None:
-        """Write an event of another observer, from any thread; outside a session nothing."""
-        with self._one_writer:
+        """Write an event of another callback during a session. Any thread may call this."""
+        with self._write_lock:
             if self._file is not None:
                 self._write(event, **fields)
 
     def _write_step(self) -> None:
-        window, last = self._window, self._window.last
+        window = self._window
+        last = window.last
         if last is None:
             return
+        losses = self._losses
         self._window = StepWindow()
+        self._losses = []
+
         mfu = window.utilisation(self.flops_per_token, self.peak)
         if self.peak is not None and mfu is not None and mfu > 1.0:
-            if not self._peak_doubted:
-                why = f"the share of the peak (mfu) is not recorded: {self.peak.too_low}"
-                self.on_warning(last.progress, f"{why}. Training itself is not affected")
-            mfu, self._peak_doubted = None, True
-        also: dict[str, Any] = {} if last.stage is None else {"stage": last.stage}
-        also |= {"parts": window.parts} if window.parts else {}
-        losses, self._losses = self._losses, []
-        if len(losses) > 1:  # read together: the device is waited for once
-            also["losses"] = torch.stack(losses).tolist()
+            mfu = None
+            if not self._warned_of_peak:
+                self._warned_of_peak = True
+                self.on_warning(
+                    last.progress,
+                    f"the share of the peak (mfu) is not recorded: {self.peak.too_low}. Training "
+                    "itself is not affected",
+                )
+
+        optional: dict[str, Any] = {}
+        if last.stage is not None:
+            optional["stage"] = last.stage
+        if window.parts:
+            optional["parts"] = window.parts
+        if len(losses) > 1:
+            optional["losses"] = torch.stack(losses).tolist()  # waits for the device once
         if self.device.type == "cuda":
-            also["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
+            optional["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
         self._write(
             "step",
             step=last.progress.step,
@@ -274,23 +336,24 @@ class MetricsLog(Callback):
             tokens_per_second=window.tokens_per_second,
             data_wait_seconds=window.data_wait_seconds,
             mfu=mfu,
-            **also,
+            **optional,
         )
 
     def _write(self, event: str, **fields: Any) -> None:
         record = {"event": event, **fields}
-        with self._one_writer:
-            if self._file is not None and self._file.append([_line(record)]) is not None:
+        with self._write_lock:
+            if self._file is not None and self._file.append([_encode(record)]) is not None:
                 self.dropped_records += 1
             for copy in self.copies:
                 copy(record)
 
 
 def write_after(run: Path, parts: Mapping[str, float]) -> None:
-    """Add seconds after a run's last session, by their work: the finished model, uploads."""
-    append_json_lines(run / METRICS, [_line({"event": "after", "parts": dict(parts)})])
+    """Record the seconds of work after a run's last session, such as uploads, by its name."""
+    append_json_lines(run / METRICS, [_encode({"event": "after", "parts": dict(parts)})])
 
 
-def _line(record: Mapping[str, Any]) -> bytes:
-    # Parsed once to put null for NaN and infinities, which JSON does not have.
-    return json.dumps(json.loads(json.dumps(record), parse_constant=lambda _name: None)).encode()
+def _encode(record: Mapping[str, Any]) -> bytes:
+    # JSON does not have NaN and infinity. Parsing the text replaces them by null.
+    plain = json.loads(json.dumps(record), parse_constant=lambda _name: None)
+    return json.dumps(plain).encode()

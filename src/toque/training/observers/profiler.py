@@ -1,8 +1,8 @@
-"""Profiler: traces of some updates and tables of their operations, both as torch.profiler has them.
+"""Profiler of some updates: torch.profiler's traces and tables of operations.
 
 Each repetition of the schedule writes a Chrome trace and a table into `trace/` of the run folder.
-Profiled updates are marked as slowed, so rates leave them out; their numbers are the same bits. Of
-several ranks the first one is profiled.
+Profiled updates are marked as slowed, so rates leave them out. Their results stay the same to the
+bit. With several ranks, rank 0 is profiled.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from toque.training.runtime import Runtime
 from toque.training.stopping import INTERRUPTED
 from toque.units import Progress
 
-FOLDER: Final = "trace"  # folder of the traces, in that of the run
-_OPERATIONS: Final = 25  # rows of a table
-_FRAMES: Final = 6  # python functions that an operation's call stack names
+FOLDER: Final = "trace"  # folder of the traces in the run folder
+_TABLE_ROWS: Final = 25
+_STACK_DEPTH: Final = 6  # Python functions of an operation's call stack in the table
 _EXECUTED: Final[list[object]] = []
-"""Code that is executed while call stacks are traced, kept alive; empty while none are.
+"""Code objects that Python executed while call stacks were traced. It is empty at other times.
 
-torch stores pointers into it and reads the names in the end. A module imported meanwhile, as
-trackers do in a thread, drops its code when it is done, and the names are then other memory.
+torch stores pointers into code objects and reads their names at the end. The code of a module is
+deleted after its import, e.g. of a tracker's package in a thread, and its memory is used again.
 """
 
 
 @cache
-def _keep_executed() -> None:
-    """Hook into Python, once: a hook cannot be taken off again."""
+def _keep_executed_code() -> None:
+    """Add a hook that keeps code objects alive. Python cannot remove a hook, so add it once."""
 
     def keep(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "exec" and _EXECUTED:
@@ -52,135 +52,149 @@ def _keep_executed() -> None:
 
 @dataclass(eq=False)
 class Profiler(Callback):
-    """Profiles some updates of every session. Whatever goes wrong with it, training continues."""
+    """Profiler of some updates of every session. If it fails, training continues."""
 
-    asked: ProfileConfig
-    folder: Path  # folder of the run
-    runtime: Runtime  # its phases are marked in the trace, and on a GPU kernels are traced as well
+    settings: ProfileConfig
+    folder: Path  # run folder
+    runtime: Runtime
     warn: Callable[[Progress, str], None]
-    say: Callable[[str], None]  # takes a sentence about each trace
+    notice: Callable[[str], None]  # reports the files of each trace
     slows: bool = False
     _profile: profile | None = None
     _updates: int = 0
-    _steps: list[int] = field(default_factory=list)  # steps of the trace that is being taken
+    _steps: list[int] = field(default_factory=list)  # steps of the current trace
     _warned: bool = False
-    _error: Exception | None = None  # raised later: torch must not stop within its step
+    _error: Exception | None = None  # raised later, because torch must finish its own step
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Begin to count; say so where the run is shorter than the schedule."""
-        asked = self.asked
-        self._updates, self._steps, self._warned, self._error = 0, [], False, None
-        self._action = schedule(
-            wait=asked.wait, warmup=asked.warmup, active=asked.active, repeat=asked.repeat
+        """Start the profiler, and warn if the run is shorter than the schedule."""
+        settings = self.settings
+        self._updates = 0
+        self._steps = []
+        self._warned = False
+        self._error = None
+        self._action_at = schedule(
+            wait=settings.wait,
+            warmup=settings.warmup,
+            active=settings.active,
+            repeat=settings.repeat,
         )
         self.runtime.phases.watchers.append(self._watch)
         if start.stop_after.unit == "steps":
-            left = int(start.stop_after.amount) - start.progress.step
-            self._warn_if_too_long(start.progress, left)
-        self._or_give_up(start.progress, self._start)
+            n_updates = int(start.stop_after.amount) - start.progress.step
+            self._warn_if_too_short(start.progress, n_updates)
+        self._stop_on_error(start.progress, self._start)
 
     def on_before_step(self, at: Progress) -> None:
-        """Say if the schedule has something for this update."""
-        idle = self._profile is None or self._action(self._updates) is ProfilerAction.NONE
-        self.slows = not idle
+        """Note whether the profiler slows this update."""
+        is_on = self._profile is not None
+        self.slows = is_on and self._action_at(self._updates) is not ProfilerAction.NONE
 
     def on_step(self, info: StepInfo) -> None:
-        """End it; after the last update of a repetition its files are written."""
-        if self.slows and self._action(self._updates) is not ProfilerAction.WARMUP:
+        """Count the update. The last update of a repetition writes the files."""
+        if self.slows and self._action_at(self._updates) is not ProfilerAction.WARMUP:
             self._steps.append(info.progress.step)
         self._updates += 1
         if self._profile is not None:
-            self._or_give_up(info.progress, self._profile.step)
+            self._stop_on_error(info.progress, self._profile.step)
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Write what was traced of a repetition that the end cut short."""
-        ended, self._profile, self.slows = self._profile, None, False
-        if ended is not None:
-            self._or_give_up(end.progress, ended.stop)
+        """Stop the profiler, which writes the files of an unfinished repetition."""
+        stopped = self._profile
+        self._profile = None
+        self.slows = False
+        if stopped is not None:
+            self._stop_on_error(end.progress, stopped.stop)
         _EXECUTED.clear()
         if self._watch in self.runtime.phases.watchers:
             self.runtime.phases.watchers.remove(self._watch)
         if end.error is None and end.reason != INTERRUPTED and not self._warned:
-            self._warn_if_too_long(end.progress, self._updates)
+            self._warn_if_too_short(end.progress, self._updates)
 
     def _watch(self, phase: Phase) -> AbstractContextManager[Any]:
         return record_function(f"toque: {phase}") if self.slows else UNWATCHED
 
     def _start(self) -> None:
-        # Its library writes lines of its own into the terminal, unless told before it starts.
+        # Kineto writes lines to the terminal unless this is set before it starts.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        stacks, on_gpu = self.asked.stacks, self.runtime.device.type == "cuda"
-        if stacks:
-            _keep_executed()
+        activities = [ProfilerActivity.CPU]
+        if self.runtime.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with_stacks = self.settings.stacks
+        if with_stacks:
+            _keep_executed_code()
             _EXECUTED.append(self)
         self._profile = profile(
-            activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu],
-            schedule=self._action,
-            on_trace_ready=self._traced,
-            profile_memory=self.asked.memory,
-            with_stack=stacks,
-            # Without it torch keeps the stacks out of its table; it has no public name.
-            experimental_config=_ExperimentalConfig(verbose=True) if stacks else None,
+            activities=activities,
+            schedule=self._action_at,
+            on_trace_ready=self._on_trace,
+            profile_memory=self.settings.memory,
+            with_stack=with_stacks,
+            # Only this setting, which has no public name, adds the stacks to torch's table.
+            experimental_config=_ExperimentalConfig(verbose=True) if with_stacks else None,
         )
         self._profile.start()
 
-    def _traced(self, ended: profile) -> None:
+    def _on_trace(self, trace: profile) -> None:
         try:
             if self._steps:
-                self._write(ended, self._steps)
-        except Exception as error:  # noqa: BLE001 - the kinds are its library's
+                self._write(trace, self._steps)
+        except Exception as error:  # noqa: BLE001 - torch and the disk may raise anything
             self._error = error
         self._steps = []
-        ended.profiler = None  # torch would warn that the next trace begins without these events
+        trace.profiler = None  # otherwise torch warns that the next trace lacks these events
 
-    def _write(self, ended: profile, steps: Sequence[int]) -> None:
+    def _write(self, trace: profile, steps: Sequence[int]) -> None:
         folder = self.folder / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         name = f"step-{steps[0]:08d}"
-        with TemporaryDirectory(dir=folder, prefix="temp-") as aside:
-            trace = Path(aside) / "trace.json.gz"
-            ended.export_chrome_trace(str(trace))
-            atomic_write(folder / f"{name}.json.gz", trace.read_bytes())
-        averages = ended.key_averages(group_by_stack_n=_FRAMES if self.asked.stacks else 0)
-        of = "device" if self.runtime.device.type == "cuda" else "cpu"
+        with TemporaryDirectory(dir=folder, prefix="temp-") as temp:
+            chrome_trace = Path(temp) / "trace.json.gz"
+            trace.export_chrome_trace(str(chrome_trace))
+            atomic_write(folder / f"{name}.json.gz", chrome_trace.read_bytes())
+        averages = trace.key_averages(group_by_stack_n=_STACK_DEPTH if self.settings.stacks else 0)
+        processor = "device" if self.runtime.device.type == "cuda" else "cpu"
         table = averages.table(
-            sort_by=f"self_{of}_time_total", row_limit=_OPERATIONS, max_name_column_width=60,
+            sort_by=f"self_{processor}_time_total",
+            row_limit=_TABLE_ROWS,
+            max_name_column_width=60,
             max_src_column_width=120,
-        )  # fmt: skip
+        )
         atomic_write(folder / f"{name}-operations.txt", table.encode())
-        self.say(
-            f"profiled updates {steps[0]:,} to {steps[-1]:,}: their operations are in "
-            f"{folder / name}-operations.txt, and {folder / name}.json.gz is for ui.perfetto.dev"
+        self.notice(
+            f"profiled updates {steps[0]:,} to {steps[-1]:,}: the operations are in "
+            f"{folder / name}-operations.txt, and ui.perfetto.dev shows {folder / name}.json.gz"
         )
 
-    def _or_give_up(self, at: Progress, act: Callable[[], None]) -> None:
-        """Do it; whatever its library raises, the run continues without a profile."""
+    def _stop_on_error(self, at: Progress, action: Callable[[], None]) -> None:
+        """Call `action`. If it raises, stop profiling and warn."""
         try:
-            act()
+            action()
             if self._error is not None:
                 raise self._error
-        except Exception as error:  # noqa: BLE001 - the kinds are its library's
-            ended, self._profile = self._profile, None
+        except Exception as error:  # noqa: BLE001 - torch and the disk may raise anything
             with suppress(Exception):
-                if ended is not None:
-                    ended.stop()
-            self.slows, self._warned = False, True
-            why = str(error).partition("\n")[0]
+                if self._profile is not None:
+                    self._profile.stop()
+            self._profile = None
+            self.slows = False
+            self._warned = True
+            reason = str(error).partition("\n")[0]
             self.warn(
                 at,
-                f"profiling ended: {type(error).__name__}: {why:.200}. What was traced before is "
-                "in trace/ of the run folder; training continues",
+                f"profiling ended: {type(error).__name__}: {reason:.200}. Earlier traces are in "
+                "trace/ of the run folder. Training continues",
             )
 
-    def _warn_if_too_long(self, at: Progress, updates: int) -> None:
-        plan = self.asked
+    def _warn_if_too_short(self, at: Progress, n_updates: int) -> None:
+        plan = self.settings
         cycle = plan.wait + plan.warmup + plan.active
-        if not 0 < updates < cycle * plan.repeat:
+        if not 0 < n_updates < cycle * plan.repeat:
             return
         self._warned = True
         self.warn(
             at,
-            f"observe.profile needs {cycle * plan.repeat:,} updates, and this session has "
-            f"{updates:,}: {updates // cycle} of {plan.repeat} traces are whole. Take smaller "
-            "numbers, e.g. observe.profile={wait: 1, warmup: 1, active: 2, repeat: 1}",
+            f"observe.profile needs {cycle * plan.repeat:,} updates, but this session has "
+            f"{n_updates:,}: {n_updates // cycle} of {plan.repeat} traces are complete. Use "
+            "smaller numbers, e.g. observe.profile={wait: 1, warmup: 1, active: 2, repeat: 1}",
         )

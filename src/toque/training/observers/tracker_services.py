@@ -1,4 +1,4 @@
-"""Tracker services: TensorBoard, Trackio and W&B behind one small form."""
+"""Tracker services: TensorBoard, Trackio and W&B behind one small interface."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ COLUMNS: Final = ("step", "prompt", "text", "reference", "recipe_score")
 
 
 class Tracker(Protocol):
-    """One service; created, used and ended in one thread."""
+    """Service that is created, used and ended in one thread."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Log the metrics of an event."""
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
-        """Log the texts written at a step, as a table."""
+        """Log the texts of a step as a table."""
 
     def file(self, path: Path) -> None:
-        """Keep a file of the run: its report."""
+        """Store a file of the run, such as its report."""
 
     def end(self, *, failed: bool) -> None:
-        """The run is over."""
+        """End the tracker's run."""
 
 
 Open = Callable[[], Tracker]
 
 
 def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
-    """A function that connects a tracker to a run; a ConfigError if its package is missing."""
+    """Return a function that connects a tracker to a run.
+
+    Raises:
+        ConfigError: The tracker's package is not installed.
+    """
     make, extra = TRACKERS[name]
     spec = importlib.util.find_spec(name)
-    # Without an origin it is a mere folder of that name, as W&B leaves one where it has run.
+    # Without an origin it is only a folder of that name. W&B leaves one in the working directory.
     if spec is None or spec.origin is None:
         raise ConfigError(
-            f"observe.trackers names {name}, and the package {name} is not installed. Install it "
-            f"(pip install 'toque[{extra}]'), or take {name} out of observe.trackers: "
-            "metrics.jsonl holds the same metrics."
+            f"observe.trackers names {name}, but the package {name} is not installed. Install it "
+            f"(pip install 'toque[{extra}]') or remove {name} from observe.trackers. "
+            "metrics.jsonl contains the same metrics."
         )
     return lambda: make(folder, settings)
 
@@ -68,7 +72,7 @@ class _TensorBoard:
         self._writer.add_text("samples", "\n\n---\n\n".join(parts), step)
 
     def file(self, path: Path) -> None:
-        # It keeps no files, but it can show the path of ours.
+        # TensorBoard does not store files, but it can show the path.
         self._writer.add_text("report", str(path))
 
     def end(self, *, failed: bool) -> None:
@@ -76,7 +80,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """WANDB_PROJECT, WANDB_MODE and the rest of its environment are W&B's own."""
+    """Tracker of W&B, which reads WANDB_MODE and its other environment variables itself."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._wandb: Any = importlib.import_module("wandb")
@@ -89,7 +93,7 @@ class _Wandb:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        # Not `step=`: W&B refuses to go back, and a continued run goes back to its checkpoint.
+        # W&B's `step=` must not decrease, but a continued run returns to its checkpoint's step.
         self._run.log({**values, "step": step})
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
@@ -106,7 +110,7 @@ class _Wandb:
 
 
 class _Trackio:
-    """Embedded: files of this machine, no account. TRACKIO_PROJECT, TRACKIO_DIR are its own."""
+    """Tracker of Trackio, with local files and without an account. It reads TRACKIO_DIR itself."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._trackio: Any = importlib.import_module("trackio")
@@ -114,9 +118,9 @@ class _Trackio:
             project=os.environ.get("TRACKIO_PROJECT", "toque"),
             name=folder.name,
             config=dict(settings),
-            resume="allow",  # a run that continues stays one run
+            resume="allow",  # a continued run stays one run
             embed=False,
-            auto_log_gpu=False,  # ours stand beside the steps they belong to
+            auto_log_gpu=False,  # the system sampler's records have steps
             auto_log_cpu=False,
         )
 
@@ -139,9 +143,9 @@ TRACKERS: Final[Mapping[str, tuple[Callable[[Path, Mapping[str, Any]], Tracker],
     "tensorboard": (_TensorBoard, "track"),
     "wandb": (_Wandb, "wandb"),
 }
-"""Tracker, which is its package's name, too -> how it is opened, and the extra that installs it."""
+"""Class of each tracker and the extra that installs it, by the name of its package."""
 
 
 def _verbatim(text: str) -> str:
-    """Markdown that shows a text as it is, fences of its own included."""
+    """Return Markdown that shows `text` unchanged, even if it contains code fences."""
     return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,12 +1,12 @@
-"""Bridge for callbacks of transformers' Trainer: its events, in its own words, of a run of Toque.
+"""Bridge from a run of Toque to callbacks of transformers' Trainer.
 
-The state is of transformers' own class. The arguments are a plain namespace of what a run knows: a
-callback that asks for more raises, which the user is told. Losses are under their Trainer's names.
+The callback's state is transformers' `TrainerState`, and losses have their names in Trainer. The
+arguments are a plain namespace with the facts of a run. A callback that reads another argument
+raises, and `UserCallback` warns of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -18,121 +18,151 @@ from toque.training.callbacks import Goal
 from toque.training.observers.watchers import RunState
 from toque.units import Progress
 
-_TOLD: Final = {
+_EVENTS: Final = {
     *("on_init_end", "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end"),
     *("on_step_begin", "on_step_end", "on_evaluate", "on_save", "on_log"),
 }
-_UNTOLD: Final = {name for name in vars(TrainerCallback) if name.startswith("on_")} - _TOLD
-_ASKED: Final = {
+_EVENTS_WITHOUT_REQUESTS: Final = {"on_init_end", "on_train_end", "on_epoch_begin", "on_step_begin"}
+"""Events after which requests stay set, until an event that handles them."""
+_UNSUPPORTED_EVENTS: Final = {
+    name for name in vars(TrainerCallback) if name.startswith("on_") and name not in _EVENTS
+}
+_REQUESTS: Final = {
     "should_training_stop": "stop",
     "should_save": "save",
     "should_evaluate": "evaluate",
 }
-_NOTHING: Final = (
+_MISSING_ARGUMENTS: Final = (
     *("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader"),
     "eval_dataloader",
 )
-
-
-def _telling(event: str) -> Callable[[TrainerCallbackBridge, RunState], list[str]]:
-    """A method that tells of an event; the words for what is asked of the run then."""
-    return lambda bridge, state: bridge.tell(event, state)
+"""Arguments of Trainer's events that are None, because a run of Toque does not expose them."""
 
 
 class TrainerCallbackBridge:
-    """A callback as observe.callbacks names one, which tells a Trainer's of what happens."""
+    """Callback for observe.callbacks that passes a run's events on to a callback of Trainer."""
 
     def __init__(self, watcher: TrainerCallback, config: RunConfig, goal: Goal) -> None:
-        unheard = [
-            n for n in _UNTOLD if getattr(type(watcher), n) is not getattr(TrainerCallback, n)
+        watcher_class = type(watcher)
+        unsupported = [
+            event
+            for event in _UNSUPPORTED_EVENTS
+            if getattr(watcher_class, event) is not getattr(TrainerCallback, event)
         ]
-        if unheard:
+        if unsupported:
             raise ConfigError(
-                f"The callback {type(watcher).__name__} has {', '.join(sorted(unheard))}, which "
-                f"nothing here would call. A run has the events {', '.join(sorted(_TOLD))}."
+                f"The callback {watcher_class.__name__} has {', '.join(sorted(unsupported))}, "
+                f"which Toque does not call. The events of a run are {', '.join(sorted(_EVENTS))}."
             )
-        train, stop = config.train, config.train.stop_after
-        self.watcher, self.control, self.state = watcher, TrainerControl(), TrainerState()
-        self.log_every, self.goal, self.stop_after = config.observe.log_every, goal, stop
+
+        length = config.train.stop_after
+        self.stop_after = length
+        self.log_every = config.observe.log_every
+        self.goal = goal
+        self.watcher = watcher
         self.before = Progress()
-        self.state.max_steps = int(stop.amount) if stop.unit == "steps" else 0
+        self.control = TrainerControl()
+        self.state = TrainerState()
+        self.state.max_steps = int(length.amount) if length.unit == "steps" else 0
+
         self.args = SimpleNamespace(
             output_dir=config.run_dir,
             seed=config.seed,
             learning_rate=config.optim.peak_lr,
             weight_decay=config.optim.weight_decay,
-            num_train_epochs=stop.amount if stop.unit == "epochs" else 0,
+            num_train_epochs=length.amount if length.unit == "epochs" else 0,
             max_steps=self.state.max_steps or -1,
             eval_strategy="steps",
             save_strategy="steps",
             logging_strategy="steps",
-            save_total_limit=train.keep_last,
-            # The finished model is the best of the run, by this.
+            save_total_limit=config.train.keep_last,
+            # The finished model has the best weights by this metric.
             load_best_model_at_end=True,
             metric_for_best_model=goal.metric,
             greater_is_better=goal.rises,
         )
 
     def on_train_begin(self, state: RunState) -> list[str]:
-        """The beginning of their Trainer, too."""
+        """Pass on the start, with Trainer's `on_init_end` before it."""
         self.before = state.progress
-        self.tell("on_init_end", state)
-        return self.tell("on_train_begin", state)
+        self.pass_on("on_init_end", state)
+        return self.pass_on("on_train_begin", state)
 
-    # What is asked for where an epoch or an update begins is done after the update.
-    on_train_end, on_epoch_begin, on_epoch_end, on_step_begin, on_save = map(
-        _telling, ("on_train_end", "on_epoch_begin", "on_epoch_end", "on_step_begin", "on_save")
-    )
+    def on_train_end(self, state: RunState) -> list[str]:
+        """Pass on the end of the session."""
+        return self.pass_on("on_train_end", state)
+
+    def on_epoch_begin(self, state: RunState) -> list[str]:
+        """Pass on the start of an epoch. Its requests are handled after the update."""
+        return self.pass_on("on_epoch_begin", state)
+
+    def on_epoch_end(self, state: RunState) -> list[str]:
+        """Pass on the end of an epoch."""
+        return self.pass_on("on_epoch_end", state)
+
+    def on_step_begin(self, state: RunState) -> list[str]:
+        """Pass on the start of an update. Its requests are handled after the update."""
+        return self.pass_on("on_step_begin", state)
 
     def on_step_end(self, state: RunState) -> list[str]:
-        """An update has ended, and is logged as often as observe.log_every says."""
-        asked = self.tell("on_step_end", state)
-        before, self.before = self.before, state.progress
-        if self.control.should_log or self.log_every.crossed(
-            before, state.progress, self.stop_after
-        ):
+        """Pass on the end of an update, and log it if the callback or observe.log_every asks."""
+        requests = self.pass_on("on_step_end", state)
+        log_is_due = self.log_every.crossed(self.before, state.progress, self.stop_after)
+        self.before = state.progress
+        if self.control.should_log or log_is_due:
             self.control.should_log = False
             logs = {"loss": state.loss, "grad_norm": state.grad_norm, "learning_rate": state.lr}
-            asked += self._log(logs, state)
-        return asked
+            requests += self._log(logs, state)
+        return requests
 
     def on_evaluate_end(self, state: RunState) -> list[str]:
-        """An evaluation: it is logged, then told, and only then compared with the best."""
+        """Log an evaluation and pass it on. As in Trainer, update the best metric after that."""
         metrics = {f"eval_{name}": value for name, value in state.metrics.items()}
-        asked = self._log(metrics, state)
-        asked += self.tell("on_evaluate", state, metrics=metrics | {"epoch": state.epoch})
+        requests = self._log(metrics, state)
+        requests += self.pass_on("on_evaluate", state, metrics=metrics | {"epoch": state.epoch})
         value = state.metrics.get(self.goal.metric)
-        if value is not None and self.goal.better(value, self.state.best_metric):
-            self.state.best_metric, self.state.best_global_step = value, state.step
-        return asked
+        if value is not None and self.goal.is_better(value, self.state.best_metric):
+            self.state.best_metric = value
+            self.state.best_global_step = state.step
+        return requests
+
+    def on_save(self, state: RunState) -> list[str]:
+        """Pass on a save."""
+        return self.pass_on("on_save", state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far, and what the callback itself gives to be saved."""
-        own: dict[str, Any] = getattr(self.watcher, "state", dict)()
-        best = {"best_metric": self.state.best_metric, "at": self.state.best_global_step}
-        return best | {"attributes": own.get("attributes", {})}
+        """Return the best metric and the callback's attributes, if it is an `ExportableState`."""
+        exported: dict[str, Any] = getattr(self.watcher, "state", dict)()
+        return {
+            "best_metric": self.state.best_metric,
+            "at": self.state.best_global_step,
+            "attributes": exported.get("attributes", {}),
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore it."""
-        self.state.best_metric, self.state.best_global_step = saved["best_metric"], saved["at"]
+        """Restore the best metric and the callback's attributes."""
+        self.state.best_metric = saved["best_metric"]
+        self.state.best_global_step = saved["at"]
         for name, value in saved["attributes"].items():
             setattr(self.watcher, name, value)
 
     def _log(self, logs: dict[str, float], state: RunState) -> list[str]:
         logs = {**logs, "epoch": state.epoch}
         self.state.log_history.append(logs | {"step": state.step})
-        return self.tell("on_log", state, logs=dict(logs))
+        return self.pass_on("on_log", state, logs=dict(logs))
 
-    def tell(self, event: str, state: RunState, **more: Any) -> list[str]:
-        """Call one of its methods; the words for what it asks of the run."""
-        self.state.epoch, self.state.global_step = state.epoch, state.step
+    def pass_on(self, event: str, state: RunState, **extra: Any) -> list[str]:
+        """Call the callback's method for `event`, and return its requests."""
+        self.state.epoch = state.epoch
+        self.state.global_step = state.step
         self.state.num_input_tokens_seen = state.progress.tokens
-        given = dict.fromkeys(_NOTHING) | more
-        found = getattr(self.watcher, event)(self.args, self.state, self.control, **given)
-        self.control = found or self.control
-        words = [word for flag, word in _ASKED.items() if getattr(self.control, flag)]
-        if event in ("on_epoch_begin", "on_step_begin", "on_init_end", "on_train_end"):
-            return []  # these ask for nothing, so that it stays asked for
-        for flag in _ASKED:
+        arguments = dict.fromkeys(_MISSING_ARGUMENTS) | extra
+        method = getattr(self.watcher, event)
+        self.control = method(self.args, self.state, self.control, **arguments) or self.control
+        if event in _EVENTS_WITHOUT_REQUESTS:
+            return []
+
+        requests = [word for flag, word in _REQUESTS.items() if getattr(self.control, flag)]
+        for flag in _REQUESTS:
             setattr(self.control, flag, False)
-        return words
+        return requests

@@ -1,7 +1,8 @@
-"""Watchers of a run: a user's callbacks, a webhook, trackers, and warnings of Toque's own.
+"""Watchers of a run: a user's callbacks, a webhook, trackers, and Toque's warnings.
 
-A user's class has any of the methods in `METHODS`; each takes one `RunState`. It imports nothing
-from Toque. If it raises, the run continues: a warning names the first error, the rest are counted.
+A user's class has any of the methods in `METHODS`, and each takes one `RunState`. The class need
+not import Toque. If it raises, the run continues: the first error is a warning, and further errors
+are counted.
 """
 
 from __future__ import annotations
@@ -17,16 +18,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-import torch
-from torch import Tensor
-
 from toque.config.schema import ObserveConfig
 from toque.config.user_code import ForeignCode, imported
 from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.errors import ConfigError, nearest_hint
 from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
 from toque.training.callbacks import Callback, Requests, RunEnd, RunStart, Saved, State, StepInfo
-from toque.training.observers.metrics_log import StepWindow
+from toque.training.observers.metrics_log import LossSum, StepWindow
 from toque.training.observers.tracker_services import Open, opener
 from toque.training.observers.trackers import TrackerFeed, tracker_values
 from toque.training.observers.webhook import Webhook
@@ -45,45 +43,48 @@ METHODS: Final = (
     "on_evaluate_end",
     "on_save",
 )
-ASKS: Final = ("stop", "save", "evaluate")  # words that a method may return, one or a list of them
+REQUESTS: Final = ("stop", "save", "evaluate")
+"""Requests that a method may return, as one string or a list."""
+MAX_LOSS_GAP: Final = 0.3
+"""Largest share by which held-out loss may exceed training loss without a warning."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The argument of a user's method. Nothing in it can change the run."""
+    """State of a run, the argument of a user's method. Nothing in it can change the run."""
 
     progress: Progress
     stop_after: Duration
     update: StepInfo | None = None
-    """The newest update of this session; None before the first."""
+    """Newest update of this session, or None before the first update."""
     metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Metrics of the newest evaluation of this session."""
     reason: str | None = None
-    """Way the session ended, in on_train_end: finished, early_stopping, interrupted and so on."""
+    """Reason for the end of the session, only in on_train_end: finished, interrupted and so on."""
     error: str | None = None
-    """Error that ended the session, in on_train_end, if one did."""
+    """Error that ended the session, only in on_train_end."""
 
     @property
     def step(self) -> int:
-        """Updates done since the beginning of the run."""
+        """Number of updates since the beginning of the run."""
         return self.progress.step
 
     @property
     def epoch(self) -> float:
-        """Epochs done: 1.25 is a quarter of the way through the second."""
+        """Number of epochs: 1.25 is a quarter of the way through the second epoch."""
         return self.progress.epoch
 
     @property
     def loss(self) -> float:
-        """Nats per target token of the newest update; NaN before the first.
+        """Loss of the newest update in nats per target token, or NaN before the first update.
 
-        On CUDA reading it waits for the device: not every step, where speed matters.
+        On CUDA, reading it waits for the device. Do not read it at every step of a fast run.
         """
         return math.nan if self.update is None else float(self.update.loss)
 
     @property
     def grad_norm(self) -> float:
-        """Gradient norm of the newest update, before clipping; read it as rarely as the loss."""
+        """Gradient norm of the newest update before clipping. Reading it waits as for `loss`."""
         return math.nan if self.update is None else float(self.update.grad_norm)
 
     @property
@@ -93,238 +94,254 @@ class RunState:
 
 
 class UserCallback(Callback):
-    """Calls a user's object, called `name`, passes on its requests, and survives its exceptions."""
+    """Caller of a user's object, which passes on its requests and survives its exceptions."""
 
     def __init__(self, watcher: object, *, name: str, warn: Warn) -> None:
-        self.watcher, self.name, self.warn = watcher, name, warn
+        self.watcher = watcher
+        self.name = name
+        self.warn = warn
         self.errors = 0
         self._state = RunState(Progress(), Duration(1, "steps"))
 
     @property
     def label(self) -> str:
-        """The user's name for it is in the key, so that one added before it takes no state."""
+        """Key in a checkpoint. It has the user's name, so an added callback gets no wrong state."""
         return f"{type(self).__name__} {self.name}"
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
-        """`on_train_begin`."""
+        """Call `on_train_begin`."""
         self._state = RunState(start.progress, start.stop_after)
         return self._call("on_train_begin")
 
     def on_before_step(self, at: Progress) -> None:
-        """`on_epoch_begin` where an epoch begins, and `on_step_begin`."""
+        """Call `on_epoch_begin` at the start of an epoch, then `on_step_begin`."""
         if at.epoch == math.floor(at.epoch):
             self._call("on_epoch_begin")
         self._call("on_step_begin")
 
     def on_step(self, info: StepInfo) -> Requests | None:
-        """`on_step_end`, and `on_epoch_end` where an epoch ended."""
+        """Call `on_step_end`, then `on_epoch_end` at the end of an epoch."""
         self._state = replace(self._state, progress=info.progress, update=info)
-        wants = self._call("on_step_end") or Requests()
+        requests = self._call("on_step_end") or Requests()
         if math.floor(info.progress.epoch) > math.floor(info.before.epoch):
-            wants |= self._call("on_epoch_end") or Requests()
-        return wants
+            requests |= self._call("on_epoch_end") or Requests()
+        return requests
 
     def on_before_evaluate(self, at: Progress) -> None:
-        """`on_evaluate_begin`."""
+        """Call `on_evaluate_begin`."""
         self._call("on_evaluate_begin")
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
-        """`on_evaluate_end`."""
+        """Call `on_evaluate_end`."""
         self._state = replace(self._state, metrics=MappingProxyType(dict(metrics)))
         return self._call("on_evaluate_end")
 
     def on_save(self, at: Progress, saved: Saved) -> None:
-        """`on_save`."""
+        """Call `on_save`."""
         self._call("on_save")
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """`on_train_end`, and the number of errors."""
+        """Call `on_train_end`, then warn of the number of errors."""
         self._state = replace(
             self._state, progress=end.progress, reason=end.reason, error=end.error
         )
         self._call("on_train_end")
         if self.errors > 1:
-            self.warn(end.progress, f"the callback {self.name} raised {self.errors:,} times in all")
+            self.warn(
+                end.progress, f"the callback {self.name} raised {self.errors:,} times in total"
+            )
 
     def state_dict(self) -> State:
-        """The user's own, when it is JSON."""
-        give: Callable[[], object] = getattr(self.watcher, "state_dict", dict)
-
-        def kept() -> Any:
-            state = give()
-            try:
-                return json.loads(json.dumps(state, allow_nan=False))
-            except ValueError as error:
-                raise ValueError(
-                    f"its state is not JSON, which has no NaN and no infinity ({error}), so this "
-                    "checkpoint has none of it; give None in place of such a number"
-                ) from error
-
-        own = self._guarded(kept, "state_dict")
-        return {"name": self.name, "own": own} if own else {}
+        """Return the state of the user's object, if it is JSON."""
+        get_state: Callable[[], object] = getattr(self.watcher, "state_dict", dict)
+        state = self._call_safely(lambda: _json_copy(get_state()), "state_dict")
+        return {"name": self.name, "own": state} if state else {}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore it, unless it is another callback's."""
+        """Restore the state, unless it belongs to another callback."""
         load = getattr(self.watcher, "load_state_dict", None)
         if load is not None and state.get("name") == self.name:
-            self._guarded(lambda: load(state["own"]), "load_state_dict")
+            self._call_safely(lambda: load(state["own"]), "load_state_dict")
 
     def _call(self, method: str) -> Requests | None:
-        """Call a method where there is one; its words (`ASKS`) as requests."""
+        """Call the method, if the user's object has it, and return its requests."""
         bound: Callable[[RunState], Any] | None = getattr(self.watcher, method, None)
         if bound is None:
             return None
+        requests: Requests | None = self._call_safely(
+            lambda: _parse_requests(bound(self._state)), method
+        )
+        return requests
 
-        def call() -> Requests | None:
-            asked = bound(self._state)
-            if asked is None:
-                return None
-            words = list(asked) if isinstance(asked, list | tuple | set) else [asked]
-            for word in words:
-                if word not in ASKS:
-                    raise ValueError(
-                        f"it returned {word!r}; a callback returns nothing, or one or a list of "
-                        f"{', '.join(ASKS)}"
-                    )
-            given = {word: word in words for word in ASKS}
-            return Requests(**given, reason="callback" if given["stop"] else "")
-
-        wants: Requests | None = self._guarded(call, method)
-        return wants
-
-    def _guarded(self, call: Callable[[], Any], method: str) -> Any:
+    def _call_safely(self, call: Callable[[], Any], method: str) -> Any:
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 - whatever a user's method may raise
+        except Exception as error:  # noqa: BLE001 - a user's method may raise anything
             self.errors += 1
             if self.errors == 1:
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 self.warn(
                     self._state.progress,
                     f"the callback {self.name} raised in {method}: {type(error).__name__}: {error} "
-                    f"({last.filename}, line {last.lineno}); the run continues",
+                    f"({last.filename}, line {last.lineno}). The run continues",
                 )
             return None
 
 
+def _json_copy(state: object) -> Any:
+    try:
+        return json.loads(json.dumps(state, allow_nan=False))
+    except ValueError as error:
+        raise ValueError(
+            f"its state is not JSON ({error}), so this checkpoint does not contain it. Return "
+            "None instead of NaN or infinity"
+        ) from error
+
+
+def _parse_requests(returned: Any) -> Requests | None:
+    if returned is None:
+        return None
+    words = list(returned) if isinstance(returned, list | tuple | set) else [returned]
+    for word in words:
+        if word not in REQUESTS:
+            raise ValueError(
+                f"it returned {word!r}. It must return None, or one or a list of "
+                f"{', '.join(REQUESTS)}"
+            )
+    stop = "stop" in words
+    reason = "callback" if stop else ""
+    return Requests(stop, "evaluate" in words, "save" in words, reason)
+
+
 @dataclass(frozen=True)
 class Watchers:
-    """The watchers of a run, checked and ready before a model is built."""
+    """Watchers of a run, which are checked before a model is built."""
 
-    own: Sequence[tuple[str, object]]  # name and object of each of the user's
+    user_objects: Sequence[tuple[str, object]]  # name and object of each user callback
     webhook: str | None
     trackers: Mapping[str, Open]
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
-    """Numbers of a record of metrics.jsonl by their names in trackers."""
-    opened: list[TrackerFeed] = field(default_factory=list)  # to be finished with the command
+    """Function that returns the numbers of a record by their names in trackers."""
+    open_feeds: list[TrackerFeed] = field(default_factory=list)  # the command must finish them
 
     @classmethod
     def from_settings(
         cls,
         observe: ObserveConfig,
         foreign: ForeignCode,
-        own: Sequence[object] = (),
+        user_objects: Sequence[object] = (),
         *,
         run: Path,
         settings: Mapping[str, Any],
         scores: frozenset[str],
         bridge: Callable[[object], object] = lambda item: item,
     ) -> Self:
-        """Everything that `observe` asks for; a ConfigError now if it cannot be had.
+        """Build the watchers of the settings `observe`.
 
-        `own` are objects as observe.callbacks would make them, `foreign` is code of the
-        configuration that nobody vouches for, `scores` are names of the domain's scores of texts,
-        `bridge` gives a callback of another kind these methods.
+        Args:
+            observe: The settings.
+            foreign: Code that the configuration names and that is not trusted.
+            user_objects: Callbacks in addition to observe.callbacks.
+            run: The run folder.
+            settings: The entire configuration, for trackers.
+            scores: The names of the scores of recipes.
+            bridge: Function that gives other kinds of callbacks these methods.
+
+        Raises:
+            ConfigError: A watcher of the settings is not available.
         """
-        objects = [(path, bridge(_made(foreign, path))) for path in observe.callbacks]
-        objects += [(type(item).__name__, bridge(item)) for item in own]
+        objects = [(path, bridge(_build_callback(foreign, path))) for path in observe.callbacks]
+        objects += [(type(item).__name__, bridge(item)) for item in user_objects]
         for name, item in objects:
-            _check(name, item)
+            _check_methods(name, item)
         stages = settings["curriculum"]["stages"] if settings["curriculum"] else ()
         values = partial(tracker_values, stages=stages, recipe_scores=scores)
         trackers: dict[str, Open] = {
             name: opener(name, folder=run, settings=settings) for name in observe.trackers
         }
-        return cls(objects, _address(observe.webhook), trackers, run, values)
+        return cls(objects, _resolve_address(observe.webhook), trackers, run, values)
 
     def callbacks(self, warn: Warn) -> list[Callback]:
-        """The observers of the loop; `warn` takes their sentences."""
-        found: list[Callback] = [Overfitting(warn=warn), DataBound(warn=warn)]
-        found += [UserCallback(watcher, name=name, warn=warn) for name, watcher in self.own]
+        """Return the callbacks for the training loop."""
+        callbacks: list[Callback] = [Overfitting(warn=warn), DataBound(warn=warn)]
+        for name, watcher in self.user_objects:
+            callbacks.append(UserCallback(watcher, name=name, warn=warn))
         if self.webhook is not None:
-            found.append(Webhook(self.webhook, run=self.run.name, warn=warn))
-        return found
+            callbacks.append(Webhook(self.webhook, run=self.run.name, warn=warn))
+        return callbacks
 
     def feeds(self, warn: Warn) -> list[TrackerFeed]:
-        """One for each tracker."""
+        """Open a feed for each tracker."""
         samples = self.run / "samples.jsonl"
-        self.opened.extend(
+        self.open_feeds.extend(
             TrackerFeed(name, connect, warn=warn, values=self.values, samples=samples)
             for name, connect in self.trackers.items()
         )
-        return list(self.opened)
+        return list(self.open_feeds)
 
 
-def _made(foreign: ForeignCode, path: str) -> object:
-    setting, wanted = "observe.callbacks", f"a class with any of {', '.join(METHODS)}"
-    found = imported(foreign, path, setting=setting, wanted=wanted)
-    if not isinstance(found, type):
+def _build_callback(foreign: ForeignCode, path: str) -> object:
+    setting = "observe.callbacks"
+    requirement = f"a class with any of {', '.join(METHODS)}"
+    callback_class = imported(foreign, path, setting=setting, wanted=requirement)
+    if not isinstance(callback_class, type):
         raise ConfigError(
-            f"{setting} names {path}, which is a {type(found).__name__} and no class. Name "
-            f"{wanted}."
+            f"{setting} names {path}, which is a {type(callback_class).__name__}, not a class. "
+            f"Name {requirement}."
         )
     try:
-        made: object = found()
+        callback: object = callback_class()
     except Exception as error:
         raise ConfigError(
-            f"{setting} names {path}, and making one failed with {type(error).__name__}: {error}. "
-            "It is made without arguments; read what it needs from its module or the environment."
+            f"{setting} names {path}, which raised {type(error).__name__} when it was called: "
+            f"{error}. It is called without arguments. Read its settings from its module or the "
+            "environment."
         ) from error
-    return made
+    return callback
 
 
-def _check(name: str, watcher: object) -> None:
-    own = [word for word in dir(watcher) if word.startswith("on_")]
-    unknown = [word for word in own if word not in METHODS]
-    if own and not unknown:
+def _check_methods(name: str, watcher: object) -> None:
+    methods = [method for method in dir(watcher) if method.startswith("on_")]
+    unknown = [method for method in methods if method not in METHODS]
+    if methods and not unknown:
         return
-    if not own:
-        found, hint = "none of the methods of a callback", ""
-    else:
-        # "batch" and "validation" are what other trainers call these.
+
+    problem = "none of the methods of a callback."
+    if unknown:
+        # Other trainers say "batch" and "validation".
         word = unknown[0].replace("batch", "step").replace("validation", "evaluate")
-        found = f"a method {unknown[0]}, which nothing would call"
         hint = nearest_hint(word, METHODS)
+        problem = f"a method {unknown[0]}, which is not called.{hint}"
     raise ConfigError(
-        f"The callback {name} has {found}.{hint} The methods are {', '.join(METHODS)}; each takes "
+        f"The callback {name} has {problem} The methods are {', '.join(METHODS)}. Each takes "
         "the state of the run (docs/guides/callbacks-and-trackers.md)."
     )
 
 
-def _address(webhook: str | None) -> str | None:
+def _resolve_address(webhook: str | None) -> str | None:
     if webhook is None or not webhook.startswith("env:"):
         return webhook
     name = webhook.removeprefix("env:")
     address = os.environ.get(name, "")
     if not address.startswith(("http://", "https://")):
-        found = "is no http or https address" if address else "is not set"
+        problem = "is not an http or https address" if address else "is not set"
         raise ConfigError(
-            f"observe.webhook is {webhook}, and the environment variable {name} {found}. Put the "
-            f"address there (export {name}=https://...), or set observe.webhook=null."
+            f"observe.webhook is {webhook}, but the environment variable {name} {problem}. Set it "
+            f"to the address (export {name}=https://...), or set observe.webhook=null."
         )
     return address
 
 
-GAP: Final = 0.3  # share by which the held-out loss may lie above the training loss
-
-
 @dataclass(eq=False)
 class DataBound(Callback):
-    """Warns when the loop waits for data over `DATA_SHARE` of the time; again after a recovery."""
+    """Warning that the loop waits for data for more than `DATA_SHARE` of the time.
+
+    The warning is repeated after a recovery.
+    """
 
     warn: Warn
-    updates: int = 50  # judged together: one cold read of the disk is no verdict
+    updates: int = 50  # updates per window, because a single slow read of the disk is normal
     _window: StepWindow | None = None
     _warned: bool = False
 
@@ -333,9 +350,9 @@ class DataBound(Callback):
         self._window = None
 
     def on_step(self, info: StepInfo) -> None:
-        """Add up, and judge once the window is full."""
+        """Add the update, and compare the waiting time when the window is full."""
         if self._window is None:
-            self._window = StepWindow()  # nothing was prefetched for the first of a session
+            self._window = StepWindow()  # the first batch of a session is not prefetched
             return
         if info.slowed:
             return
@@ -344,72 +361,76 @@ class DataBound(Callback):
         if window.n_steps < self.updates:
             return
         self._window = StepWindow()
-        waited = window.waiting_share
-        if waited > DATA_SHARE and not self._warned:
+        share = window.waiting_share
+        if share > DATA_SHARE and not self._warned:
             self.warn(
                 info.progress,
-                f"data-bound {waited:.0%}: of the time of the last {window.n_steps} updates so "
-                f"much went into waiting for batches. {DATA_ADVICE}",
+                f"data-bound {share:.0%}: the last {window.n_steps} updates spent this share of "
+                f"their time waiting for batches. {DATA_ADVICE}",
             )
-        self._warned = waited > DATA_SHARE
+        self._warned = share > DATA_SHARE
 
 
 @dataclass(eq=False)
 class Overfitting(Callback):
-    """Warns when held-out loss lies over `GAP` above the training loss; again after a recovery.
+    """Warning that held-out loss exceeds training loss by more than `MAX_LOSS_GAP`.
 
-    Dropout and label smoothing raise the training loss, the mean over all updates since the last
-    evaluation whose loss is finite: they never cause a warning, but may hide a small gap.
+    The training loss is the mean over all updates since the last evaluation. Dropout and label
+    smoothing raise it, so they never cause a warning but may hide a small gap. The warning is
+    repeated after a recovery.
     """
 
     warn: Warn
-    _nats: Tensor | float = 0.0
-    _targets: Tensor | int = 0
+    _losses: LossSum = field(default_factory=LossSum)
     _warned: bool = False
 
     def on_step(self, info: StepInfo) -> None:
-        """Add up; on CUDA without waiting for the device."""
-        loss = info.loss.detach().double()
-        counts = torch.isfinite(loss)  # others are never applied, and no state could hold the sum
-        self._nats = self._nats + torch.where(counts, loss, 0.0) * info.n_targets
-        self._targets = self._targets + counts * info.n_targets
+        """Add the update."""
+        self._losses = self._losses.plus(info)
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Compare."""
-        held_out, targets = metrics.get("loss"), int(self._targets)
-        if held_out is None or not targets:
+        """Compare the losses."""
+        held_out_loss = metrics.get("loss")
+        training_loss = self._losses.mean_since(LossSum())
+        if held_out_loss is None or math.isnan(training_loss):
             return
-        trained = float(torch.as_tensor(self._nats)) / targets
-        self._nats, self._targets = 0.0, 0
-        above = held_out / trained - 1.0 if trained > 0 else 0.0
-        if above > GAP and not self._warned:
+        self._losses = LossSum()
+        gap = held_out_loss / training_loss - 1.0 if training_loss > 0 else 0.0
+        if gap > MAX_LOSS_GAP and not self._warned:
             self.warn(
                 at,
-                f"the held-out loss ({held_out:.4f}) is {above:.0%} above the training loss "
-                f"({trained:.4f}): the model learns its examples by heart. More data, fewer epochs "
-                "(train.early_stopping), dropout, or a smaller model or adapter helps",
+                f"the held-out loss ({held_out_loss:.4f}) is {gap:.0%} above the training loss "
+                f"({training_loss:.4f}): the model memorises its examples. Use more data, fewer "
+                "epochs (train.early_stopping), dropout, or a smaller model or adapter",
             )
-        self._warned = above > GAP
+        self._warned = gap > MAX_LOSS_GAP
 
     def state_dict(self) -> State:
-        """The sums, so that a continued run compares the same updates."""
-        nats = float(torch.as_tensor(self._nats))
-        return {"nats": nats, "targets": int(self._targets), "warned": self._warned}
+        """Return the sums, so that a continued run compares the same updates."""
+        return {
+            "nats": float(self._losses.nats),
+            "targets": int(self._losses.targets),
+            "warned": self._warned,
+        }
 
     def load_state_dict(self, state: State) -> None:
-        """Restore them."""
-        self._nats, self._targets = number_in(state, "nats"), count_in(state, "targets")
+        """Restore the sums."""
+        self._losses = LossSum(number_in(state, "nats"), count_in(state, "targets"))
         self._warned = flag_in(state, "warned")
 
 
 @dataclass(frozen=True)
 class StoreWatch(Callback):
-    """Looks before evaluations and saves whether the store was replaced, as where locks fail."""
+    """Check that the store was not replaced. Some file systems do not support the store's lock."""
 
     store: TokenStore
 
     def on_before_evaluate(self, at: Progress) -> None:
-        """Refuse by a DataError, as `on_before_save` does, a store that was replaced or removed."""
+        """Check the store, also before a save.
+
+        Raises:
+            DataError: The store was replaced or removed.
+        """
         refuse_replaced(self.store)
 
     on_before_save = on_before_evaluate

@@ -1,6 +1,6 @@
 """Webhook: messages to a chat or a program when a run starts, improves, ends or fails.
 
-The address is a secret, since whoever has it can write there: it is in no message, log or error.
+The address is a secret, because it is enough to write there. No message, log or error contains it.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from urllib.parse import urlsplit
 
 from toque.training.callbacks import LOSS, Callback, RunEnd, RunStart, State, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
-from toque.training.state_values import number_in
+from toque.training.state_values import optional_number_in
 from toque.units import Progress
 from toque.version import __version__
 
-TIMEOUT_SECONDS: Final = 10.0  # longest wait for one message, in the background thread
+TIMEOUT_SECONDS: Final = 10.0  # time limit of one message, in the background thread
 END_PATIENCE_SECONDS: Final = 3.0  # seconds that a finished run waits for its last message
 _DISCORD_HOSTS: Final = ("discord.com", "discordapp.com")
-_DISCORD_LETTERS: Final = 1900  # Discord refuses content of more than 2,000 characters
+_MAX_DISCORD_CHARACTERS: Final = 1900  # Discord refuses content of more than 2,000 characters
 
 Warn = Callable[[Progress, str], None]
 
 
 class Webhook(Callback):
-    """Tells an http or https address when the run of this name starts, improves, ends or fails."""
+    """Sender of messages about the run named `run` to an http or https address."""
 
     def __init__(self, address: str, *, run: str, warn: Warn) -> None:
-        self._address, self.run = address, run
+        self._address = address
+        self.run = run
         self._best: float | None = None
         self._thread = BackgroundThread("webhook messages", 16, describe, warn)
 
     def on_fit_start(self, start: RunStart) -> None:
         """Announce the run."""
-        begun = f"continues from step {start.progress.step:,}" if start.progress.step else "begins"
-        self._send("start", start.progress, f"{begun}, until {start.stop_after}")
+        step = start.progress.step
+        beginning = f"continues from step {step:,}" if step else "begins"
+        self._send("start", start.progress, f"{beginning}, until {start.stop_after}")
 
     def on_step(self, info: StepInfo) -> None:
         """Warn when messages are lost."""
@@ -46,26 +48,28 @@ class Webhook(Callback):
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Announce the lowest held-out loss so far."""
         loss = metrics.get("loss")
-        if loss is not None and LOSS.better(loss, self._best):
+        if loss is not None and LOSS.is_better(loss, self._best):
             self._best = loss
             self._send("best", at, f"lowest held-out loss so far, {loss:.4f}", loss=loss)
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Announce how the run ended, and wait a little for that to arrive."""
+        """Announce how the run ended, and wait a little for the message to be sent."""
         best = self._best
         text = f"{end.reason.replace('_', ' ')} after {end.seconds / 60:.1f} minutes"
-        text += f", best held-out loss {best:.4f}" if best is not None else ""
-        text += f": {end.error}" if end.error else ""
+        if best is not None:
+            text += f", best held-out loss {best:.4f}"
+        if end.error:
+            text += f": {end.error}"
         self._send("failure" if end.error else "end", end.progress, text, loss=best)
         self._thread.close(end.progress, patience_seconds=END_PATIENCE_SECONDS)
 
     def state_dict(self) -> State:
-        """The best loss, so that a continued run does not announce it again."""
+        """Return the best loss, so that a continued run does not announce it again."""
         return {"best": self._best}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore it."""
-        self._best = None if state["best"] is None else number_in(state, "best")
+        """Restore the best loss."""
+        self._best = optional_number_in(state, "best")
 
     def _send(self, event: str, at: Progress, message: str, *, loss: float | None = None) -> None:
         text = f"{self.run}: {message} (step {at.step:,})"
@@ -76,33 +80,37 @@ class Webhook(Callback):
 def body_for(
     address: str, event: str, *, run: str, step: int, text: str, loss: float | None
 ) -> bytes:
-    """The message as JSON: in Discord's form for an address of Discord's, plain for any other."""
+    """Return the message as JSON, in Discord's format if the address is one of Discord's."""
     host = (urlsplit(address).hostname or "").lower()
     message: dict[str, Any]
-    if any(host == known or host.endswith("." + known) for known in _DISCORD_HOSTS):
-        # An "@everyone" in an error's text must not notify anybody.
-        message = {"content": text[:_DISCORD_LETTERS], "allowed_mentions": {"parse": []}}
+    if any(host == discord or host.endswith("." + discord) for discord in _DISCORD_HOSTS):
+        # An "@everyone" in an error message must not notify people.
+        message = {"content": text[:_MAX_DISCORD_CHARACTERS], "allowed_mentions": {"parse": []}}
     else:
         message = {"event": event, "run": run, "step": step, "loss": loss, "text": text}
     return json.dumps(message).encode()
 
 
 def post_json(address: str, body: bytes) -> None:
-    """Send `body`; an OSError if it could not be sent, or the response was an error."""
-    request = urllib.request.Request(  # noqa: S310 - the configuration takes http and https only
+    """Send `body`.
+
+    Raises:
+        OSError: The message could not be sent, or the response was an error.
+    """
+    request = urllib.request.Request(  # noqa: S310 - the configuration allows only http and https
         address,
         data=body,
-        # Discord turns Python's own user agent away.
+        # Discord rejects Python's default user agent.
         headers={"Content-Type": "application/json", "User-Agent": f"toque/{__version__}"},
         method="POST",
     )
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
-        answer.read(1)
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+        response.read(1)
 
 
 def describe(error: Exception) -> str:
-    """The kind of error; never the address, which texts of urllib's errors may hold."""
+    """Describe the type of an error. The text of urllib's errors may contain the address."""
     if isinstance(error, urllib.error.HTTPError):
-        return f"the last was answered with HTTP {error.code}"
+        return f"the last response was HTTP {error.code}"
     reason = getattr(error, "reason", error)
     return f"the last failed with {type(reason).__name__}"

@@ -19,15 +19,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from toque.config.schema import OptimConfig
 from toque.config.user_code import imported
 from toque.errors import ConfigError
-from toque.training.distributed.sharing import divided_like, own_part
-from toque.training.optim.attributes import (
-    Facts,
-    facts_of_class,
-    facts_outside,
-    first_difference,
-    random_state,
-)
-from toque.training.optim.with_adamw import WithAdamW, adamw_8bit, muon
+from toque.training.distributed.data_parallel import local_part, shard_like
+from toque.training.optim.hidden_state import GENERATORS, Facts, first_difference, hidden_state
+from toque.training.optim.matrix_optimizers import WithAdamW, adamw_8bit, muon
 from toque.training.state_values import all_finite, refuse
 
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
@@ -37,6 +31,12 @@ _PROBE_SIZES: Final = (11, 13, 17, 19)
 """Distinct sizes of a probe parameter, to recognise its dimensions in the shapes of its state."""
 _TRIAL_UPDATES: Final = 120
 """Updates before and after a trial restart. Some optimizers act only every hundredth update."""
+_TRIAL_PARTS: Final = (
+    range(_TRIAL_UPDATES, _TRIAL_UPDATES + 1),
+    range(_TRIAL_UPDATES + 1, 2 * _TRIAL_UPDATES),
+)
+"""Updates between two comparisons after a trial restart. A lost history of gradients is complete
+again after many updates, so the first comparison follows a single update."""
 _MIN_8_BIT_WEIGHTS: Final = 4096
 """Weights of the smallest tensor that bitsandbytes averages in 8 bits."""
 _WEIGHTS_PER_BLOCK: Final = 256
@@ -148,40 +148,6 @@ def _build_custom_optimizer(
     return optimizer
 
 
-class _OutsideState:
-    """State of an optimizer outside `optimizer.state`, compared after a restart."""
-
-    parts = (
-        range(_TRIAL_UPDATES, _TRIAL_UPDATES + 1),
-        range(_TRIAL_UPDATES + 1, 2 * _TRIAL_UPDATES),
-    )
-    """Updates after the restart. A short history looks complete again after many updates, so the
-    first update is a part of its own."""
-
-    def __init__(self, reference: torch.optim.Optimizer) -> None:
-        self._class_facts = facts_of_class(reference)
-        self._generators = random_state()
-        self._reference_facts: list[Facts] = []
-        self.reason: str | None = None
-
-    def note(self, reference: torch.optim.Optimizer) -> None:
-        """Record the state of the uninterrupted optimizer after a part."""
-        self._reference_facts.append(facts_outside(reference))
-
-    def compare(self, part: int, continued: torch.optim.Optimizer) -> None:
-        """Set the reason if the state of the continued optimizer differs."""
-        if self.reason is not None:
-            return
-        generator = first_difference(self._generators, random_state())
-        if generator is not None:
-            self.reason = f"it drew random numbers from {generator}, which checkpoints do not store"
-            return
-        attribute = first_difference(self._reference_facts[part], facts_outside(continued))
-        attribute = attribute or first_difference(self._class_facts, facts_of_class(continued))
-        if attribute is not None:
-            self.reason = f"its attribute {attribute} differed from an uninterrupted run"
-
-
 def _find_unsaved_entry(optimizer: torch.optim.Optimizer) -> str | None:
     """Describe the first state that is neither a tensor nor a number, if any."""
     states: Iterable[Mapping[str, Any]] = optimizer.state.values()
@@ -191,6 +157,17 @@ def _find_unsaved_entry(optimizer: torch.optim.Optimizer) -> str | None:
     return None
 
 
+def _train_with_noise(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    """Make updates with random gradients, which are a function of the step."""
+    for step in steps:
+        torch.default_generator.manual_seed(step)  # torch.manual_seed would also seed the GPUs
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + step)
+        optimizer.step()
+
+
 def _try_to_continue(
     build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
 ) -> str | None:
@@ -198,34 +175,24 @@ def _try_to_continue(
 
     Errors before the restart are raised. The CPU's random numbers are seeded again.
     """
-    seed = torch.default_generator.manual_seed  # not torch.manual_seed, which also seeds the GPUs
-    seed(0)
+    torch.default_generator.manual_seed(0)
     model = nn.Linear(64, _MIN_8_BIT_WEIGHTS // 32)  # large enough for a state in 8 bits
 
     def build_for(model: nn.Linear) -> torch.optim.Optimizer:
         groups = [(model.weight, 0.01), (model.bias, 0.0)]
         return build([{"params": [p], "weight_decay": decay} for p, decay in groups])
 
-    def train(model: nn.Linear, optimizer: torch.optim.Optimizer, steps: range) -> None:
-        for step in steps:
-            seed(step)
-            for parameter in model.parameters():
-                parameter.grad = torch.randn_like(parameter)
-            for group in optimizer.param_groups:
-                group["lr"] = 0.01 / (1 + step)
-            optimizer.step()
-
     reference = build_for(model)
-    train(model, reference, range(_TRIAL_UPDATES))
+    _train_with_noise(model, reference, range(_TRIAL_UPDATES))
     unsaved = _find_unsaved_entry(reference)
     if unsaved is not None:
         return unsaved
     saved = {key: tensor.clone() for key, tensor in optimizer_tensors(reference, model).items()}
     twin = copy.deepcopy(model)
-    outside = _OutsideState(reference)
-    for steps in outside.parts:
-        train(model, reference, steps)
-        outside.note(reference)
+    reference_states: list[Facts] = []
+    for steps in _TRIAL_PARTS:
+        _train_with_noise(model, reference, steps)
+        reference_states.append(hidden_state(reference))
 
     try:
         continued = build_for(twin)
@@ -235,16 +202,19 @@ def _try_to_continue(
             shape = " x ".join(map(str, model.weight.shape))
             return f"its state of a matrix of {shape} did not fit it again ({min(differences)})"
         load_optimizer_tensors(continued, twin, saved, where="")
-        for number, steps in enumerate(outside.parts):
-            train(twin, continued, steps)
-            outside.compare(number, continued)
+        for steps, reference_state in zip(_TRIAL_PARTS, reference_states, strict=True):
+            _train_with_noise(twin, continued, steps)
+            name = first_difference(reference_state, hidden_state(continued))
+            if name in GENERATORS:
+                return f"it drew random numbers from {name}, which checkpoints do not store"
+            if name is not None:
+                return f"its attribute {name} differed from an uninterrupted run"
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return f"continuing from its state raised {type(error).__name__} ({error})"
 
-    is_same = torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias)
-    if outside.reason is None and not is_same:
-        return "continuing from its state gave other weights than an uninterrupted run"
-    return outside.reason
+    if torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias):
+        return None
+    return "continuing from its state gave other weights than an uninterrupted run"
 
 
 def _probe_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str, Any]:
@@ -309,6 +279,7 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
             dtype = value.dtype if isinstance(value, Tensor) else step.dtype
             state[entry] = torch.empty(shape, dtype=dtype, device="meta")
         return state
+
     if isinstance(optimizer, WithAdamW):
         optimizer = optimizer.half_of(parameter)
     if isinstance(optimizer, torch.optim.Muon):
@@ -321,6 +292,7 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
         scales = torch.empty(n_blocks, device="meta")
         states = {"state1": codes, "state2": codes, "absmax1": scales, "absmax2": scales}
         return {"step": step} | states
+
     if not isinstance(optimizer, torch.optim.Adafactor):
         return {"step": step, "exp_avg": like, "exp_avg_sq": like}
     if like.ndim < 2:
@@ -441,7 +413,7 @@ def _find_impossible_value(entry: str, value: Tensor, steps: int | None) -> str 
         return None
     if not all_finite(value):
         return "has numbers that are not finite"
-    if entry in _NEVER_NEGATIVE and bool((own_part(value) < 0).any()):
+    if entry in _NEVER_NEGATIVE and bool((local_part(value) < 0).any()):
         return "is an average of squares, but has negative numbers"
     return None
 
@@ -464,5 +436,5 @@ def _copy_to_optimizer(
         return value.to(parameter.device if on_device else "cpu").clone()
     if value.shape == parameter.shape:
         copy_like_parameter = torch.empty_like(parameter, dtype=value.dtype)
-        return copy_like_parameter.copy_(divided_like(copy_like_parameter, value))
+        return copy_like_parameter.copy_(shard_like(copy_like_parameter, value))
     return value.to(parameter.device).clone()

@@ -1,4 +1,4 @@
-"""Gradient noise that is a function of (seed, step, parameter), so nothing about it is saved."""
+"""Gradient noise. It is a function of (seed, step, parameter) and needs no state."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from toque.keyed_random import key_of
-from toque.training.distributed.sharing import divided_like
+from toque.training.distributed.data_parallel import shard_like
 
 _PURPOSE = 0x6E6F697365
-"""Keeps these numbers apart from dropout's, which are keyed by (seed, step) too."""
+"""Part of the key that makes the noise differ from dropout's numbers of the same (seed, step)."""
 
 
 @dataclass(frozen=True)
 class GradientNoise:
     """Gaussian noise of variance eta / (1 + step)^gamma on every gradient.
 
-    Neelakantan et al. 2015 (arXiv 1511.06807), eq. 1 and 2, who take eta from {0.01, 0.3, 1} and
-    gamma = 0.55. It is added to the update's whole gradient after clipping, so that it depends
-    neither on micro-batches nor on ranks, and clipping does not scale it.
+    Source: Neelakantan et al. 2015 (arXiv 1511.06807), eq. 1 and 2, with eta of 0.01, 0.3 or 1 and
+    gamma = 0.55. The noise is added to the summed gradient after clipping. It therefore does not
+    depend on micro-batches and ranks, and clipping does not scale it.
     """
 
     eta: float
@@ -29,7 +29,7 @@ class GradientNoise:
     seed: int
 
     def deviation(self, step: int) -> float:
-        """Standard deviation of the noise of update `step`, counted from 0.
+        """Return the standard deviation of the noise of update `step`, counted from 0.
 
         >>> round(GradientNoise(eta=0.3, gamma=0.55, seed=0).deviation(1000) ** 2, 4)
         0.0067
@@ -46,7 +46,7 @@ class GradientNoise:
                 continue
             generator = torch.Generator(gradient.device)
             generator.manual_seed(key_of(self.seed, _PURPOSE, step, zlib.crc32(name.encode())))
-            drawn = torch.randn(
+            noise = torch.randn(
                 gradient.shape, generator=generator, device=gradient.device, dtype=torch.float32
             )
-            gradient.add_(divided_like(gradient, drawn.to(gradient.dtype)), alpha=deviation)
+            gradient.add_(shard_like(gradient, noise.to(gradient.dtype)), alpha=deviation)

@@ -1,4 +1,4 @@
-"""Check: one update of the user's model and data, computed in every way and compared."""
+"""Check of one update: every way to compute it must agree with transformers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 
 def check(config: Configured, *, examples: int = 16) -> UpdateCheck:
-    """Compute one update in every way and compare each with transformers' own.
+    """Compute one update in every way, and compare each with transformers.
 
     Args:
-        config: what `configure` takes; its store must be prepared.
-        examples: examples in the update, from the shortest to the longest of the store.
+        config: A configuration with a prepared store, as for `configure`.
+        examples: Number of examples in the update, from the shortest to the longest of the store.
 
     Returns:
-        `passed` tells whether all agree; as a text it is a table.
+        The result. `passed` is true if all ways agree, and its text is a table.
 
     Raises:
-        ConfigError: fewer than two examples, or a configuration that cannot be used.
-        DataError: no prepared store.
+        ConfigError: There are fewer than two examples, or the configuration is not valid.
+        DataError: The store does not exist.
     """
     if examples < 2:
         raise ConfigError(
-            f"{argument('examples')} must be at least 2: rows are packed from several."
+            f"{argument('examples')} must be at least 2, because a packed row needs several."
         )
     settings = configure(config)
-    from toque.training.runtime import torch_as_before  # with torch
+    from toque.training.runtime import torch_as_before  # loads torch
     from toque.workflows.diagnosis.update_ways import compare_ways
 
     with torch_as_before():

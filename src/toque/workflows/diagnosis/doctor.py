@@ -1,4 +1,4 @@
-"""Doctor: this machine checked, or what limits a run."""
+"""Doctor: checks of this machine, or the bottleneck of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Verdict on a run, with the advice and what was measured of it."""
+    """Verdict on a run, with measurements and advice."""
 
     folder: Path
     verdict: Verdict
@@ -28,9 +28,9 @@ class Diagnosis:
     signs: Sequence[Sign]
 
     def record(self) -> dict[str, Any]:
-        """The diagnosis as a JSON value."""
+        """Return the diagnosis as JSON."""
         verdict = self.verdict
-        first = verdict.found[0] if verdict.found else None
+        first = verdict.findings[0] if verdict.findings else None
         return {
             "run": str(self.folder),
             "wall_seconds": verdict.facts.wall,
@@ -39,41 +39,44 @@ class Diagnosis:
             "cause": first and first.cause,
             "lever": first and first.lever,
             "expected_gain": first and first.gain,
-            "findings": [asdict(finding) for finding in verdict.found],
+            "findings": [asdict(finding) for finding in verdict.findings],
             "signs": [asdict(sign) for sign in self.signs],
             "ladders": [asdict(ladder) for ladder in self.ladders],
         }
 
     def __str__(self) -> str:
-        """A table and sentences for people."""
+        """Return a table of shares, and advice."""
         verdict = self.verdict
         rows = [(s.name, f"{s.seconds:,.1f} s", f"{s.share:.1%}") for s in verdict.shares]
-        rows.append(("all of it", f"{verdict.facts.wall:,.1f} s", "100.0%"))
+        rows.append(("total", f"{verdict.facts.wall:,.1f} s", "100.0%"))
         lines = [f"{name:<40}{seconds:>14}{share:>9}" for name, seconds, share in rows]
+
+        findings = verdict.findings[:3]
         lines += ["", verdict.sentence]
-        lines += [f"{n}. {advice(f)}" for n, f in enumerate(verdict.found[:3], start=1)]
-        lines += [f"   besides: {f.sentence}." for f in verdict.found[1:3]]
-        words = {None: "-", True: "ok", False: "look"}
-        lines += ["", *(f"{words[s.good]:<8}{s.name}: {s.value}" for s in self.signs)]
+        lines += [f"{n}. {advice(finding)}" for n, finding in enumerate(findings, start=1)]
+        lines += [f"   also: {finding.sentence}." for finding in findings[1:]]
+
+        marks = {None: "-", True: "ok", False: "look"}
+        lines += ["", *(f"{marks[sign.good]:<8}{sign.name}: {sign.value}" for sign in self.signs)]
         for ladder in self.ladders:
-            lines += ["", f"{ladder.title}: {ladder.because}. Try, in this order:"]
+            lines += ["", f"{ladder.title}: {ladder.because}. Try in this order:"]
             lines += [f"  {n}. {step}" for n, step in enumerate(ladder.steps, start=1)]
         return "\n".join(lines)
 
 
 def doctor(run: Model | None = None, *, reporter: Reporter = SILENT) -> Checkup | Diagnosis:
-    """Check this machine; or say what limits a run that continues, has ended or was killed.
+    """Check this machine, or find the bottleneck of a run, which may be training.
 
     Args:
-        run: a run's folder; None for the machine.
-        reporter: hears of progress.
+        run: The folder of a run. None: this machine.
+        reporter: Receives the progress.
 
     Returns:
         `Checkup` of the machine, or `Diagnosis` of the run.
 
     Raises:
-        ConfigError: not a run, or one without an update yet.
-        CheckpointError: the run's folder holds a link.
+        ConfigError: The folder is not a run, or the run has no update yet.
+        CheckpointError: The folder contains a link.
     """
     if run is None:
         from toque.workflows.diagnosis.machine_checks import check_machine  # loads torch
@@ -82,14 +85,14 @@ def doctor(run: Model | None = None, *, reporter: Reporter = SILENT) -> Checkup 
     folder = existing_folder(run)
     if not (folder / METRICS).is_file():
         raise ConfigError(
-            f"{folder} holds no {METRICS}, from which a run is judged. Name the folder of a run "
-            "that has begun, such as runs/cookbook; `toque doctor` alone checks this machine."
+            f"{folder} has no {METRICS}, which the diagnosis needs. Name a run that has begun, "
+            "e.g. runs/cookbook. To check this machine, use `toque doctor` without a run."
         )
     refuse_links(folder, CheckpointError)
     verdict = verdict_of(folder)
     if verdict is None:
         raise ConfigError(
-            f"{folder}/{METRICS} has no update yet, so there is nothing to judge. Its first line "
-            "comes with the first update, the next after observe.log_every."
+            f"{folder}/{METRICS} has no update yet, so there is nothing to diagnose. Training logs "
+            "the first update, and then one per observe.log_every."
         )
     return Diagnosis(folder, verdict, ladders(folder, verdict.facts), signs(verdict.facts))

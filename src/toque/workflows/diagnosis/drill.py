@@ -1,8 +1,8 @@
-"""Drill: the crash test of a run on the user's own machine and disk, with short copies of it.
+"""Drill: a crash test of short copies of a run, on the user's machine and disk.
 
-Each copy must end with the weights, optimizer and losses of a run that was left alone, bit for bit.
-Sessions are forked from a process that has imported torch and computed nothing: a restart costs
-tenths of a second, and the threads of a process that has computed would not be there in the child.
+Each copy must end with exactly the weights, optimizer and losses of an undisturbed run. Sessions
+are forked from a process that has imported torch but computed nothing, because a child would lack
+the threads of a process that has computed. A restart so takes tenths of a second.
 """
 
 from __future__ import annotations
@@ -34,47 +34,51 @@ from toque.reporter import SILENT, Reporter
 from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import sha256_of
 from toque.storage.no_follow import open_append
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, model_folder
 
 if TYPE_CHECKING:
     from toque.training.observers.watchers import RunState
 
-SAVES: Final = 8  # of each run, the last one included
-_COPIES: Final = 10  # checkpoints that lie in the scratch folder at most
-_LOOK_EVERY: Final = 0.002  # seconds between two looks at a session that is waited for
+SAVES: Final = 8
+"""Number of checkpoints per run."""
+_COPIES: Final = 10
+"""Most checkpoints in the scratch folder at a time."""
+_POLL_SECONDS: Final = 0.002
 _SAME: Final = "same bits at the end"
 QUIET: Final = (
     "train.keep_last=2",
     "train.early_stopping=null",
-    "train.best_by=loss",  # no texts are written that could be scored
+    "train.best_by=loss",  # the copies do not write texts
     "train.strategy=auto",  # each copy is one process
     "checkpoint.upload=null",
-    "checkpoint.layout=whole",  # its files are harmed by their names
+    "checkpoint.layout=whole",  # the drill damages its files by name
     "evaluation.max_examples=8",
     "evaluation.generate=0",
-    "evaluation.metrics=auto",  # the run may be anyone's, and its metrics code
+    "evaluation.metrics=auto",  # metrics may be untrusted code
     "evaluation.prompts=[]",
     "observe.log_every=1 step",
     "observe.trackers=[]",
     "observe.webhook=null",
     "observe.callbacks=[]",
-)  # settings of a drill's runs that leave out what changes no update
+)
+"""Overrides that switch off everything that does not affect updates."""
 
-_NAMED: Final = f"the damage named, the checkpoint before it used, {_SAME}"
-_PROMISED: Final = {
+_REPORTED: Final = f"damage reported, previous checkpoint used, {_SAME}"
+_EXPECTED: Final = {
     "two runs in one folder": f"second refused (exit code {CheckpointError.exit_code}), {_SAME}",
     "killed (SIGKILL)": _SAME,
-    "told to stop (SIGTERM)": f"step saved, exit code {Interrupted.exit_code}, {_SAME}",
-    "a flipped bit": _NAMED,
-    "a file cut short": _NAMED,
-}  # every fault, and what is expected of a run that meets it
+    "stopped (SIGTERM)": f"step saved, exit code {Interrupted.exit_code}, {_SAME}",
+    "a flipped bit": _REPORTED,
+    "a truncated file": _REPORTED,
+}
+"""Expected outcome of each fault."""
 Facts = Mapping[str, Any]
-"""Results of training by name, for comparing: hashes, and the loss of every step."""
+"""Results of training by name: hashes, and the loss of every step."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of the table."""
+    """Outcome of a fault, a row of the table."""
 
     fault: str
     done: str
@@ -86,18 +90,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class DrillResult:
-    """The outcome of every fault."""
+    """Outcomes of all faults."""
 
     run: Path
     outcomes: tuple[Outcome, ...]
 
     @property
     def failed(self) -> list[str]:
-        """The faults that came out otherwise than promised."""
+        """Faults with an unexpected outcome."""
         return [outcome.fault for outcome in self.outcomes if outcome.verdict == "FAILED"]
 
     def record(self) -> dict[str, Any]:
-        """One JSON object, with the versions and cores it holds for."""
+        """Return the outcomes as JSON, with the versions and number of cores."""
         return {
             "run": str(self.run),
             "ok": not self.failed,
@@ -107,12 +111,12 @@ class DrillResult:
         }
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed where something came out otherwise than promised."""
+        """Raise CheckFailed if a fault had an unexpected outcome."""
         if self.failed:
             raise CheckFailed(
-                f"{len(self.failed)} of {len(self.outcomes)} faults came out otherwise than "
-                f"promised: {', '.join(self.failed)}. Do not rely on continuing runs on this "
-                "machine and disk; please report the table with your versions."
+                f"{len(self.failed)} of {len(self.outcomes)} faults had an unexpected outcome: "
+                f"{', '.join(self.failed)}. Do not rely on resuming runs on this machine and disk. "
+                "Please report the table with your versions."
             )
 
 
@@ -125,116 +129,133 @@ def drill(
     trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> DrillResult:
-    """Do the crash test to short copies of a run, on its disk; the run itself is only read.
+    """Run the crash test on short copies of a run, on its disk. The run itself is only read.
 
-    Sessions are forked: call this in a process that has not computed with torch yet.
+    The test forks, so call it in a process that has not computed with torch.
 
     Args:
-        run: what is copied.
-        kills: times a copy is killed with SIGKILL at a random moment.
-        steps: updates of each copy.
-        seed: where random moments and bits come from.
-        trust_code: import the optimizer and the tasks' metrics that the run's config.yaml names.
-        reporter: hears what is being done.
+        run: The run to copy.
+        kills: Number of kills with SIGKILL at random moments.
+        steps: Updates of each copy.
+        seed: Seed of the random moments and bits.
+        trust_code: Import the optimizer and the metrics of tasks that the run's config.yaml names.
+        reporter: Receives each fault before it begins.
 
     Returns:
-        `outcomes` of every fault, and the names of those that `failed`.
+        The `outcomes` of all faults, and the names of the `failed` ones.
 
     Raises:
-        ConfigError: no run there, or numbers that make no drill.
-        CheckpointError: no space, or the run does not train undisturbed.
+        ConfigError: The folder is not a run, or `steps` or `kills` is too small.
+        CheckpointError: The disk has too little space, or the run does not train undisturbed.
     """
-    folder = folder_of(run)
+    folder = model_folder(run)
     if not (folder / "config.yaml").exists():
-        raise ConfigError(f"{folder} is no run folder (config.yaml). Name one, e.g. runs/cookbook.")
+        raise ConfigError(
+            f"{folder} is not a run folder (it has no config.yaml). Name one, e.g. runs/cookbook."
+        )
     if steps < SAVES or kills < 0:
         raise ConfigError(
-            f"{argument('steps')} is {steps} and {argument('kills')} {kills}. At least {SAVES} "
-            "steps are needed, so that there is something to save in between, and kills cannot be "
-            "negative."
+            f"{argument('steps')} must be at least {SAVES} and {argument('kills')} at least 0, not "
+            f"{steps} and {kills}."
         )
-    words = [*QUIET, f"train.save_every={steps // SAVES} steps"]
-    words.append(f"train.evaluate_every={2 * (steps // SAVES) + 1} steps")
-    copied = partial(load_config, folder / "config.yaml", trust_code=trust_code or None)
-    settings = copied(words).config
+    overrides = [
+        *QUIET,
+        f"train.save_every={steps // SAVES} steps",
+        f"train.evaluate_every={2 * (steps // SAVES) + 1} steps",
+    ]
+    load_copy = partial(load_config, folder / "config.yaml", trust_code=trust_code or None)
+    settings = load_copy(overrides).config
     refuse_foreign_code(settings.foreign_code)
-    if by_steps := steps_for_time(settings, steps):
-        words += by_steps
+    if converted := convert_times_to_steps(settings, steps):
+        overrides += converted
         reporter.notice(
-            "note: by the clock no two runs have the same learning rates, so in the copies a "
-            f"second is a step: {', '.join(by_steps)}"
+            "note: learning rates that depend on the clock differ between runs, so the copies "
+            f"count one step per second: {', '.join(converted)}"
         )
+
     needed = _COPIES * sum(file.stat().st_size for file in _newest_checkpoint(folder).glob("*"))
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
-            f"The drill needs space for about {_COPIES} checkpoints beside {folder}: {needed:,} "
-            f"bytes, and {free:,} are free. Make space first."
+            f"The drill needs space for {_COPIES} checkpoints next to {folder}: {needed:,} bytes, "
+            f"but only {free:,} are free. Free some disk space first."
         )
-    place = folder.resolve().parent
+    parent = folder.resolve().parent
     try:
         scratch = tempfile.TemporaryDirectory(
-            prefix=f"drill-{folder.name}-", dir=place, ignore_cleanup_errors=True
+            prefix=f"drill-{folder.name}-", dir=parent, ignore_cleanup_errors=True
         )
     except OSError as error:
         raise CheckpointError(
-            f"{place} cannot be written: {error.strerror}. The drill works in a folder beside the "
-            "run, so that its disk is the one that is tested; give yourself the right to write "
-            "there, or copy the run elsewhere."
+            f"{parent} cannot be written: {error.strerror}. The drill needs a folder next to the "
+            "run, to test the disk of the run. Change the permissions, or copy the run to another "
+            "folder."
         ) from error
     with scratch:
-        importlib.import_module("toque.workflows.preloaded")  # before the first fork
-        chance = random.Random(seed)
-        place = Path(scratch.name)
-        done = _Drill(folder, place, copied, words, steps, kills, chance, reporter.notice)
-        return DrillResult(folder, tuple(done.outcomes()))
+        importlib.import_module("toque.workflows.training_child")  # before the first fork
+        faults = _Drill(
+            folder,
+            Path(scratch.name),
+            load_copy,
+            overrides,
+            steps,
+            kills,
+            random.Random(seed),
+            reporter.notice,
+        )
+        return DrillResult(folder, tuple(faults.outcomes()))
 
 
-def steps_for_time(config: RunConfig, least: int) -> list[str]:
-    """Overrides that put times of the clock which a learning rate follows in steps, one a second.
+def convert_times_to_steps(config: RunConfig, min_steps: int) -> list[str]:
+    """Return overrides that replace each second of a learning-rate schedule by a step.
 
-    A whole run becomes `least` steps or more, and every part of it shorter than it.
+    The run has at least `min_steps` steps, and every part of its schedule is shorter.
     """
     optim, length = config.optim, config.train.stop_after
     parts = {"optim.warmup": optim.warmup, "optim.cooldown": optim.cooldown}
-    parts["optim.cycles.first"] = optim.cycles.first if optim.cycles is not None else None
-    found: dict[str, float] = {}
-    most = length.amount if length.unit == "steps" else math.inf
+    if optim.cycles is not None:
+        parts["optim.cycles.first"] = optim.cycles.first
+    steps: dict[str, float] = {}
+    total = length.amount if length.unit == "steps" else math.inf
     if length.seconds is not None:
-        found["train.stop_after"] = most = max(least, round(length.seconds))
+        total = max(min_steps, round(length.seconds))
+        steps["train.stop_after"] = total
     for name, part in parts.items():
         if part is not None and part.seconds is not None:
-            found[name] = max(1, min(round(part.seconds), most - 1))
-    return [f"{name}={n:.0f} steps" for name, n in found.items()]
+            steps[name] = max(1, min(round(part.seconds), total - 1))
+    return [f"{name}={n:.0f} steps" for name, n in steps.items()]
 
 
 class StopAt:
-    """Ends a session after so many updates of the run; the schedules stay those of the whole."""
+    """Callback that ends a session at a step without changing the schedules of the run."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
     def on_step_end(self, state: RunState) -> str | None:
-        """Stop when it is enough."""
+        """Stop at the step or later."""
         return "stop" if state.step >= self.step else None
 
-    on_train_begin = on_step_end  # a session may have nothing more to do
+    on_train_begin = on_step_end  # a session may begin at the step
 
 
 @dataclass
 class _Drill:
-    """The faults, one after another, done to copies of `model` in `scratch`."""
+    """Faults, one after another, on copies of a run in `scratch`."""
 
-    model: Path
+    run: Path
     scratch: Path
-    copied: Callable[[Sequence[str]], Resolved]  # the run's configuration, with overrides
-    words: Sequence[str]  # overrides of every copy
+    load_copy: Callable[[Sequence[str]], Resolved]
+    """Function that loads the run's configuration with overrides."""
+    overrides: Sequence[str]
+    """Overrides of every copy."""
     steps: int
     kills: int
     chance: random.Random
     say: Callable[[str], None]
     sessions: list[Session] = field(default_factory=list)
-    whole: Facts = field(default_factory=dict)  # of the undisturbed run
+    expected: Facts = field(default_factory=dict)
+    """Results of the undisturbed run."""
 
     @property
     def save_every(self) -> int:
@@ -243,130 +264,154 @@ class _Drill:
 
     @property
     def interrupted(self) -> Path:
-        """Copy of a run that SIGTERM stopped, to be damaged."""
+        """Folder of a run that SIGTERM stopped, for later damage."""
         return self.scratch / "interrupted"
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Do everything; an error where the run does not train undisturbed or is too short."""
+        """Test all faults.
+
+        Raises:
+            CheckpointError: The run does not train undisturbed.
+            ConfigError: The run is shorter than the drill.
+        """
         try:
-            life, training = self._undisturbed()
-            # Each gives what it has done and what is wrong afterwards.
+            life, training = self._train_undisturbed()
+            # Each function returns its action and the problems that it caused.
             faults: tuple[Callable[[], tuple[str, list[str]]], ...] = (
-                self._two_runs,
-                partial(self._killed, life, training),
-                self._terminated,
-                partial(self._damaged, self._flip),
-                partial(self._damaged, self._cut),
+                self._start_twice,
+                partial(self._kill, life, training),
+                self._terminate,
+                partial(self._damage, self._flip_bit),
+                partial(self._damage, self._truncate),
             )
-            for (fault, expected), do in zip(_PROMISED.items(), faults, strict=True):
+            for (fault, expected), test in zip(_EXPECTED.items(), faults, strict=True):
                 self.say(fault)
                 began = time.monotonic()
-                done, wrong = do()
-                happened = "; ".join(dict.fromkeys(wrong)) or "as expected"
+                action, problems = test()
+                happened = "; ".join(dict.fromkeys(problems)) or "as expected"
                 seconds = round(time.monotonic() - began, 1)
-                yield Outcome(fault, done, expected, happened, "FAILED" if wrong else "ok", seconds)
+                verdict: Literal["ok", "FAILED"] = "FAILED" if problems else "ok"
+                yield Outcome(fault, action, expected, happened, verdict, seconds)
         finally:
             for session in self.sessions:
                 session.send(signal.SIGKILL)
                 session.wait()
 
-    def _started(self, run: Path) -> Session:
-        """A session that begins or continues the training of a run folder."""
+    def _start_session(self, run: Path) -> Session:
+        """Begin or continue the training of a run folder."""
+        # These load torch, which the checks of the arguments do not need.
         from toque.training.checkpoint.store import run_lock
         from toque.training.resources import RESOURCES
-        from toque.workflows.train import train_in_child  # with torch, which refusing does without
+        from toque.workflows.training_child import train_in_child
 
-        # How updates are computed was measured by the run; another choice is other bits.
+        # Other measured settings could change the bits, so a copy uses the run's settings.
         if not run.exists():
-            with run_lock(run / "checkpoints"):  # by which the folder is a run's
-                if (self.model / RESOURCES).exists():
-                    shutil.copy(self.model / RESOURCES, run / RESOURCES)
-        log, stop = self.scratch / f"{len(self.sessions)}.log", StopAt(self.steps)
-        settings = self.copied([*self.words, f"run_dir={run}"])
-        session = Session(lambda: train_in_child(settings, log, callbacks=[stop]), log)
+            with run_lock(run / "checkpoints"):  # this marks the folder as a run
+                if (self.run / RESOURCES).exists():
+                    shutil.copy(self.run / RESOURCES, run / RESOURCES)
+        log = self.scratch / f"{len(self.sessions)}.log"
+        settings = self.load_copy([*self.overrides, f"run_dir={run}"])
+        callbacks = [StopAt(self.steps)]
+        session = Session(lambda: train_in_child(settings, log, callbacks=callbacks), log)
         self.sessions.append(session)
         return session
 
-    def _undisturbed(self) -> tuple[float, float]:
-        """Train a copy and note what it comes to; its seconds, all and from its first event on."""
-        self.say("a run that is left alone")
-        run, began = self.scratch / "whole", time.monotonic()
-        session = self._started(run)
+    def _train_undisturbed(self) -> tuple[float, float]:
+        """Train a copy and store its results.
+
+        Returns:
+            The seconds of the session, and the seconds after its first event.
+        """
+        self.say("an undisturbed run")
+        run = self.scratch / "whole"
+        began = time.monotonic()
+        session = self._start_session(run)
         session.wait_until(lambda: bool(events(run)))
-        reported = time.monotonic()
+        first_event = time.monotonic()
         code = session.wait()
-        ended = time.monotonic()
+        end = time.monotonic()
         if code != 0:
             raise CheckpointError(
                 f"The run does not train here even undisturbed (exit code {code}): "
-                f"{session.last_words()} Mend that first; start the drill in the folder the run "
-                "was started in."
+                f"{session.last_lines()} Fix this first, and start the drill in the folder where "
+                "you started the run."
             )
-        self.whole = facts_of(run)
-        if self.whole["last step"] < self.steps:
+        self.expected = facts_of(run)
+        if self.expected["last step"] < self.steps:
             raise ConfigError(
-                f"The run ends after {self.whole['last step']} steps, and the drill takes "
-                f"{self.steps}. Set {argument('steps')} to that, or drill a longer run."
+                f"{argument('steps')} is {self.steps}, but the run ends after "
+                f"{self.expected['last step']} steps. Use fewer steps or a longer run."
             )
         shutil.rmtree(run)
-        return ended - began, ended - reported
+        return end - began, end - first_event
 
-    def _ends_the_same(self, run: Path, session: Session) -> list[str]:
-        """Wait for the end of a run; what is wrong with it then. The folder is removed."""
+    def _compare_end(self, run: Path, session: Session) -> list[str]:
+        """Wait for the end of a run, return its problems, and remove its folder."""
         code = session.wait()
         if code != 0:
-            return [f"continuing ended with exit code {code}: {session.last_words()}"]
-        wrong = [f"other {name}" for name in differing(self.whole, facts_of(run))]
+            return [f"continuing ended with exit code {code}: {session.last_lines()}"]
+        problems = [f"other {name}" for name in find_differences(self.expected, facts_of(run))]
         shutil.rmtree(run)
-        return wrong
+        return problems
 
-    def _two_runs(self) -> tuple[str, list[str]]:
-        run, wrong = self.scratch / "shared", []
-        first = self._started(run)
+    def _start_twice(self) -> tuple[str, list[str]]:
+        run = self.scratch / "shared"
+        problems = []
+        first = self._start_session(run)
         if first.wait_until(lambda: steps_done(run) >= 1):
-            first.send(signal.SIGSTOP)  # or it may be done before the second has begun
-            second = self._started(run)
+            first.send(signal.SIGSTOP)  # otherwise it might end before the second session begins
+            second = self._start_session(run)
             code = second.wait()
             first.send(signal.SIGCONT)
-            if code != CheckpointError.exit_code or "in use" not in second.said():
-                wrong.append(f"the second ended with exit code {code}: {second.last_words()}")
-        wrong += self._ends_the_same(run, first)
-        return "started a second one while the first trained", wrong
+            if code != CheckpointError.exit_code or "in use" not in second.read_log():
+                problems.append(f"the second ended with exit code {code}: {second.last_lines()}")
+        problems += self._compare_end(run, first)
+        return "started a second session while the first trained", problems
 
-    def _killed(self, life: float, training: float) -> tuple[str, list[str]]:
-        def fresh(n: int) -> Path:
+    def _kill(self, life: float, training: float) -> tuple[str, list[str]]:
+        def new_folder(n: int) -> Path:
             for old in self.scratch.glob("killed-*"):
                 shutil.rmtree(old)
             return self.scratch / f"killed-{n}"
 
-        found = kill_and_continue(
-            self._started, fresh, self.whole,
-            kills=self.kills, span=life, training=training, chance=self.chance,
+        result = kill_and_continue(
+            self._start_session,
+            new_folder,
+            self.expected,
+            kills=self.kills,
+            span=life,
+            training=training,
+            chance=self.chance,
             after_kill=lambda _run, n: self.say(f"SIGKILL {n} of {self.kills}"),
-        )  # fmt: skip
-        counts = Counter(doing for doing, _ in found.moments)
-        doing = ", ".join(f"{count} while {name}" for name, count in counts.items())
-        runs = f"{found.finished} finished {'run' if found.finished == 1 else 'runs'}"
-        moments = f"at {len(found.moments)} random moments ({doing})"
-        return f"{moments}, continued each time: {runs}", found.wrong
+        )
+        counts = Counter(activity for activity, _ in result.moments)
+        activities = ", ".join(f"{count} while {name}" for name, count in counts.items())
+        noun = "run" if result.finished == 1 else "runs"
+        action = (
+            f"at {len(result.moments)} random moments ({activities}), continued each time: "
+            f"{result.finished} finished {noun}"
+        )
+        return action, result.problems
 
-    def _terminated(self) -> tuple[str, list[str]]:
-        run, wrong = self.scratch / "stopped", []
-        after = self.chance.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
-        session = self._started(run)
-        if session.wait_until(lambda: steps_done(run) >= after):
+    def _terminate(self) -> tuple[str, list[str]]:
+        run = self.scratch / "stopped"
+        problems = []
+        step = self.chance.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
+        session = self._start_session(run)
+        if session.wait_until(lambda: steps_done(run) >= step):
             session.send(signal.SIGTERM)
-        code, saved, reached = session.wait(), newest_step(run), steps_done(run)
+        code = session.wait()
+        saved_step, last_step = newest_step(run), steps_done(run)
         if code != Interrupted.exit_code:
-            wrong.append(f"it ended with exit code {code}")
-        elif saved != reached:
-            wrong.append(f"step {reached} was reached and {saved} saved")
+            problems.append(f"it ended with exit code {code}")
+        elif saved_step != last_step:
+            problems.append(f"it reached step {last_step} but saved step {saved_step}")
         else:
             shutil.copytree(run, self.interrupted, symlinks=True)
-        wrong += self._ends_the_same(run, self._started(run))
-        return f"after step {after}, saved at step {saved}, continued", wrong
+        problems += self._compare_end(run, self._start_session(run))
+        return f"after step {step}, saved at step {saved_step}, continued", problems
 
-    def _flip(self, checkpoint: Path) -> str:
+    def _flip_bit(self, checkpoint: Path) -> str:
         path = checkpoint / "model.safetensors"
         data = bytearray(path.read_bytes())
         bit = self.chance.randrange(8 * len(data))
@@ -374,29 +419,29 @@ class _Drill:
         path.write_bytes(data)
         return f"flipped bit {bit:,} of {path.name}"
 
-    def _cut(self, checkpoint: Path) -> str:
+    def _truncate(self, checkpoint: Path) -> str:
         path = checkpoint / "optimizer.safetensors"
         size = self.chance.randrange(path.stat().st_size)
         os.truncate(path, size)
-        return f"cut {path.name} at {size:,} bytes"
+        return f"truncated {path.name} to {size:,} bytes"
 
-    def _damaged(self, damage: Callable[[Path], str]) -> tuple[str, list[str]]:
+    def _damage(self, damage: Callable[[Path], str]) -> tuple[str, list[str]]:
         """Damage the newest checkpoint of the interrupted run, and continue it."""
         if not self.interrupted.exists():
-            return "nothing", ["not done: no run was interrupted whole"]
+            return "nothing", ["not tested, because no session stopped correctly"]
         run = self.scratch / "damaged"
         shutil.copytree(self.interrupted, run, symlinks=True)
         newest = _newest_checkpoint(run)
-        done = f"{damage(newest)} of the newest checkpoint ({newest.name})"
-        session = self._started(run)
-        wrong = self._ends_the_same(run, session)
-        if f"skipped {newest.name}" not in "".join(session.said().split("\n")):
-            wrong.append("the damaged checkpoint was not named")
-        return done, wrong
+        action = f"{damage(newest)} of the newest checkpoint ({newest.name})"
+        session = self._start_session(run)
+        problems = self._compare_end(run, session)
+        if f"skipped {newest.name}" not in "".join(session.read_log().split("\n")):
+            problems.append("the damaged checkpoint was not reported")
+        return action, problems
 
 
 class Session:
-    """One training process, whose output is appended to `log`."""
+    """A training process with its output in `log`."""
 
     def __init__(self, body: Callable[[], int], log: Path) -> None:
         self.log = log
@@ -405,78 +450,75 @@ class Session:
 
     @property
     def code(self) -> int | None:
-        """Exit code, negative for the signal it died of; None while it runs."""
+        """Exit code, negative after a fatal signal; None while the process runs."""
         return self._process.exitcode
 
     def wait(self) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end. Return the exit code."""
         self._process.join()
         assert self.code is not None
         return self.code
 
-    def wait_until(self, true: Callable[[], bool]) -> bool:
-        """Wait until `true()`; False when the session ended before."""
-        while not true():
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition. Return False if the session ends first."""
+        while not condition():
             if self.code is not None:
                 return False
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_SECONDS)
         return True
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, if it runs."""
+        """Send a signal, if the process runs."""
         if self.code is None and self._process.pid is not None:
             os.kill(self._process.pid, number)
 
-    def killed_after(self, seconds: float) -> bool:
-        """True if SIGKILL met it that long from now; False when it ended by itself before."""
+    def kill_after(self, seconds: float) -> bool:
+        """Send SIGKILL after a time. Return False if the session ends first."""
         self._process.join(seconds)
         self.send(signal.SIGKILL)
         return self.wait() == -signal.SIGKILL
 
-    def said(self) -> str:
-        """All that it printed."""
+    def read_log(self) -> str:
+        """Return the output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
-    def last_words(self) -> str:
-        """The last three lines of it."""
-        return " ".join(self.said().strip().splitlines()[-3:])
+    def last_lines(self) -> str:
+        """Return the last three lines of the output."""
+        return " ".join(self.read_log().strip().splitlines()[-3:])
 
 
 def _run(body: Callable[[], int], log: Path) -> None:
     file = open_append(log)
-    for standard in (1, 2):  # output and errors
-        os.dup2(file, standard)
+    for standard_stream in (1, 2):
+        os.dup2(file, standard_stream)
     sys.exit(body())
 
 
 def newest_step(run: Path) -> int:
-    """The step of the newest checkpoint folder, whole or not; 0 for none."""
+    """Return the step of the newest checkpoint folder, which may be incomplete, or 0."""
     steps = [path.name.rpartition("-")[2] for path in (run / "checkpoints").glob("step-*")]
     return max(map(int, steps), default=0)
 
 
 def _newest_checkpoint(run: Path) -> Path:
-    """The folder of that step; of step 0 there is none."""
+    """Return the folder of the newest checkpoint. It does not exist for step 0."""
     return run / "checkpoints" / f"step-{newest_step(run):08d}"
 
 
 def events(run: Path) -> list[dict[str, Any]]:
-    """The events of a run that count; none before it has begun."""
+    """Read the events of a run, without updates that were repeated."""
     with suppress(OSError):
         return read_metrics(run / METRICS)
     return []
 
 
 def steps_done(run: Path) -> int:
-    """The newest step that `metrics.jsonl` records."""
+    """Return the newest step in `metrics.jsonl`."""
     return max((e["step"] for e in events(run) if e["event"] == "step"), default=0)
 
 
 def facts_of(run: Path) -> Facts:
-    """SHA-256 of the last weights, optimizer and finished model, and the loss of every step.
-
-    Of a step that was done more than once, the loss reported last is what stands.
-    """
+    """Hash the last weights, optimizer and finished model, and read the loss of every step."""
     last = _newest_checkpoint(run)
     files = {
         "weights": last / "model.safetensors",
@@ -488,25 +530,27 @@ def facts_of(run: Path) -> Facts:
     return {"last step": newest_step(run), **hashes, "losses": losses}
 
 
-def differing(whole: Facts, other: Facts) -> list[str]:
-    """Names of the facts that are not equal."""
-    return [n for n in {**whole, **other} if whole.get(n) != other.get(n)]
+def find_differences(expected: Facts, actual: Facts) -> list[str]:
+    """Return the names of facts that differ."""
+    return [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
 
 
 @dataclass
 class Kills:
-    """The outcome of killing runs again and again."""
+    """Outcome of repeated kills."""
 
     moments: list[tuple[str, int]] = field(default_factory=list)
-    """Activity of the session at each kill, and the newest step it had reported."""
-    finished: int = 0  # runs that came to their end, each compared
-    wrong: list[str] = field(default_factory=list)  # differences, and sessions that failed
+    """Activity and newest logged step at each kill."""
+    finished: int = 0
+    """Number of runs that reached their end."""
+    problems: list[str] = field(default_factory=list)
+    """Differences from the expected results, and sessions that failed."""
 
 
 def kill_and_continue(
     start: Callable[[Path], Session],
-    fresh: Callable[[int], Path],
-    whole: Facts,
+    new_folder: Callable[[int], Path],
+    expected: Facts,
     *,
     kills: int,
     span: float,
@@ -515,43 +559,57 @@ def kill_and_continue(
     facts: Callable[[Path], Facts] = facts_of,
     after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
 ) -> Kills:
-    """SIGKILL at moments drawn evenly from the `span` seconds of each session's life.
+    """Kill sessions with SIGKILL at random moments, and continue each run to its end.
 
-    Every other one is drawn from the `training` seconds after the first event, where those are
-    given: where starting takes longest, most kills would meet a session that starts. A run that
-    comes to its end before its kill is compared with `whole`, and the next `fresh` one begins.
+    The moments are uniform in the `span` seconds of a session. If starting takes most of this time,
+    few kills would hit training, so every second moment is uniform in the `training` seconds after
+    the first event. A run that ends before its kill is compared, and a new one begins.
+
+    Args:
+        start: Begins or continues the training of a folder.
+        new_folder: Returns the folder of a new run by its number.
+        expected: Results of an undisturbed run.
+        kills: Number of kills.
+        span: Seconds of an undisturbed session.
+        training: Seconds of an undisturbed session after its first event, or 0.
+        chance: Source of the random moments.
+        facts: Returns the results of a run.
+        after_kill: Receives the folder and the number of kills so far.
     """
-    found, run = Kills(), fresh(0)
+    result = Kills()
+    run = new_folder(0)
     while True:
         began = time.time()
         session = start(run)
-        if len(found.moments) < kills:
-            if late := training > 0 and len(found.moments) % 2 == 1:
-                session.wait_until(partial(_has_reported, run, began))
-            if session.killed_after(chance.uniform(0.0, training if late else span)):
-                found.moments.append((_doing(run, began), steps_done(run)))
-                after_kill(run, len(found.moments))
+        if len(result.moments) < kills:
+            seconds = span
+            if training > 0 and len(result.moments) % 2 == 1:
+                seconds = training
+                session.wait_until(partial(_has_logged, run, began))
+            if session.kill_after(chance.uniform(0.0, seconds)):
+                result.moments.append((_activity(run, began), steps_done(run)))
+                after_kill(run, len(result.moments))
                 continue
         code = session.wait()
-        found.finished += 1
+        result.finished += 1
         if code != 0:
-            last = session.said().strip().splitlines()[-1:]
-            found.wrong.append(f"a session ended with {code}: {' '.join(last)}")
+            last_line = session.read_log().strip().splitlines()[-1:]
+            result.problems.append(f"a session ended with {code}: {' '.join(last_line)}")
         else:
-            found.wrong += [f"other {name}" for name in differing(whole, facts(run))]
-        if len(found.moments) >= kills or code != 0:
-            return found
-        run = fresh(found.finished)
+            result.problems += [f"other {name}" for name in find_differences(expected, facts(run))]
+        if len(result.moments) >= kills or code != 0:
+            return result
+        run = new_folder(result.finished)
 
 
-def _has_reported(run: Path, began: float) -> bool:
+def _has_logged(run: Path, began: float) -> bool:
     log = run / METRICS
     return log.exists() and log.stat().st_mtime >= began
 
 
-def _doing(run: Path, began: float) -> str:
-    """Activity of a session that began at that time, when it was killed."""
-    if not _has_reported(run, began):
+def _activity(run: Path, began: float) -> str:
+    """Return the activity of a killed session that began at a time."""
+    if not _has_logged(run, began):
         return "starting"
     if any(path.stat().st_mtime >= began for path in run.glob("*/temp-*")):
         return "saving"

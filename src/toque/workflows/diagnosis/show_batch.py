@@ -1,4 +1,4 @@
-"""Batch of one update as text: what the model reads, unpacked and augmented."""
+"""Batch of an update as text, unpacked and augmented."""
 
 from __future__ import annotations
 
@@ -7,73 +7,79 @@ from dataclasses import dataclass
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_column import Ids
-from toque.data.store.token_store import places_of
+from toque.data.store.token_store import span_bounds
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.sources.records import NO_TASK
 from toque.units import Cursor
-from toque.workflows.plan.outlined_model import outlined_stream
+from toque.workflows.plan.outlined_model import outline_stream
 from toque.workflows.prepared_store import open_store
 
 
 @dataclass(frozen=True)
 class ShownBatch:
-    """Batch of one update as text."""
+    """Batch of an update as text."""
 
     heading: str
     examples: tuple[str, ...]
-    left: int  # examples of the update that are not among these
+    left: int
+    """Number of further examples in the update."""
 
     def __str__(self) -> str:
-        """The heading and the examples, a line each."""
+        """Return the heading and the examples."""
         return "\n".join([self.heading, *self.examples])
 
 
 def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch:
-    """The first `most` examples of update `step` (from 1), as augmentation leaves them."""
+    """Return the first `most` examples of update `step`, counted from 1, after augmentation."""
     if step < 1:
-        raise ConfigError(f"{argument('step')} is {step}; steps are counted from 1.")
+        raise ConfigError(f"{argument('step')} must be at least 1, not {step}.")
     store = open_store(config)
-    stream = outlined_stream(config, store)
+    stream = outline_stream(config, store)
     cursor = Cursor()
-    for _ in range(step - 1):  # plans are walked, not batches: only the last one is laid out
+    for _ in range(step - 1):  # only the plan advances, no batch is built
         cursor = stream.plan.at(cursor).cursor
-    found = stream.at(cursor)
-    rows = [row for packed in found.batch.example_ids for row in packed]
+    update = stream.at(cursor)
+    rows = [row for packed in update.batch.example_ids for row in packed]
     heading = (
-        f"step {step}: {len(rows):,} examples in {found.batch.n_rows:,} rows, "
-        f"{found.n_tokens:,} tokens, {found.n_targets:,} of them targets; epoch "
-        f"{found.epoch:.2f} after it"
-        + (f"; stage {cursor.stage + 1}" if config.curriculum is not None else "")
+        f"step {step}: {len(rows):,} examples in {update.batch.n_rows:,} rows, "
+        f"{update.n_tokens:,} tokens with {update.n_targets:,} targets; epoch {update.epoch:.2f} "
+        "after it"
     )
-    read = stream.varied.at(stream.plan.epoch_key(cursor)) if stream.varied else store
+    if config.curriculum is not None:
+        heading += f"; stage {cursor.stage + 1}"
+
+    sides = stream.varied.at(stream.plan.epoch_key(cursor)) if stream.varied else store
     tasks, codec = store.column("task"), store.codec()
     names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
-    examples = tuple(
-        f"\n--- store row {row}, task {names[int(tasks[row])]}{_changed(stream, row, cursor)}\n"
-        f"{_text(codec, read.prompt(row))}\n>>>\n"
-        f"{_learnt(codec, read.target(row), store.spans(row))}"
-        for row in rows[:most]
-    )
-    return ShownBatch(heading, examples, max(0, len(rows) - most))
+    examples = []
+    for row in rows[:most]:
+        task = names[int(tasks[row])]
+        change = _describe_augmentation(stream, row, cursor)
+        prompt = _decode(codec, sides.prompt(row))
+        target = _decode_target(codec, sides.target(row), store.spans(row))
+        examples.append(f"\n--- store row {row}, task {task}{change}\n{prompt}\n>>>\n{target}")
+    return ShownBatch(heading, tuple(examples), max(0, len(rows) - most))
 
 
-def _changed(stream: BatchStream, row: int, cursor: Cursor) -> str:
+def _describe_augmentation(stream: BatchStream, row: int, cursor: Cursor) -> str:
     if stream.varied is None:
         return ""
     prompt, target = stream.varied.sides(row, stream.plan.epoch_key(cursor))
-    own = stream.layout.examples
-    same = prompt.tolist() == own.prompt(row).tolist()
-    same &= target.tolist() == own.target(row).tolist()
-    return ", as stored" if same else ", augmented"
+    stored = stream.layout.examples
+    is_same = (
+        prompt.tolist() == stored.prompt(row).tolist()
+        and target.tolist() == stored.target(row).tolist()
+    )
+    return ", as stored" if is_same else ", augmented"
 
 
-def _learnt(codec: Codec, target: Ids, spans: list[int]) -> str:
-    """A target; what is only read of a conversation stands in brackets."""
-    parts = [_text(codec, target[a:b]) for a, b in places_of(spans or [len(target)])]
+def _decode_target(codec: Codec, target: Ids, spans: list[int]) -> str:
+    """Decode a target. Turns without loss are in brackets."""
+    parts = [_decode(codec, target[a:b]) for a, b in span_bounds(spans or [len(target)])]
     parts[1::2] = [f"\n[{text.strip()}]\n" for text in parts[1::2]]
     return "".join(parts)
 
 
-def _text(codec: Codec, ids: Ids) -> str:
+def _decode(codec: Codec, ids: Ids) -> str:
     return codec.decode(ids.tolist()).rstrip("\n")

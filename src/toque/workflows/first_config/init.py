@@ -41,7 +41,7 @@ from toque.storage.bucket import is_remote
 from toque.units import Duration
 from toque.user_paths import named_path
 from toque.workflows.configure import Columns, configure, source_columns
-from toque.workflows.first_config.init_base import SeenBase, base_seen
+from toque.workflows.first_config.init_base import MeasuredBase, measure_base
 from toque.workflows.first_config.sizing import (
     EVALUATING,
     MAX_BATCH_TOKENS,
@@ -66,7 +66,7 @@ from toque.workflows.first_config.sizing import (
     training_seconds,
     tuned_lr,
 )
-from toque.workflows.prepared_store import sources_of
+from toque.workflows.prepared_store import open_sources
 
 RECIPES, DOCUMENTS = "recipes", "documents"
 PAIRS, TOKENS = "prompts with answers", "texts of token ids"
@@ -244,7 +244,7 @@ def _plan_run(
     total: Duration,
     size: str | None,
     reporter: Reporter,
-) -> tuple[SeenBase, Choice | Tuning | None, str]:
+) -> tuple[MeasuredBase, Choice | Tuning | None, str]:
     """Return the settings for the base, the use of the time, and `train.batch`."""
     # A source in a bucket may be far larger than the local files, so the amount is unknown.
     tokens, records = _amount(survey) if all(source.tokens for source in survey) else (0, 0)
@@ -255,11 +255,11 @@ def _plan_run(
         read = choice.passes.useful * (tokens or math.inf)
         max_tokens = choice.size.batch_tokens
         batch = batch_for(read, tokens, records, max_tokens=max_tokens, longest=POSITIONS)
-        return SeenBase(remarks=(*remarks, *_remark_on_load(before))), choice, batch
+        return MeasuredBase(remarks=(*remarks, *_remark_on_load(before))), choice, batch
 
     seconds = training_seconds(tokens * _CHARACTERS_PER_TOKEN, total)
     with reporter.working("reading the model and measuring its training speed on this machine"):
-        base = base_seen(draft, local_sources, tokens / records if records else None)
+        base = measure_base(draft, local_sources, tokens / records if records else None)
         model = {"family": "auto", "start_from": draft.model.start_from}
         writing = _writing_rate(model, survey, tokens, records) if base.is_small else 0.0
     if base.rate is None:
@@ -394,7 +394,7 @@ def _open_local_sources(config: RunConfig, say: Callable[[str], None]) -> list[S
     if not local:
         return []
     try:
-        return sources_of(config.model_copy(update={"data": data}), say=say)
+        return open_sources(config.model_copy(update={"data": data}), say=say)
     except RefusedFileError as error:
         advice = str(error)
         for columns in error.columns:
@@ -467,8 +467,8 @@ def _read_start(source: Source) -> FoundSource:
             f"{reasons_in_words(dropped, {})}. {advice}"
         )
 
-    whole = next(blocks, None) is None
-    scale = 1.0 if whole else max(1.0, sum(sizes) / bytes_read)
+    is_complete = next(blocks, None) is None
+    scale = 1.0 if is_complete else max(1.0, sum(sizes) / bytes_read)
     records = float(f"{n_usable * scale:.2g}") if scale > 1 else n_usable  # two digits of a guess
     share_different = len(keys) / n_usable
     report = SourceReport(source.path, "", 0, n_read, n_usable, dict(unused))
@@ -495,7 +495,7 @@ def _read_start(source: Source) -> FoundSource:
         records=round(records),
         tokens=round(tokens * scale * share_different),
         different=round(records * share_different),
-        whole=whole,
+        whole=is_complete,
         remarks=tuple(remarks),
         sample=_sample_texts(texts),
     )
@@ -596,7 +596,7 @@ def _render_config(
     draft: RunConfig,
     survey: Sequence[FoundSource],
     file: Path,
-    base: SeenBase,
+    base: MeasuredBase,
     plan: Choice | Tuning | None,
     batch: str,
 ) -> str:
@@ -685,7 +685,7 @@ def _save_every(stop_after: Duration) -> str:
     return f"{_MAX_LOST_MINUTES} minutes" if tenth > _MAX_LOST_MINUTES else "10 %"
 
 
-def _more_of_data(kinds: set[str], base: SeenBase) -> str:
+def _more_of_data(kinds: set[str], base: MeasuredBase) -> str:
     """Write optional lines of the data section, each commented out."""
     extras = "  # dedup: near   # also drop nearly equal texts\n"
     if kinds <= {RECIPES, ""}:

@@ -1,4 +1,4 @@
-"""Model to start from, as a first configuration meets it: its memory, lengths and chat template."""
+"""Base model of a first configuration: its memory, lengths and chat template."""
 
 from __future__ import annotations
 
@@ -24,36 +24,41 @@ from toque.workflows.first_config.sizing import MAX_BATCH_TOKENS
 from toque.workflows.prepared_store import prepare_settings
 
 _ADAPTER_FROM: Final = 1_000_000_000
-"""Parameters from which on an adapter is proposed even where all weights fit. A guess: few data
-move a larger model as far through an adapter, and its checkpoints stay small."""
+"""Smallest number of parameters for which an adapter is proposed although all weights fit. A guess:
+an adapter has smaller checkpoints, and learns as much from little data."""
 _LETTERS: Final = 20_000
-"""Characters that are enough to see whether a tokenizer knows their script."""
+"""Characters that are read to check that a tokenizer covers their script."""
 _ADAPTER: Final[Mapping[str, str]] = {"kind": "lora", "target_modules": "all"}
-"""Adapter that is proposed, of every layer: in one pass over 500 recipes 135 M reach 0.526 bits a
-byte, 0.562 with the default's q and v, 0.512 where all weights are trained (lab/dial.md)."""
+"""Proposed adapter, on all layers. After one pass over 500 recipes, a model of 135 M reaches 0.526
+bits per byte, 0.562 with an adapter on q and v, and 0.512 with all weights (lab/dial.md)."""
 _LORA: Final = f"adapter: {flow(_ADAPTER)}"
-_NO_ADAPTER: Final = f"# {_LORA}   # train a small adapter and leave the model's own weights alone"
+_NO_ADAPTER: Final = f"# {_LORA}   # train a small adapter and freeze the weights of the model"
 NOT_SEEN: Final = (
-    "{start} is not on this machine, so its size, chat template and lengths were not looked at."
+    "{start} is not on this machine, so its size, chat template and lengths were not measured."
 )
 
 
-class SeenBase(NamedTuple):
-    """Settings that a model asks for, each with the reason as a comment."""
+class MeasuredBase(NamedTuple):
+    """Settings for a base model, with the reason of each as a comment."""
 
-    longest: int = 1  # tokens of the longest example
+    longest: int = 1
+    """Tokens of the longest example."""
     tokens_each: float | None = None
-    """Tokens of an example that are trained, with the base's tokenizer; None if not measured."""
+    """Mean trained tokens per example with the base's tokenizer; None if not measured."""
     adapter: str = _NO_ADAPTER
-    """The line of it, which is a comment where all weights are to be trained."""
-    data: str = ""  # lines of the data section
-    remarks: tuple[str, ...] = ()  # sentences on what is cut, memory that is short, or no look
-    rate: float | None = None  # tokens a second that this machine trains; None: not looked at
-    parameters: int = 0  # of the model, 0: not looked at
+    """Line of the adapter. It is a comment if all weights are trained."""
+    data: str = ""
+    """Lines of the data section."""
+    remarks: tuple[str, ...] = ()
+    """Messages about cut examples, too little memory, or an absent model."""
+    rate: float | None = None
+    """Tokens per second of training on this machine; None if the model is absent."""
+    parameters: int = 0
+    """Number of parameters; 0 if the model is absent."""
 
     @property
     def is_small(self) -> bool:
-        """True if the model was looked at, and is small enough to be loaded for a trial."""
+        """True if the model is on this machine and small enough for a trial."""
         return 0 < self.parameters < _ADAPTER_FROM and not self.is_adapted
 
     @property
@@ -62,110 +67,142 @@ class SeenBase(NamedTuple):
         return not self.adapter.startswith("#")
 
 
-def base_seen(
+def measure_base(
     config: RunConfig, sources: Sequence[Source], example: float | None = None
-) -> SeenBase:
-    """Look at the model that `config` starts from, if it is on this machine, and the sources.
+) -> MeasuredBase:
+    """Measure the base model of a configuration, if it is on this machine.
 
-    `example`: tokens of an example on average; None where nobody has looked.
+    Args:
+        config: The configuration.
+        sources: The sources of the data.
+        example: The mean tokens per example, if known.
 
     Raises:
-        ConfigError: the model cannot be trained on these data, or cannot be read.
-        DataError: its tokenizer cannot be used.
+        ConfigError: The model cannot be read, or cannot be trained on these data.
+        DataError: The tokenizer of the model is not usable.
     """
-    start, data, remarks, longest = config.model.start_from, list[str](), list[str](), 1
-    tokens_each: float | None = None
+    start = config.model.start_from
     if folder_here(start) is None:
-        return SeenBase(remarks=(NOT_SEEN.format(start=start),))
-    talks = any(isinstance(source.reader, ConversationReader) for source in sources)
+        return MeasuredBase(remarks=(NOT_SEEN.format(start=start),))
+    has_conversations = any(isinstance(s.reader, ConversationReader) for s in sources)
+    data = ""
+    lengths = _Lengths()
     if sources and not config.model.tokenizer_source.startswith(TRAINED):
-        template = "auto"
+        template, reason = "auto", "the base's own"
         try:
-            limits, tokens_each, remarks, own = _lengths(config, sources, template, talks=talks)
-            why = "the base's own" if own else "headings; the base has no chat template"
+            lengths = _measure_lengths(config, sources, template, talks=has_conversations)
+            if not lengths.has_template:
+                reason = "headings; the base has no chat template"
         except DataError as error:
-            if not talks or "chat template" not in str(error):
+            if not has_conversations or "chat template" not in str(error):
                 raise
-            template, why = "plain", "headings, because the base's own does not end its answers"
-            limits, tokens_each, remarks, _ = _lengths(config, sources, template, talks=talks)
-        data += [f"  chat_template: {template}   # {why}\n"] if talks else []
-        data += [
-            f"  {one}: {n}   # by the longest that was measured\n" for one, n in limits.items()
-        ]
-        longest = sum(limits.values())
-        config = configure(config, data=limits)
+            template, reason = "plain", "headings, because the base's own does not end its answers"
+            lengths = _measure_lengths(config, sources, template, talks=has_conversations)
+        if has_conversations:
+            data = f"  chat_template: {template}   # {reason}\n"
+        for name, n in lengths.limits.items():
+            data += f"  {name}: {n}   # the longest measured one\n"
+        config = configure(config, data=lengths.limits)
+
+    longest = sum(lengths.limits.values()) or 1
     largest = max(longest, MAX_BATCH_TOKENS)
     config = configure(config, train={"batch": f"{largest} tokens"})
-    seen = _fitted(config, tokens_each or example)
-    told = (*remarks, *seen.remarks)
-    return seen._replace(longest=longest, tokens_each=tokens_each, data="".join(data), remarks=told)
+    seen = _choose_adapter(config, lengths.tokens_each or example)
+    return seen._replace(
+        longest=longest,
+        tokens_each=lengths.tokens_each,
+        data=data,
+        remarks=(*lengths.remarks, *seen.remarks),
+    )
 
 
-def _lengths(
+class _Lengths(NamedTuple):
+    """Lengths of examples with the tokenizer of a base."""
+
+    limits: Mapping[str, int] = {}
+    """Settings for the longest prompt and target."""
+    tokens_each: float | None = None
+    """Mean trained tokens per example."""
+    remarks: Sequence[str] = ()
+    """Messages about examples that are cut."""
+    has_template: bool = False
+    """True if the base has a chat template."""
+
+
+def _measure_lengths(
     config: RunConfig, sources: Sequence[Source], template: str, *, talks: bool
-) -> tuple[dict[str, int], float | None, list[str], bool]:
-    """Choose the limits that cut nothing the model can read, and measure the tokens per example.
-
-    Sentences about what is cut all the same follow, and True if the base has a chat template.
-    """
+) -> _Lengths:
+    """Measure the examples, and choose limits that cut only what the model cannot read."""
     settings = replace(prepare_settings(config), chat_template=template)
     codec = load_codec(resolve_tokenizer(settings.tokenizer))
-    own = template_text(codec.settings) is not None
+    has_template = template_text(codec.settings) is not None
     if talks:
         with_template(codec, settings)
-    chosen, said, tokens_each = choose_limits(find_files(sources), codec, settings, percentile=100)
-    measured = {"max_prompt_tokens": "Longest prompt", "max_target_tokens": "Longest target"}
-    both = "Longest conversation"  # which the two limits bound together
-    names = [n for n, own in measured.items() if any(one.startswith((own, both)) for one in said)]
-    limits = {name: int(getattr(chosen, name)) for name in names}
-    told = [one for one in said if "cuts" in one or "no more" in one]
-    told += _unknown_script(codec, sources, config.model.start_from)
-    return limits, tokens_each, told, own
+    chosen, messages, tokens_each = choose_limits(
+        find_files(sources), codec, settings, percentile=100
+    )
+    limits = {}
+    # The two limits share the longest conversation.
+    for name, start in (
+        ("max_prompt_tokens", "Longest prompt"),
+        ("max_target_tokens", "Longest target"),
+    ):
+        if any(message.startswith((start, "Longest conversation")) for message in messages):
+            limits[name] = int(getattr(chosen, name))
+    remarks = [message for message in messages if "cuts" in message or "no more" in message]
+    remarks += _check_script(codec, sources, config.model.start_from)
+    return _Lengths(limits, tokens_each, remarks, has_template)
 
 
-def _unknown_script(codec: Codec, sources: Sequence[Source], base: str) -> list[str]:
-    """Warn if the base's tokenizer needs more tokens than characters, because it writes bytes."""
-    texts, letters = list[str](), 0
-    blocks = ((file, block) for file in find_files(sources) for block in blocks_of(file))
-    for example in (e for file, block in blocks for e in examples_in(block, file.reader).examples):
-        texts.append(example.text)
-        letters += len(texts[-1])
-        if letters > _LETTERS:
-            break
+def _check_script(codec: Codec, sources: Sequence[Source], base: str) -> list[str]:
+    """Warn if the base's tokenizer writes bytes, i.e. needs more tokens than characters."""
+    texts: list[str] = []
+    letters = 0
+    for file in find_files(sources):
+        for block in blocks_of(file):
+            for example in examples_in(block, file.reader).examples:
+                texts.append(example.text)
+                letters += len(example.text)
+                if letters > _LETTERS:
+                    break
+            if letters > _LETTERS:
+                break
     tokens = int(codec.encode_flat(texts).ends[-1]) if texts else 0
     if tokens <= letters:
         return []
-    said = (
-        f"The tokenizer of {base} takes {tokens / letters:.1f} tokens for each character of these "
-        "texts: it hardly covers their script, and neither does the model. Start from a base in "
+    warning = (
+        f"The tokenizer of {base} needs {tokens / letters:.1f} tokens per character of these "
+        "texts. It hardly covers their script, and neither does the model. Start from a base in "
         "their language, or from scratch with a new tokenizer."
     )
-    return [said]
+    return [warning]
 
 
-def _fitted(config: RunConfig, example: float | None) -> SeenBase:
-    """The model's size and rate, and an adapter where its memory or size asks for one."""
-    # With torch, which a configuration from scratch does without.
+def _choose_adapter(config: RunConfig, example: float | None) -> MeasuredBase:
+    """Measure the model, and propose an adapter for a large one."""
+    # These load torch, which a configuration from scratch does not need.
     from toque.hardware.memory import in_words
-    from toque.workflows.plan.planned import outlook_of
+    from toque.workflows.plan.run_estimate import predict_training
 
-    whole = outlook_of(config, example)
-    n, memory = whole.parameters, whole.memory
-    millions, room = f"{n / 1e6:,.0f} M", in_words(memory.room)
-    if memory.fits and n < _ADAPTER_FROM:
-        why = f"all {millions} weights take {in_words(memory.total)} of {room}; this, less"
-        adapter = f"# {_LORA}   # {why}"
-        return SeenBase(adapter=adapter, rate=whole.tokens_per_second(), parameters=n)
-    why = f"all {millions} weights would take {in_words(memory.total)} of {room}"
-    adapted = outlook_of(configure(config, adapter=_ADAPTER), example)
-    smaller = adapted.memory
-    short = (
-        f"Training takes {in_words(smaller.total)} of {room} even with an adapter: `toque plan` "
-        "says what takes less, or start from a smaller model."
-    )
-    return SeenBase(
-        adapter=f"{_LORA}   # {why}",
-        remarks=() if smaller.fits else (short,),
+    full = predict_training(config, example)
+    n = full.parameters
+    memory = in_words(full.memory.room)
+    weights = f"all {n / 1e6:,.0f} M weights"
+    needed = f"{in_words(full.memory.total)} of {memory}"
+    if full.memory.fits and n < _ADAPTER_FROM:
+        adapter = f"# {_LORA}   # {weights} need {needed}; an adapter needs less"
+        return MeasuredBase(adapter=adapter, rate=full.tokens_per_second(), parameters=n)
+
+    adapted = predict_training(configure(config, adapter=_ADAPTER), example)
+    remarks = []
+    if not adapted.memory.fits:
+        remarks.append(
+            f"Training needs {in_words(adapted.memory.total)} of {memory} even with an adapter. "
+            "`toque plan` lists settings that need less, or start from a smaller model."
+        )
+    return MeasuredBase(
+        adapter=f"{_LORA}   # {weights} would need {needed}",
+        remarks=tuple(remarks),
         rate=adapted.tokens_per_second(),
         parameters=n,
     )

@@ -648,13 +648,13 @@ def measure_writing_rate(model: Mapping[str, Any], characters: float) -> float:
         characters: Characters per text.
     """
     # Torch is loaded only if a rate is measured.
-    from toque.workflows.run_length import texts_seconds
+    from toque.workflows.run_length import estimate_texts_seconds
 
     characters = min(characters, _LONG_EXAMPLE)
     prompts = [text[:_LONG_PROMPT] for text in _random_texts(characters)[:WRITTEN_AT_ONCE]]
     n = max(1, round(characters / _LETTERS_PER_WORD))
     with _trial_run(model, characters, "4 examples", evaluation={"prompts": prompts}) as run:
-        return WRITTEN_AT_ONCE * n / texts_seconds(run.evaluator, run.evaluator.sampler, n)
+        return WRITTEN_AT_ONCE * n / estimate_texts_seconds(run.evaluator, run.evaluator.sampler, n)
 
 
 def model_settings(size: Size, tokenizer: str) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toque.cooking.answer_schemas import answer_schema
 from toque.cooking.prompts import CLASSES, Task
-from toque.cooking.recipe_form import recipe_form
+from toque.cooking.recipe_form import answer_schema, recipe_form
 from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
@@ -18,17 +17,19 @@ from toque.evaluation.best_of import BestOf
 from toque.models.generation.options import GenerationOptions, Precision, refuse_non_numbers
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
-from toque.workflows.asking import (
-    ReadPrompt,
-    classes_of,
-    model_in,
-    model_to_open,
-    provenance_in,
-    read_prompts,
-    record_on,
-    refuse_no_text,
-    task_to_ask,
+from toque.workflows.model_record import (
+    check_model,
+    finished_model,
+    read_adapter_record,
+    read_record,
     writes_recipes,
+)
+from toque.workflows.prompts import (
+    ReadPrompt,
+    check_utf8,
+    find_task,
+    read_prompts,
+    task_classes,
 )
 from toque.workflows.results import Answer, Model, Written, existing_folder
 
@@ -108,50 +109,24 @@ def generate(
         CheckpointError: A run has no checkpoint, or the record of its training is damaged.
     """
     refuse_non_numbers(n=n, best_of=best_of)
-    if n < 1:
-        raise ConfigError(f"{argument('n')} is {n}; it must be at least 1.")
-    if must_use and schema is not None:
-        raise ConfigError(
-            f"{argument('must_use')} and {argument('schema')} cannot be combined, because each "
-            "constrains the form of the texts. Use one of them."
-        )
-    if must_use and task not in (None, "write"):
-        raise ConfigError(
-            f"{argument('must_use')} and {argument(f'task={task}')} cannot be combined: the first "
-            "writes recipes only, and the task asks for other texts. Use one of them."
-        )
-    json_schema = None if schema is None else answer_schema(schema)
-
-    options = GenerationOptions(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        seed=seed,
-        precision=precision,
+    request = GenerationRequest(
+        task=task,
+        raw=raw,
+        n=n,
+        must_use=must_use,
+        schema=None if schema is None else answer_schema(schema),
+        options=GenerationOptions(
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+            seed=seed,
+            precision=precision,
+        ),
+        best=BestOf(best_of, by),
     )
-    best = BestOf(best_of, by)
-    best.check(options, wanted=n)
-
-    folder = model_to_open(run_or_model)
-    batches = []
-    for adapter, record in _records(folder, adapters):
-        written_task = _task_to_write(task, record, folder if adapter is None else adapter.name)
-        read = read_prompts(
-            prompts,
-            file,
-            task=written_task,
-            raw=raw,
-            recipes=writes_recipes(record),
-            blanks=record.form == "documents",
-        )
-        best.check_prompts(
-            [prompt.text for prompt in read],
-            in_json=json_schema is not None,
-            knows_recipes=record.knows_recipes,
-        )
-        repeated = [prompt for prompt in read for _ in range(max(n, best.n))]
-        batches.append(_Batch(adapter, record, repeated))
+    folder = check_model(run_or_model)
+    batches = _read_batches(folder, prompts, file, adapters, request)
 
     with reporter.working(f"reading {folder}"):
         # Torch is loaded only after all arguments are checked.
@@ -165,18 +140,75 @@ def generate(
             keep_freed_memory()
     if note := emulation_in_words(precision, opened.model):
         reporter.notice(note)
-    return _write_batches(
-        opened,
-        batches,
-        options,
-        best=best,
-        n=n,
-        raw=raw,
-        must_use=must_use,
-        schema=json_schema,
-        on_text=on_text,
-        reporter=reporter,
-    )
+    return _write_batches(opened, batches, request, on_text=on_text, reporter=reporter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """Number and form of the texts to write."""
+
+    task: str | None
+    raw: bool
+    """True to send prompts unchanged."""
+    n: int
+    """Texts per prompt."""
+    must_use: bool
+    """True to constrain recipes to their form and ingredients."""
+    schema: Mapping[str, Any] | None
+    """JSON schema of the texts."""
+    options: GenerationOptions
+    best: BestOf
+
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for options that cannot be combined."""
+        if self.n < 1:
+            raise ConfigError(f"{argument('n')} is {self.n}; it must be at least 1.")
+        if self.must_use and self.schema is not None:
+            raise ConfigError(
+                f"{argument('must_use')} and {argument('schema')} cannot be combined, because each "
+                "constrains the form of the texts. Use one of them."
+            )
+        if self.must_use and self.task not in (None, "write"):
+            raise ConfigError(
+                f"{argument('must_use')} and {argument(f'task={self.task}')} cannot be combined: "
+                "the first writes recipes only, and the task asks for other texts. Use one of them."
+            )
+        self.best.check(self.options, n_results=self.n)
+
+    @property
+    def in_json(self) -> bool:
+        """True for texts that a schema constrains."""
+        return self.schema is not None
+
+
+def _read_batches(
+    folder: Path,
+    prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+    file: str | Path | None,
+    adapters: Sequence[str | Path],
+    request: GenerationRequest,
+) -> list[_Batch]:
+    """Read the prompts in the form of the model's training, or of each adapter's."""
+    task, best = request.task, request.best
+    batches = []
+    for adapter, record in _records(folder, adapters):
+        written_task = _task_to_write(task, record, folder if adapter is None else adapter.name)
+        read = read_prompts(
+            prompts,
+            file,
+            task=written_task,
+            raw=request.raw,
+            recipes=writes_recipes(record),
+            blanks=record.form == "documents",
+        )
+        best.check_prompts(
+            [prompt.text for prompt in read],
+            in_json=request.in_json,
+            knows_recipes=record.knows_recipes,
+        )
+        repeated = [prompt for prompt in read for _ in range(max(request.n, best.n))]
+        batches.append(_Batch(adapter, record, repeated))
+    return batches
 
 
 class _Adapter(NamedTuple):
@@ -191,9 +223,9 @@ def _records(
 ) -> list[tuple[_Adapter | None, Provenance]]:
     """Pair each adapter, or None for the model itself, with its record."""
     if not adapters:
-        return [(None, provenance_in(folder))]
+        return [(None, read_record(folder))]
     resolved = [_Adapter(str(name), _adapter_in(name)) for name in adapters]
-    return [(adapter, record_on(adapter.folder, folder)) for adapter in resolved]
+    return [(adapter, read_adapter_record(adapter.folder, folder)) for adapter in resolved]
 
 
 def _adapter_in(name: str | Path) -> Path:
@@ -202,7 +234,7 @@ def _adapter_in(name: str | Path) -> Path:
     Raises:
         ConfigError: The folder has no adapter.
     """
-    folder = model_in(existing_folder(name))
+    folder = finished_model(existing_folder(name))
     if not (folder / "adapter_config.json").is_file():
         raise ConfigError(
             f"{argument(f'adapters={name}')}: {folder} has no adapter (adapter_config.json). "
@@ -218,13 +250,13 @@ def _task_to_write(task: str | None, record: Provenance, model: str | Path) -> T
     Raises:
         ConfigError: The answers to the task are classes.
     """
-    found_task = "write" if task is None else task_to_ask(task, record, model)
-    if classes := classes_of(found_task):
+    known_task = "write" if task is None else find_task(task, record, model)
+    if classes := task_classes(known_task):
         raise ConfigError(
             f"{argument(f'task={task}')} has the classes {', '.join(classes)}. Use toque.classify "
             "to choose one of them, or leave the task out to write texts."
         )
-    return found_task
+    return known_task
 
 
 class _Batch(NamedTuple):
@@ -238,13 +270,8 @@ class _Batch(NamedTuple):
 def _write_batches(
     opened: OpenedModel,
     batches: Sequence[_Batch],
-    options: GenerationOptions,
+    request: GenerationRequest,
     *,
-    best: BestOf,
-    n: int,
-    raw: bool,
-    must_use: bool,
-    schema: Mapping[str, Any] | None,
     on_text: OnText | None,
     reporter: Reporter,
 ) -> list[Written]:
@@ -252,8 +279,8 @@ def _write_batches(
     from toque.models.generation.engine import generate as generate_ids
 
     texts: list[Written] = []
-    in_json = schema is not None
-    chooses = best.n > 1
+    in_json = request.in_json
+    chooses = request.best.n > 1
     for i, (adapter, record, prompts) in enumerate(batches):
         typed = [prompt.text for prompt in prompts]
         name = None if adapter is None else adapter.name
@@ -261,6 +288,9 @@ def _write_batches(
         codec = adapted.codec
         decode = partial(codec.decode, skip_special_tokens=True)
         logprobs: list[list[float]] = [[] for _ in typed]
+        constraints: Sequence[HeldText] = ()
+        if in_json or request.must_use:
+            constraints = constrain_texts(codec, typed, record, request.schema)
         watch = None
         if on_text is not None and not chooses:
             watch = InOrder(on_text, typed, decode, adapter=name, first=len(texts))
@@ -268,11 +298,11 @@ def _write_batches(
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
-                [adapted.prompt_ids(text, raw=raw) for text in typed],
-                record.completed(options, in_json=in_json),
+                [adapted.prompt_ids(text, raw=request.raw) for text in typed],
+                record.completed(request.options, in_json=in_json),
                 eos_id=codec.end_ids,
                 pad_id=codec.pad_id,
-                constraints=held_texts(codec, typed, record, schema) if must_use or in_json else (),
+                constraints=constraints,
                 places=[prompt.where for prompt in prompts],
                 on_progress=count,
                 on_token=watch,
@@ -284,7 +314,7 @@ def _write_batches(
             for prompt, ids in zip(typed, written, strict=True)
         ]
         if chooses:
-            batch_texts = _choose_best(batch_texts, logprobs, best, n=n, reporter=reporter)
+            batch_texts = _choose_best(batch_texts, logprobs, request, reporter)
             if on_text is not None:
                 for number, text in enumerate(batch_texts, start=len(texts)):
                     on_text(number, text)
@@ -305,17 +335,16 @@ def _note(logprobs: Sequence[list[float]], number: int, logprob: float) -> None:
 def _choose_best(
     texts: Sequence[Written],
     logprobs: Sequence[Sequence[float]],
-    best: BestOf,
-    *,
-    n: int,
+    request: GenerationRequest,
     reporter: Reporter,
 ) -> list[Written]:
     """Return the `n` best texts per prompt. The `best.n` texts of a prompt are consecutive."""
+    n, best = request.n, request.best
     chosen: list[Written] = []
     for start in range(0, len(texts), best.n):
         candidates = texts[start : start + best.n]
         first = candidates[0]
-        ranked = best.ranked(
+        ranked = best.rank(
             first.prompt,
             [text.text for text in candidates],
             logprobs[start : start + best.n],
@@ -374,7 +403,7 @@ class InOrder:
         self.on_text(self.first + self._current, so_far)
 
 
-def held_texts(
+def constrain_texts(
     codec: Codec,
     prompts: Sequence[str],
     record: Provenance,
@@ -449,11 +478,11 @@ def classify(
             not learn the task, or there are fewer than two choices.
         DataError: A file cannot be read.
     """
-    folder = model_to_open(run_or_model)
-    found_task = None if task is None else task_to_ask(task, provenance_in(folder), folder)
-    classes = () if found_task is None else classes_of(found_task)
+    folder = check_model(run_or_model)
+    known_task = None if task is None else find_task(task, read_record(folder), folder)
+    classes = () if known_task is None else task_classes(known_task)
     answers = _check_answers(task, choices, classes)
-    read = read_prompts(prompts, file, task=found_task, raw=raw)
+    read = read_prompts(prompts, file, task=known_task, raw=raw)
     with reporter.working(f"reading {folder}"):
         # Torch is loaded only after all arguments are checked.
         from toque.evaluation.constrained_choice import choose
@@ -505,12 +534,12 @@ def has_classes(run_or_model: Model, task: str, adapters: Sequence[str | Path] =
     """
     if task in CLASSES:
         return True
-    folder = model_to_open(run_or_model)
+    folder = check_model(run_or_model)
     tasks = [
-        task_to_ask(task, record, folder if adapter is None else adapter.name)
+        find_task(task, record, folder if adapter is None else adapter.name)
         for adapter, record in _records(folder, adapters)
     ]
-    return any(map(classes_of, tasks))
+    return any(map(task_classes, tasks))
 
 
 def _check_answers(
@@ -537,7 +566,7 @@ def _check_answers(
             f"{argument('choices')} must be a list of texts, not {choices!r}. {allowed}"
         )
     for choice in choices:
-        refuse_no_text(choice, argument(f"choices={choice}"))
+        check_utf8(choice, argument(f"choices={choice}"))
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
         raise ConfigError(f"{argument('choices')} are {', '.join(map(repr, choices))}. {allowed}")
     return tuple(choices)

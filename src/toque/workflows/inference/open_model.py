@@ -1,10 +1,11 @@
-"""Model in use, opened from a run folder (finished or not) or a Hugging Face folder."""
+"""Model to use, opened from a run folder (finished or not) or a Hugging Face folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 from transformers import PreTrainedModel
@@ -39,55 +40,61 @@ from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.runtime import precision_on
-from toque.workflows.asking import codec_in, provenance_in, provenance_of_run
+from toque.training.runtime import PrecisionChoice, choose_precision
 from toque.workflows.build import model_to_train
+from toque.workflows.model_record import build_record, open_codec, read_record
 from toque.workflows.run_folder import load_weights, refuse_another_base, refuse_another_store
-from toque.workflows.saved_steps import config_of, run_of, steps_in_words
+from toque.workflows.saved_steps import config_of, list_steps, run_of
 
-_TRIES = 3  # to read the best model of a run, which a better one may replace meanwhile
-_COMPARED = 32  # rows of a store whose texts two tokenizers are compared by
+_ATTEMPTS: Final = 3
+"""Attempts to read a run's best model, which training may replace at the same time."""
+_COMPARED_ROWS: Final = 32
+"""Rows of a store that are encoded to compare two tokenizers."""
 
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model with its tokenizer, and the run's configuration when it came from a run."""
+    """A model with its tokenizer, and the configuration of its run if it has one."""
 
     model: PreTrainedModel
     codec: Codec
     config: RunConfig | None
     step: int | None
-    provenance: Provenance  # record of the prompts it was trained on
+    provenance: Provenance
+    """Record of the model's training."""
 
     def prompt_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
-        """A prompt as the model reads it; a `raw` one without the template of a conversation."""
+        """Encode a prompt. A `raw` prompt gets no chat template."""
         kind: FamilyKind = "encoder-decoder" if self.model.config.is_encoder_decoder else "decoder"
         return prompt_ids(self.codec, prompt, kind, self.provenance.form, raw=raw)
 
     def with_adapter(self, number: int, folder: Path, record: Provenance) -> OpenedModel:
-        """The same model with one of its adapters active, by its record and its own tokenizer.
+        """Return the model with one of its adapters active, with the adapter's record.
 
-        One that has no tokenizer reads and writes by that of the model.
+        The adapter's tokenizer replaces the model's, if it has one.
         """
         use_adapter(self.model, f"adapter_{number}")
-        own = (folder / "tokenizer.json").is_file()
-        return replace(
-            self, codec=codec_in(folder, record) if own else self.codec, provenance=record
-        )
+        has_tokenizer = (folder / "tokenizer.json").is_file()
+        codec = open_codec(folder, record) if has_tokenizer else self.codec
+        return replace(self, codec=codec, provenance=record)
 
     def check_tokenizer(self, store: TokenStore) -> None:
-        """Raise a DataError for a store of another tokenizer; one saved again is no other."""
-        theirs = store.manifest.tokenizer
-        if theirs.sha256 == self.codec.sha256:
+        """Raise a DataError for a store that was prepared with a different tokenizer.
+
+        Two files of the same tokenizer may differ, so their ids are compared.
+        """
+        stored = store.manifest.tokenizer
+        if stored.sha256 == self.codec.sha256:
             return
         codec = store.codec()
-        some = [codec.decode(store.target(row)) for row in store.rows("train")[:_COMPARED].tolist()]
-        found = tokenizer_differences(codec, self.codec, some)
-        if found:
+        rows = store.rows("train")[:_COMPARED_ROWS].tolist()
+        texts = [codec.decode(store.target(row)) for row in rows]
+        differences = tokenizer_differences(codec, self.codec, texts)
+        if differences:
             raise DataError(
-                f"The store {store.path} was prepared with another tokenizer ({theirs.name}) than "
-                f"the model's ({self.codec.name}): {'; '.join(found)}, where one is the store's. "
-                "Prepare a store with model.tokenizer set to the model's folder."
+                f"The store {store.path} was prepared with another tokenizer ({stored.name}) "
+                f"than the model's ({self.codec.name}): {'; '.join(differences)}, "
+                "(one: the store's). Prepare a store with model.tokenizer set to the model."
             )
 
 
@@ -98,71 +105,74 @@ def open_model(
     adapters: Sequence[Path] = (),
     reporter: Reporter = SILENT,
 ) -> OpenedModel:
-    """The finished model of a run, else its best or newest; a checkpoint; or a Hugging Face model.
+    """Open a run's finished model, or else its best or newest checkpoint; or any other model.
 
-    `device` is auto, the GPU where there is one; or cpu, cuda, cuda:N. A finished model that one
-    GPU has no memory for is held in bf16, or goes over all of them. An adapter is merged, or used
-    beside a base in the format of its training; `adapters` lie on the model as "adapter_0" and so
-    on. The reporter hears of what is not in float32.
+    A finished model that does not fit into one GPU is loaded in bf16, or spread over all GPUs. An
+    adapter is merged, or stays separate from a base in the format of its training.
+
+    Args:
+        folder: A run, a checkpoint or a Hugging Face model.
+        device: auto (the GPU, if present), cpu, cuda or cuda:N.
+        adapters: Adapter folders to load as "adapter_0", "adapter_1" and so on.
+        reporter: Receives a note about a model that is not in float32 on one device.
     """
-    where = device_named(device)
-    if where.type == "cpu":
+    target = device_named(device)
+    if target.type == "cpu":
         shorten_waits_when_busy()
 
-    def place(found: CheckedFolder) -> Placement | None:
-        return placement_of(found, free_memory(where))
+    def place(checked: CheckedFolder) -> Placement | None:
+        return placement_of(checked, free_memory(target))
 
-    opened = _opened(folder, place if where.type == "cuda" else None, where, adapters)
-    placed = getattr(opened.model, "hf_device_map", None)
-    if placed is None:
-        opened.model.to(where)  # type: ignore[arg-type]  # transformers annotates it away
-    elif len(set(placed.values())) > 1:
-        use_attention(opened.model, "dense")  # masks alone go from device to device by themselves
-    if (note := held_in_words(opened.model)) is not None:
+    opened = _open(folder, place if target.type == "cuda" else None, target, adapters)
+    device_map = getattr(opened.model, "hf_device_map", None)
+    if device_map is None:
+        opened.model.to(target)  # type: ignore[arg-type]  # transformers hides its annotation
+    elif len(set(device_map.values())) > 1:
+        # Only dense masks move between devices without further code.
+        use_attention(opened.model, "dense")
+    if (note := describe_format(opened.model)) is not None:
         reporter.notice(f"note: {note}")
     return opened
 
 
-def held_in_words(model: PreTrainedModel) -> str | None:
-    """A sentence about a model that is not in float32 on one device; None for one that is."""
-    if (held := format_of(model)) != PLAIN:
-        return f"the adapter is used beside its base, which is held on {model.device} in {held}"
+def describe_format(model: PreTrainedModel) -> str | None:
+    """Describe a model that is not in float32 on one device, or return None."""
+    if (base_format := format_of(model)) != PLAIN:
+        return (
+            f"the adapter is not merged into its base, which is in {base_format} on {model.device}"
+        )
     return placement_note(model)
 
 
-def _opened(
+def _open(
     folder: Path, place: Place | None, device: torch.device, adapters: Sequence[Path]
 ) -> OpenedModel:
     config, model = None, folder
-    named = {f"adapter_{i}": adapter for i, adapter in enumerate(adapters)}
-    if (config_file := config_of(folder)).exists():
+    adapters_by_name = {f"adapter_{i}": adapter for i, adapter in enumerate(adapters)}
+    config_file = config_of(folder)
+    if config_file.exists():
         refuse_links(config_file.parent, CheckpointError)
         config = load_config(config_file).config
         model = folder / "model"
         is_finished = (model / "config.json").exists() or is_adapter_folder(model)
-        if not is_finished:  # or a checkpoint was named
-            unfinished = _as_trained(folder, config, device).opened(config)
-            for name, adapter in named.items():
+        if not is_finished:  # also true of the folder of a checkpoint
+            unfinished = _open_checkpoint(folder, config, device).merge_adapter(config)
+            for name, adapter in adapters_by_name.items():
                 load_adapter(unfinished.model, adapter, name=name)
             return unfinished
-    adapted = is_adapter_folder(model)
-    if model.is_dir() and not adapted and not (model / "config.json").exists():
-        raise CheckpointError(
-            f"{model} holds neither a run (config.yaml), a model (config.json) nor an adapter "
-            "(adapter_config.json). Name a run folder such as runs/cookbook, or a Hugging Face "
-            "model folder."
-        )
+
+    is_adapter = is_adapter_folder(model)
     model = resolve_folder(str(model), setting="the model to open")
     if adapters:
         formats = formats_in_use(adapters, device)
-        loaded = load_with_adapters(named, formats, device, base=str(model))
-    elif adapted:
+        loaded = load_with_adapters(adapters_by_name, formats, device, base=str(model))
+    elif is_adapter:
         formats = formats_in_use([model], device, _format_of(config, device))
         loaded = load_with_adapters({ADAPTER: model}, formats, device, merge=True)
     else:
         loaded = load_model(str(model), place=place)
-    record = provenance_in(folder)
-    return OpenedModel(loaded, codec_in(model, record), config, None, record)
+    record = read_record(folder)
+    return OpenedModel(loaded, open_codec(model, record), config, None, record)
 
 
 @dataclass(frozen=True)
@@ -174,39 +184,45 @@ class TrainedModel:
     record: Provenance
     step: int
     base_hash: str | None
-    """`base_sha256` of the weights that an adapter was trained beside; None without an adapter."""
+    """`base_sha256` of the base's weights; None for a model without an adapter."""
 
-    def opened(self, config: RunConfig) -> OpenedModel:
-        """The model to use, its adapter merged where it may be."""
+    def merge_adapter(self, config: RunConfig) -> OpenedModel:
+        """Return the model to use, with its adapter merged if the base is in float32."""
         model = merged(self.model) if format_of(self.model) == PLAIN else self.model
         return OpenedModel(model, self.codec, config, self.step, self.record)
 
 
 def checkpoint_model(folder: Path) -> TrainedModel:
-    """The model of a checkpoint, in float32 on the CPU, or a CheckpointError."""
-    return _as_trained(folder, load_config(config_of(folder)).config, CPU)
+    """Open the model of a checkpoint, in float32 on the CPU.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged or gone.
+    """
+    return _open_checkpoint(folder, load_config(config_of(folder)).config, CPU)
 
 
-def _as_trained(folder: Path, config: RunConfig, device: torch.device) -> TrainedModel:
-    """The model of a checkpoint, or of a run's best or newest one, which may be training."""
+def _open_checkpoint(folder: Path, config: RunConfig, device: torch.device) -> TrainedModel:
+    """Open the model of a checkpoint, or of the best or newest one of a run, which may train."""
     run = run_of(folder)
-    for tries_left in reversed(range(_TRIES)):
-        checkpoint = _newest_of(folder, config) if run is None else verify_checkpoint(folder)
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        checkpoint = (
+            _find_best_or_newest(folder, config) if run is None else verify_checkpoint(folder)
+        )
         try:
             return _read_checkpoint(run or folder, checkpoint, config, device)
         except CheckpointError as error:
             if checkpoint.path.is_dir():
                 raise
-            if run is not None or not tries_left:
+            if run is not None or not attempts_left:
                 raise CheckpointError(
-                    f"The run has removed {checkpoint.path}, while it was read. "
-                    f"{steps_in_words(run or folder)} Name one of these."
+                    f"The run removed {checkpoint.path} while Toque read it. "
+                    f"{list_steps(run or folder)} Name one of these."
                 ) from error
     raise AssertionError
 
 
-def _newest_of(run: Path, config: RunConfig) -> Checkpoint:
-    """The best model of a run, else its newest checkpoint."""
+def _find_best_or_newest(run: Path, config: RunConfig) -> Checkpoint:
+    """Return the best model of a run, or else its newest checkpoint."""
     checkpoints = CheckpointStore(run / "checkpoints")
     checkpoint = checkpoints.best() or checkpoints.newest_valid()
     if checkpoint is None:
@@ -238,26 +254,29 @@ def _read_checkpoint(
 def _tokenizer_of_run(
     run: Path, checkpoint: Checkpoint, config: RunConfig
 ) -> tuple[Codec, Provenance]:
-    """The tokenizer and record of a run: from its store, or where that is gone from its model."""
-    store, finished = Path(config.data.store), run / "model"
+    """Return the tokenizer and record of a run from its store, or from its model."""
+    store = Path(config.data.store)
+    finished = run / "model"
     if not (store / "manifest.json").exists():
         if (record := provenance_of(finished)) is not None:
-            return codec_in(finished, record), record
+            return open_codec(finished, record), record
         raise CheckpointError(
-            f"{checkpoint.path} needs the tokenizer of its run, which is in the store {store}, and "
-            "there is no store. Give the command in the folder where the run was trained, or put "
-            "the store back."
+            f"{checkpoint.path} needs the tokenizer of its run, but the store {store}, which "
+            "contains it, does not exist. Run the command in the folder where you trained, or "
+            "restore the store."
         )
     prepared = TokenStore.open(store)
     refuse_another_store(run, checkpoint, prepared)
     check_tokenizer(prepared)
-    return prepared.codec(), provenance_of_run(config, prepared.manifest)
+    return prepared.codec(), build_record(config, prepared.manifest)
 
 
 def _format_of(config: RunConfig | None, device: torch.device) -> FrozenFormat | None:
-    """The format that a run's settings give the base of its adapter; None without both."""
+    """Return the format of an adapter's base by the run's settings; None without an adapter."""
     if config is None or config.adapter is None:
         return None
-    asked = "auto" if device.type == "cpu" else config.train.precision
-    name, _ = precision_on(asked, device, fp16_is_safe=family_to_train(config.model).fp16_is_safe)
+    precision: PrecisionChoice = "auto" if device.type == "cpu" else config.train.precision
+    name, _ = choose_precision(
+        precision, device, fp16_is_safe=family_to_train(config.model).fp16_is_safe
+    )
     return FrozenFormat(DTYPES[name], config.adapter.quantize_base)

@@ -1,4 +1,4 @@
-"""Models of a server: each opened once, and adapters laid beside each other on one base."""
+"""Models of a server. Adapters of the same base share its weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from toque.cooking.prompts import Task
 from toque.data.tokenizer.codec import Codec
 from toque.hardware.devices import device_named
 from toque.models.families import vocabulary_rows
@@ -24,97 +25,110 @@ from toque.models.lora.adapter_files import (
 )
 from toque.reporter import SILENT, Reporter
 from toque.serving.batcher import ServedModel, ServedModels
-from toque.workflows.asking import (
-    base_of,
-    codec_in,
-    model_in,
-    record_on,
-    template_asked_by,
-    trained_prompt,
+from toque.workflows.inference.open_model import describe_format, open_model
+from toque.workflows.model_record import (
+    find_base,
+    find_chat_template,
+    finished_model,
+    open_codec,
+    read_adapter_record,
     writes_recipes,
 )
-from toque.workflows.inference.open_model import held_in_words, open_model
+from toque.workflows.prompts import format_prompt
 
 
 def open_models(
     folders: Mapping[str, Path], *, device: str = "cpu", reporter: Reporter = SILENT
 ) -> ServedModels:
-    """Open the models and adapters of some folders by their names, on a device as `open_model`.
+    """Open models and adapters by their names; see `open_model`.
 
-    Adapters share the weights of a base that is served, in float32, or has several: then in the
-    format that they were trained beside, if it is one. One alone is opened as `generate` does. The
-    reporter hears of each that is not in float32.
+    A single adapter is opened as `generate` opens it. Several adapters share their base, in the
+    format of their training if it is the same, otherwise in float32. So does an adapter with a base
+    that is served itself.
+
+    Args:
+        folders: Folder of each model or adapter.
+        device: auto (the GPU, if present), cpu, cuda or cuda:N.
+        reporter: Receives a note about each model that is not in float32 on one device.
     """
-    where = device_named(device)
-    inner = {name: model_in(folder) for name, folder in folders.items()}
+    target = device_named(device)
+    inner = {name: finished_model(folder) for name, folder in folders.items()}
+    bases = {name: find_base(folder) or _resolve_weights(folder) for name, folder in inner.items()}
     adapters = {name for name, folder in inner.items() if is_adapter_folder(folder)}
-    bases = {name: base_of(folder) or _weights_of(folder) for name, folder in inner.items()}
-    sharing = Counter(bases.values())
-    shared: dict[Path, list[ServedModel]] = {}
-    found: dict[str, ServedModel] = {}
-    # Models before adapters, which are laid on them.
+    n_users = Counter(bases.values())
+    models_by_base: dict[Path, list[ServedModel]] = {}
+    served: dict[str, ServedModel] = {}
+
+    # Models come before the adapters that share their weights.
     for name in sorted(folders, key=lambda name: name in adapters):
-        beside = shared.setdefault(bases[name], [])
-        if name in adapters and sharing[bases[name]] > 1:
-            own = {n: inner[n] for n in adapters if bases[n] == bases[name]}
-            model = _laid_on(bases[name], beside, own, name=name, device=where)
+        base = bases[name]
+        loaded = models_by_base.setdefault(base, [])
+        if name in adapters and n_users[base] > 1:
+            base_adapters = {n: inner[n] for n in adapters if bases[n] == base}
+            model = _add_adapter(base, loaded, base_adapters, name=name, device=target)
         else:
             opened = open_model(folders[name], device=device)
-            model = _served(name, opened.model, opened.codec, opened.provenance)
-        is_new = all(one.model is not model.model for one in beside)
-        if is_new and (note := held_in_words(model.model)) is not None:
+            model = _to_served(name, opened.model, opened.codec, opened.provenance)
+        is_new = all(other.model is not model.model for other in loaded)
+        if is_new and (note := describe_format(model.model)) is not None:
             reporter.notice(f"note: {name}: {note}")
-        beside.append(model)
-        found[name] = model
-    return ServedModels([found[name] for name in folders])
+        loaded.append(model)
+        served[name] = model
+    return ServedModels([served[name] for name in folders])
 
 
-def _laid_on(
+def _add_adapter(
     base: Path,
-    beside: Sequence[ServedModel],
+    loaded: Sequence[ServedModel],
     adapters: Mapping[str, Path],
     *,
     name: str,
     device: torch.device,
 ) -> ServedModel:
-    """One of a base's adapters, on weights that are loaded already if these have as many rows.
+    """Add an adapter to loaded weights with the same number of vocabulary rows, or load them.
 
-    Else it is loaded with the others of as many: a base that is quantised takes none later.
+    Weights are loaded with all adapters of this size, because a quantised base accepts none later.
     """
-    adapter, rows = adapters[name], rows_needed(adapters[name])
+    adapter = adapters[name]
+    n_rows = rows_needed(adapter)
     fitting = [
-        one
-        for one in beside
-        if rows in (None, vocabulary_rows(one.model)) and not hasattr(one.model, "hf_device_map")
+        other
+        for other in loaded
+        if n_rows in (None, vocabulary_rows(other.model))
+        and not hasattr(other.model, "hf_device_map")
     ]
     if fitting:
         model = fitting[0].model
     else:
-        alike = {_inner(n): one for n, one in adapters.items() if rows_needed(one) == rows}
+        alike = {_inner(n): path for n, path in adapters.items() if rows_needed(path) == n_rows}
         formats = formats_in_use(alike.values(), device)
         model = load_with_adapters(alike, formats, device, base=str(base))
     if _inner(name) not in getattr(model, "peft_config", {}):
         load_adapter(model, adapter, name=_inner(name))
-    record = record_on(adapter, base)
-    codec = codec_in(adapter, record)
-    plain = next((one.name for one in fitting if one.adapter is None), None)
-    return replace(_served(name, model, codec, record), adapter=_inner(name), base=plain)
+
+    record = read_adapter_record(adapter, base)
+    served = _to_served(name, model, open_codec(adapter, record), record)
+    base_name = next((other.name for other in fitting if other.adapter is None), None)
+    return replace(served, adapter=_inner(name), base=base_name)
 
 
-def _served(name: str, model: PreTrainedModel, codec: Codec, record: Provenance) -> ServedModel:
-    recipes = writes_recipes(record)
-    chat = template_asked_by(codec, record)
-    asked = partial(trained_prompt, task="write" if recipes else None)
+def _to_served(name: str, model: PreTrainedModel, codec: Codec, record: Provenance) -> ServedModel:
+    task: Task | None = "write" if writes_recipes(record) else None
     return ServedModel(
-        name=name, model=model, codec=codec, record=record, to_prompt=asked, chat=chat
+        name=name,
+        model=model,
+        codec=codec,
+        record=record,
+        to_prompt=partial(format_prompt, task=task),
+        chat=find_chat_template(codec, record),
     )
 
 
 def _inner(name: str) -> str:
-    """The adapter's name inside the model, where a dot would part a module's path."""
+    """Return the adapter's name inside the model. A dot would split a module's path."""
     return "served_" + name.encode().hex()
 
 
-def _weights_of(model: Path) -> Path:
-    """The folder of a whole model's weights, one for all of its names."""
+def _resolve_weights(model: Path) -> Path:
+    """Return the folder of a complete model, the same for all of its names."""
     return resolve_folder(str(model), setting="the model").resolve()

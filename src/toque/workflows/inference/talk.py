@@ -1,4 +1,4 @@
-"""A conversation with a model: its history, asked by the model's own chat template."""
+"""Conversation with a model, in the chat template of the model."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ from toque.models.generation.options import GenerationOptions
 from toque.reporter import SILENT, Reporter
 from toque.storage.atomic import atomic_write
 from toque.user_paths import named_path
-from toque.workflows.asking import (
-    in_trained_form,
-    model_to_open,
-    refuse_no_text,
-    template_asked_by,
-)
+from toque.workflows.model_record import check_model, find_chat_template
+from toque.workflows.prompts import check_utf8, rewrite_prompt
 from toque.workflows.results import Model
 
 if TYPE_CHECKING:
     from toque.workflows.inference.open_model import OpenedModel
 
-SINGLE = "this model was trained on single requests: it reads each question without those before it"
-FORGOTTEN = "the conversation is longer than the model reads; its oldest question is left out"
+SINGLE: Final = "this model was trained on single requests, so it ignores earlier questions"
+FORGOTTEN: Final = (
+    "the conversation is longer than the model's context, so its oldest question is left out"
+)
 ANSWER_SHARE: Final = 4
-"""One in so many positions is kept for an answer that may be longer: what was said goes first."""
+"""Fraction of the positions, as 1 / ANSWER_SHARE, that older turns leave free for a long answer."""
 
 
 @dataclass
 class Talk:
-    """A conversation with one model; `opened` makes one."""
+    """A conversation with one model; see `open_talk`."""
 
     name: str
     opened: OpenedModel
-    template: ChatTemplate | None  # None: each question alone, in the form of the training
+    template: ChatTemplate | None
+    """None: the model reads each question alone, in the form of its training."""
     turns: list[dict[str, str]] = field(default_factory=list)
-    """The whole conversation, for `save`."""
+    """The entire conversation, for `save`."""
     n_left_out: int = 0
-    """Oldest turns that the model reads no more."""
+    """Number of the oldest turns that the model no longer reads."""
 
     def ask(
         self,
@@ -52,50 +51,61 @@ class Talk:
         on_text: Callable[[str], object],
         notice: Callable[[str], object] = lambda _: None,
     ) -> str:
-        """The answer, which joins the history with its question; `on_text` hears each piece.
+        """Answer a question, and add both to the conversation.
 
-        `notice` hears what was left out of the history, and that an answer was cut by its length.
-        Interrupted (KeyboardInterrupt), the answer is what was written until then.
+        After a KeyboardInterrupt, the answer is the text so far.
+
+        Args:
+            question: The next question.
+            options: Options of generation.
+            on_text: Receives each piece of the answer.
+            notice: Receives a message if old turns are left out or the answer is cut.
 
         Raises:
-            ConfigError: the question alone is longer than the model reads, or is no text.
-            DataError: the chat template refuses the conversation.
+            ConfigError: The question alone is longer than the model's context, or is not UTF-8.
+            DataError: The chat template refuses the conversation.
         """
         from toque.models.generation.engine import generate
 
-        refuse_no_text(question, "The question")
-        model, codec = self.opened.model, self.opened.codec
-        asked = [*self.turns, {"role": "user", "content": question}]
+        check_utf8(question, "The question")
+        codec = self.opened.codec
         options = self.opened.provenance.completed(options)
-        prompt = self.prompt_ids(asked, longest=options.max_new_tokens or 1, notice=notice)
-        stream, pieces = TextStream(codec), list[str]()
+        turns = [*self.turns, {"role": "user", "content": question}]
+        prompt = self.prompt_ids(turns, longest=options.max_new_tokens or 1, notice=notice)
+        stream = TextStream(codec)
+        pieces: list[str] = []
 
-        def tell(_: int, token: int | None) -> None:
+        def add_piece(_: int, token: int | None) -> None:
             piece = stream.rest() if token is None else stream.feed(token)
             pieces.append(piece)
             on_text(piece)
 
         try:
             [ids] = generate(
-                model, [prompt], options, eos_id=codec.end_ids, pad_id=codec.pad_id, on_token=tell
+                self.opened.model,
+                [prompt],
+                options,
+                eos_id=codec.end_ids,
+                pad_id=codec.pad_id,
+                on_token=add_piece,
             )
-            if said := self._cut_in_words(len(prompt), len(ids), options):
-                notice(said)
+            if message := self._explain_cut(len(prompt), len(ids), options):
+                notice(message)
         except KeyboardInterrupt:
-            tell(0, None)
+            add_piece(0, None)
         answer = "".join(pieces)
-        self.turns = [*asked, {"role": "assistant", "content": answer}]
+        self.turns = [*turns, {"role": "assistant", "content": answer}]
         return answer
 
-    def _cut_in_words(self, n_prompt: int, n_answer: int, options: GenerationOptions) -> str:
-        """A sentence about an answer that ended at its longest length; "" for one that is whole."""
-        most = self._positions
+    def _explain_cut(self, n_prompt: int, n_answer: int, options: GenerationOptions) -> str:
+        """Explain why an answer was cut. "" for a complete answer."""
+        context = self._positions
         if n_answer == options.max_new_tokens:
-            return f"the answer was cut at {n_answer} tokens, the longest that was asked for"
-        if most is not None and n_prompt + n_answer > most:
+            return f"the answer was cut at {n_answer} tokens, the longest allowed answer"
+        if context is not None and n_prompt + n_answer > context:
             return (
-                f"the answer was cut at {n_answer} tokens, where the {most} that the model reads "
-                f"and writes end: {n_prompt} are the question and what was said before"
+                f"the answer was cut at {n_answer} tokens, because the model's context of "
+                f"{context} tokens is full: the question and the earlier turns take {n_prompt}"
             )
         return ""
 
@@ -114,88 +124,99 @@ class Talk:
         longest: int = 1,
         notice: Callable[[str], object] = lambda _: None,
     ) -> list[int]:
-        """Ids that ask to answer the last of `turns`.
+        """Encode turns as a prompt for an answer to the last one.
 
-        The oldest are left out, also from later prompts, where they leave no room for an answer of
-        the `longest` length, or of a share of the positions where that is less.
+        The oldest turns are left out, also from later prompts, if they leave too few positions
+        for an answer of `longest` tokens, or of 1 / ANSWER_SHARE of the positions if that is less.
         """
         if self.template is None:
             record = self.opened.provenance
-            return self.opened.prompt_ids(in_trained_form(turns[-1]["content"], record))
-        most = self._positions
+            return self.opened.prompt_ids(rewrite_prompt(turns[-1]["content"], record))
+
         n_left_out = self.n_left_out
-        read = _without_oldest(turns, n_left_out)
-        if not read:  # a new conversation, or one of which more was taken back
-            read, n_left_out = turns, 0
-        ids = self.template.ids(read).result()
+        visible = _drop_oldest(turns, n_left_out)
+        if not visible:  # the conversation is new or was shortened
+            visible, n_left_out = turns, 0
+        ids = self.template.ids(visible).result()
+        context = self._positions
+        if context is None:
+            self.n_left_out = n_left_out
+            return ids
 
         # The last token of an answer is never read back, so it needs no position.
-        answer = 0 if most is None else min(longest, most // ANSWER_SHARE) - 1
-        while most is not None and len(ids) + answer > most and (later := _without_oldest(read, 2)):
+        max_prompt = context - min(longest, context // ANSWER_SHARE) + 1
+        while len(ids) > max_prompt and (later := _drop_oldest(visible, 2)):
             notice(FORGOTTEN)
-            read = later
+            visible = later
             n_left_out += 2
-            ids = self.template.ids(read).result()
-        if most is None or len(ids) + answer <= most:  # a question that is too long is refused
+            ids = self.template.ids(visible).result()
+        if len(ids) <= max_prompt:  # otherwise the engine refuses the question
             self.n_left_out = n_left_out
         return ids
 
     def save(self, file: str | Path) -> Path:
-        """Write the whole conversation as a line of JSON, which `data.sources` reads.
+        """Write the conversation as a line of JSON, which `data.sources` can read.
 
-        The file that was written; it appears at once, and never in the place of another.
+        The file is written atomically, and an existing file is never replaced.
+
+        Returns:
+            The path of the file.
 
         Raises:
-            ConfigError: there is nothing to save, or the file is there or cannot be written.
+            ConfigError: The conversation has no answer, or the file exists or is not writable.
         """
         if not any(turn["role"] == "assistant" for turn in self.turns):
-            raise ConfigError("There is no answer to save yet.")
+            raise ConfigError("The conversation has no answer to save yet.")
         line = json.dumps({"messages": self.turns}, ensure_ascii=False) + "\n"
         path = named_path(file)
         try:
             atomic_write(path, line.encode("utf-8", "replace"), new=True)
         except FileExistsError as error:
-            raise ConfigError(f"{path} is there already. Name another file.") from error
+            raise ConfigError(f"{path} already exists. Name another file.") from error
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
         return path
 
 
-def _without_oldest(turns: list[dict[str, str]], n: int) -> list[dict[str, str]]:
-    """The turns without the `n` oldest after a system text; [] where no question is left."""
+def _drop_oldest(turns: list[dict[str, str]], n: int) -> list[dict[str, str]]:
+    """Drop the `n` oldest turns after a system text. Return [] if no question remains."""
     system = turns[:1] if turns[0]["role"] == "system" else []
     rest = turns[len(system) + n :]
     return [*system, *rest] if rest else []
 
 
-def opened(
+def open_talk(
     run_or_model: Model, *, system: str | None, device: str, reporter: Reporter = SILENT
 ) -> Talk:
-    """A conversation with a run's model, or any other, that begins with a `system` text.
+    """Open a model and begin a conversation, with a `system` text if there is one.
 
     Raises:
-        ConfigError: a system text for a model that reads none, or no such device.
-        CheckpointError: a run without a checkpoint.
+        ConfigError: The model cannot read a system text, answers no questions, or the device does
+            not exist.
+        CheckpointError: The run has no checkpoint.
     """
-    folder = model_to_open(run_or_model)
-    refuse_no_text(system or "", argument("system"))
+    folder = check_model(run_or_model)
+    check_utf8(system or "", argument("system"))
     with reporter.working(f"reading {folder}"):
         from toque.workflows.inference.open_model import open_model
 
         model = open_model(folder, device=device, reporter=reporter)
     record = model.provenance
-    template = template_asked_by(model.codec, record)
     if record.form == "gaps":
-        raise ConfigError(f"{folder} was trained to fill gaps in texts and answers nothing yet.")
-    if template is None and system is not None:
-        raise ConfigError(f"A system text cannot be given: {SINGLE}.")
+        raise ConfigError(
+            f"{folder} was trained to fill gaps in texts and cannot answer questions yet."
+        )
+    template = find_chat_template(model.codec, record)
     if template is None:
+        if system is not None:
+            raise ConfigError(f"{argument('system')} cannot be used: {SINGLE}.")
         reporter.notice(f"note: {run_or_model}: {SINGLE}")
+
     talk = Talk(str(run_or_model), model, template)
     if system is not None:
         talk.turns.append({"role": "system", "content": system})
-        try:  # some templates know no system text
+        try:  # some templates refuse a system text
             talk.prompt_ids([*talk.turns, {"role": "user", "content": "?"}])
         except DataError as error:
-            raise ConfigError(f"A system text cannot be given: {error}") from error
+            raise ConfigError(f"{argument('system')} cannot be used: {error}") from error
     return talk

@@ -1,4 +1,4 @@
-"""Outlined model of a plan: the run's model, adapter and all, with shapes and no numbers."""
+"""Outlined model of a plan: the run's model and adapter, with shapes but without numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Vocabulary:
-    """Facts of a tokenizer that is not here; a codec has them as well."""
+    """Size and special tokens of an absent tokenizer."""
 
     vocab_size: int
     pad_id: int = 0
@@ -42,8 +42,8 @@ class Vocabulary:
     newline_id: int | None = None
 
 
-def vocabulary_of(config: RunConfig, store: TokenStore | None) -> SpecialTokens | None:
-    """The store's vocabulary, or what the settings say of it; None where a checkpoint decides."""
+def find_vocabulary(config: RunConfig, store: TokenStore | None) -> SpecialTokens | None:
+    """Return the vocabulary of the store or the settings. None: the checkpoint determines it."""
     if store is not None:
         return store.codec()
     source = config.model.tokenizer_source
@@ -59,24 +59,23 @@ def vocabulary_of(config: RunConfig, store: TokenStore | None) -> SpecialTokens 
     return load_codec(resolve_tokenizer(source))
 
 
-def outlined_model(
-    config: RunConfig, known: SpecialTokens | None, *, where: Where, precision: str
+def outline_model(
+    config: RunConfig, vocabulary: SpecialTokens | None, *, where: Where, precision: str
 ) -> PreTrainedModel:
-    """The run's model with its layers as they are on that kind of device; inside `outlining`."""
-    adapter = config.adapter
+    """Build the run's model inside `outlining`, with the layers for a kind of device."""
     if config.model.start_from == "scratch":
-        if known is None:
-            raise ConfigError("A model from scratch needs a tokenizer: name model.tokenizer.")
-        model = model_to_train(config, known).new()
+        if vocabulary is None:
+            raise ConfigError("A model from scratch needs a tokenizer. Set model.tokenizer.")
+        model = model_to_train(config, vocabulary).new()
     else:
-        model = _of_checkpoint(config.model.start_from)
-        wanted = model_to_train(config, known or Vocabulary(vocabulary_rows(model)))
-        # On the device "meta", for peft cannot move fake tensors.
+        model = _outline_checkpoint(config.model.start_from)
+        to_train = model_to_train(config, vocabulary or Vocabulary(vocabulary_rows(model)))
+        # peft cannot move fake tensors, so the adapter is added on the device "meta".
         with unset_fake_temporarily(), torch.device("meta"):
-            remake(model, "meta")
-            wanted.fit(model)
-        remake(model)
-    form = None if adapter is None else adapter.quantize_base
+            replace_parameters(model, "meta")
+            to_train.fit(model)
+        replace_parameters(model)
+    form = None if config.adapter is None else config.adapter.quantize_base
     hold_frozen(model, DTYPES[precision], None if form is None else Outlined(form))
     use_keyed_dropout(model)
     if where == "cpu" and precision == "bf16":
@@ -84,34 +83,36 @@ def outlined_model(
     return model
 
 
-def outlined_stream(config: RunConfig, store: TokenStore) -> BatchStream:
-    """The run's batches, laid out for its model, of which no weight is read or made."""
+def outline_stream(config: RunConfig, store: TokenStore) -> BatchStream:
+    """Build the stream of the run's batches without loading its model."""
     with outlining():
         plain = config.model_copy(update={"adapter": None})
-        outline = outlined_model(plain, store.codec(), where="cuda", precision="float32")
+        outline = outline_model(plain, store.codec(), where="cuda", precision="float32")
     return build_stream(config, store, outline)
 
 
-def remake(model: nn.Module, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
-    """Exchange every parameter for an empty one, of `dtype` if given; shared ones stay shared."""
-    made = {}
+def replace_parameters(
+    model: nn.Module, device: str = "cpu", dtype: torch.dtype | None = None
+) -> None:
+    """Replace every parameter by an empty one, of `dtype` if given. Shared ones stay shared."""
+    replacements = {}
     for old in model.parameters():
         new = torch.empty(old.shape, dtype=dtype or old.dtype, device=device)
-        made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
-    exchange_parameters(model, made)
+        replacements[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
+    exchange_parameters(model, replacements)
 
 
-def _of_checkpoint(start: str) -> PreTrainedModel:
+def _outline_checkpoint(start: str) -> PreTrainedModel:
     folder = named_path(start)
     if not folder.is_dir():
-        known = known_model(start)
-        if known is not None:
-            return known
+        model = known_model(start)
+        if model is not None:
+            return model
         try:
             folder = resolve_folder(start, needs=("config.json",), also=())
         except ConfigError as error:
             raise ConfigError(
-                f"{error} A plan needs its config.json alone, and knows without it: "
+                f"{error} A plan needs only its config.json, and no file at all for "
                 f"{', '.join(KNOWN)}."
             ) from error
     if not (folder / "config.json").is_file():

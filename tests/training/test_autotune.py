@@ -15,7 +15,7 @@ from toque.data.loader import batch_stream
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.models.forward.blocks import blocks
-from toque.training.fitting import Fitted, fit_to_machine
+from toque.training.autotune import Fitted, fit_to_machine
 from toque.training.micro_batch import Probe
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
@@ -46,7 +46,7 @@ class Fit:
         self.row_tokens = stream.layout.shape.tokens
         with self.monkeypatch.context() as patch:
             if free is not None:
-                patch.setattr("toque.training.fitting.free_bytes", lambda _device: free)
+                patch.setattr("toque.training.autotune.free_bytes", lambda _device: free)
             return fit_to_machine(
                 self.model,
                 stream,
@@ -72,7 +72,7 @@ def test_what_is_set_is_obeyed(fit: Fit) -> None:
     assert fitted.resources.micro_batch_rows == 3
     assert fitted.resources.gradient_checkpointing
     assert fit.recomputes
-    assert "3 rows at once, activations recomputed (as set)" in fitted.line
+    assert "3 rows per micro-batch, activations recomputed (as set)" in fitted.line
     assert not fit("train.gradient_checkpointing=false", run="b").resources.gradient_checkpointing
     assert not fit.recomputes
 

@@ -1,10 +1,10 @@
-"""Attributes of an optimizer that a checkpoint does not hold, to find one that counts there."""
+"""Attributes of an optimizer that checkpoints do not store, to detect hidden state."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -13,19 +13,28 @@ import torch
 from torch import Tensor, nn
 
 Facts = dict[str, Any]
-"""Numbers, texts and tensors by where they are: "optimizer.steps", "param_groups[0]['k']"."""
+"""Numbers, texts and tensors by their path, such as "optimizer.steps" or "param_groups[0]['k']"."""
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _SAVED: Final = ("state", "param_groups", "defaults")
+GENERATORS: Final[Mapping[str, Callable[[], Any]]] = {
+    "random": random.getstate,
+    "numpy.random": lambda: repr(np.random.get_state()),  # noqa: NPY002
+}
+"""Random number generators that checkpoints do not store."""
 
 
-def facts_outside(optimizer: torch.optim.Optimizer) -> Facts:
-    """All that an optimizer keeps beside the state of its parameters, nested objects included."""
-    facts: Facts = {}
+def hidden_state(optimizer: torch.optim.Optimizer) -> Facts:
+    """Collect the state of an optimizer that checkpoints do not store.
+
+    It includes nested objects, class attributes, and the generators of Python and NumPy.
+    """
+    facts: Facts = {name: read_state() for name, read_state in GENERATORS.items()}
     visited: set[int] = {id(optimizer)}
-    beside = {key: value for key, value in vars(optimizer).items() if key not in _SAVED}
-    for name, value in beside.items():
-        _walk(name, value, facts, visited)
-    # Another key than a parameter is a state that no parameter has.
+    for name, value in vars(optimizer).items():
+        if name not in _SAVED:
+            _walk(name, value, facts, visited)
+
+    # State under another key than a parameter is not saved.
     state: Mapping[Any, Any] = optimizer.state
     for key, value in state.items():
         if not isinstance(key, Tensor):
@@ -34,35 +43,25 @@ def facts_outside(optimizer: torch.optim.Optimizer) -> Facts:
         for key, value in group.items():
             if key not in ("params", "lr"):
                 _walk(f"param_groups[{number}][{key!r}]", value, facts, visited)
-    return facts
 
-
-def facts_of_class(optimizer: torch.optim.Optimizer) -> Facts:
-    """All that the classes of an optimizer keep, which every object of them shares."""
-    facts: Facts = {}
-    for kind in type(optimizer).__mro__:
-        if kind.__module__.partition(".")[0] not in ("torch", "builtins"):
-            for name, value in vars(kind).items():
+    for cls in type(optimizer).__mro__:
+        if cls.__module__.partition(".")[0] not in ("torch", "builtins"):
+            for name, value in vars(cls).items():
                 if not name.startswith("__"):
-                    _walk(f"{kind.__name__}.{name}", value, facts, set())
+                    _walk(f"{cls.__name__}.{name}", value, facts, visited)
     return facts
 
 
 def first_difference(left: Facts, right: Facts) -> str | None:
-    """Where facts differ; None if nowhere."""
+    """Return the path of the first difference, if there is one."""
     for name in [*left, *(right.keys() - left.keys())]:
-        if name not in left or name not in right or not _equal(left[name], right[name]):
+        if name not in left or name not in right or not _is_equal(left[name], right[name]):
             return name
     return None
 
 
-def random_state() -> Facts:
-    """The state of the generators of Python and NumPy, which no checkpoint holds."""
-    return {"random": random.getstate(), "numpy.random": repr(np.random.get_state())}  # noqa: NPY002
-
-
 def _walk(name: str, value: Any, facts: Facts, visited: set[int]) -> None:
-    """Add what `value` holds, each object once."""
+    """Add the facts of `value` and its nested objects. An object is visited once."""
     if isinstance(value, _PLAIN):
         facts[name] = value
         return
@@ -85,11 +84,11 @@ def _walk(name: str, value: Any, facts: Facts, visited: set[int]) -> None:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object, each with its suffix to the object's name."""
+    """Yield the parts of an object with their paths from it."""
     if isinstance(value, Mapping):
         yield ".length", len(value)
         for number, (key, inner) in enumerate(value.items()):
-            # A parameter is another object in every run, and its place is the same.
+            # Each run has other parameter objects, but in the same order.
             yield f"[{number if isinstance(key, Tensor) else repr(key)}]", inner
     elif isinstance(value, list | tuple | deque | set | frozenset):
         yield ".length", len(value)
@@ -101,14 +100,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         yield from ((f" ({key})", cell.cell_contents) for key, cell in cells)
     else:
-        slots = [n for kind in type(value).__mro__ for n in getattr(kind, "__slots__", ())]
+        slots = [n for cls in type(value).__mro__ for n in getattr(cls, "__slots__", ())]
         names = [*getattr(value, "__dict__", {}), *slots]
         yield from ((f".{key}", getattr(value, key, None)) for key in names)
 
 
-def _equal(left: Any, right: Any) -> bool:
-    """True if two facts are the same; NaN is NaN."""
+def _is_equal(left: Any, right: Any) -> bool:
+    """Compare two facts. NaN equals NaN."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        same = left.shape == right.shape and left.dtype == right.dtype
-        return same and bool(torch.equal(left.nan_to_num(), right.nan_to_num()))
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return False
+        return torch.equal(left.nan_to_num(), right.nan_to_num())
     return type(left) is type(right) and (left == right or (left != left and right != right))  # noqa: PLR0124

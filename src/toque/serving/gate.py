@@ -1,0 +1,157 @@
+"""Gate in front of an application: limits, allowed hosts, token, and a count of the responses."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from toque.serving.request_errors import RequestError, answer_to
+
+_NEEDS_TOKEN: Final = ("/v1/", "/api/", "/metrics")
+"""Prefixes of the paths that need the token."""
+_MAX_DISCARDED: Final = 32
+"""Multiple of the maximum body that is read and discarded. A client that is still sending would
+not read the response with the error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of memory and time, which no request can exceed."""
+
+    rows: int = 32
+    """Texts in a batch."""
+    queue: int = 256
+    """Texts that wait for the batch. Further requests are refused with status 429."""
+    seconds: float = 300.0
+    """Time of a request, including the time in the queue."""
+    texts: int = 64
+    """Texts of a request: its prompts times n."""
+    body_bytes: int = 1 << 20
+    """Bytes of a request's body."""
+    body_seconds: float = 10.0
+    """Time to send the head of a request, and again to send its body."""
+    connections: int = 2048
+    """Open connections. Beyond it, the connection that has been idle for the longest time is
+    closed. If all connections wait for a response, the request is refused with status 503."""
+    grace_seconds: float = 30.0
+    """Time to finish requests after SIGTERM."""
+
+
+@dataclass(eq=False)
+class Gate:
+    """ASGI application that checks requests before it forwards them to another application."""
+
+    app: ASGIApp
+    _: KW_ONLY
+    token: str | None
+    """Token that requests send as `Authorization: Bearer TOKEN`. None if they need no token."""
+    hosts: Collection[str] | None
+    """Allowed names in the header `Host`. None allows any name. On a loopback address, this
+    prevents DNS rebinding: a web page cannot use a domain that resolves to this machine."""
+    paths: Collection[str]
+    """Paths that are counted separately."""
+    count: Callable[[str, int], object]
+    """Function called with the path and the status of every response."""
+    max_requests: int
+    """Concurrent requests. Further requests are refused with status 503."""
+    is_stopping: bool = False
+    """True after the shutdown has begun: new requests are refused with status 503."""
+    _n_open: int = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or forward it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self.paths else "other"
+
+        async def send_and_count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.count(path, message["status"])
+            await send(message)
+
+        error = self._check(Request(scope))
+        self._n_open += 1
+        try:
+            responder = self.app if error is None else answer_to(error)
+            await responder(scope, receive, send_and_count)
+        finally:
+            self._n_open -= 1
+
+    def _check(self, request: Request) -> RequestError | None:
+        # The path that the router uses. starlette 1.0.0 builds `request.url` from the Host header:
+        # with `Host: x/y?`, every path became "/y".
+        path = request.scope["path"]
+        if self.is_stopping and path != "/metrics":
+            return _unavailable("is stopping.", retry_after=5)
+        if self._n_open >= self.max_requests and path not in ("/health", "/metrics"):
+            return _unavailable("has too many open requests. Try again in a moment.", retry_after=1)
+
+        host, _, port = request.headers.get("host", "").rpartition(":")
+        name = host if port.isdigit() else host + port
+        name = name.strip("[]").lower()
+        if self.hosts is not None and name not in self.hosts:
+            names = ", ".join(sorted(self.hosts))
+            return RequestError(421, f"The Host header must be one of {names}, not {name[:100]!r}.")
+
+        if self.token is None or not path.startswith(_NEEDS_TOKEN):
+            return None
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        is_valid = hmac.compare_digest(token.encode(), self.token.encode())
+        if is_valid and scheme.lower() == "bearer":
+            return None
+        return RequestError(
+            401,
+            "This server needs a token. Send the header `Authorization: Bearer TOKEN`, or set the "
+            "client's api_key.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _unavailable(state: str, *, retry_after: int) -> RequestError:
+    return RequestError(
+        503,
+        f"This server {state}",
+        code="service_unavailable",
+        headers={"Retry-After": str(retry_after)},
+    )
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Read the body of a JSON request.
+
+    Raises:
+        RequestError: The body has another type, is too long, or arrives too slowly.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        # A browser sends JSON to another site only if that site allows it.
+        raise RequestError(
+            415,
+            f"Content-Type must be application/json, not {media_type[:100] or 'empty'}.",
+        )
+    body = bytearray()
+    n_bytes = 0
+    headers = {"Connection": "close"}
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for part in request.stream():
+                n_bytes += len(part)
+                if n_bytes <= limits.body_bytes:
+                    body += part
+                elif n_bytes > _MAX_DISCARDED * limits.body_bytes:
+                    break
+    except TimeoutError:
+        message = f"The body did not arrive within {limits.body_seconds:g} seconds."
+        raise RequestError(408, message, headers=headers) from None
+    if n_bytes > limits.body_bytes:
+        message = f"The body is longer than the limit of {limits.body_bytes:,} bytes."
+        raise RequestError(413, message, headers=headers)
+    return bytes(body)

@@ -1,0 +1,56 @@
+"""Errors that a server returns to its client, in the format of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.responses import JSONResponse
+
+_TYPES: Final = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+    504: "server_error",
+}
+"""Status -> OpenAI's type of the error. Other statuses have "invalid_request_error"."""
+
+
+class RequestError(Exception):
+    """A request was refused or failed.
+
+    Args:
+        status: HTTP status.
+        message: Message for the user of the client.
+        param: Field of the request with the error.
+        code: OpenAI's code of the error.
+        headers: Additional headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.record = {
+            "error": {
+                "message": message,
+                "type": _TYPES.get(status, "invalid_request_error"),
+                "param": param,
+                "code": code,
+            }
+        }
+        """Body of the response."""
+
+
+def answer_to(error: RequestError) -> JSONResponse:
+    """Convert an error to a response."""
+    return JSONResponse(error.record, status_code=error.status, headers=error.headers)

@@ -1,0 +1,273 @@
+"""Server of `toque watch`: a live version of the page of `toque report`, and a table of runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final, final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from toque.errors import ToqueError
+from toque.reporter import clock_text
+from toque.reports.figures import MOST_OVER, STYLES
+from toque.reports.page import STYLE, Page, PageHead, RunRow, RunTable, Section, Sentence
+from toque.reports.run_page import SECTIONS, run_page
+from toque.reports.verdict import Verdict, verdict_of
+from toque.runs.places import RunFinder
+from toque.runs.run_record import RunRecord
+from toque.runs.run_state import RunStatus, state_of
+from toque.serving.gate import Gate
+from toque.serving.request_errors import RequestError, answer_to
+from toque.serving.static_files import PAGE, page_files
+
+_LIVE: Final = STYLE.parent.parent / "live"
+_SHARED: Final = (STYLE, PAGE / "stream.js", PAGE / "toque.svg")
+"""Files of other pages: the style sheet of the report, and the requests of `toque serve`."""
+_REFRESHES_PER_LISTING: Final = 5
+"""Refreshes of the known runs per search for new runs."""
+_MAX_READERS: Final = 64
+_CORE_SHARE: Final = 0.02
+"""Maximum share of a core per reader, because a run may train on the same machine."""
+_MAX_QUERY_CHARS: Final = 20_000
+_VERDICT_SECONDS: Final = 30.0
+"""Minimum time between verdicts, because each reads the entire run."""
+_VERDICT_SHARE: Final = 0.01
+"""Maximum share of the time spent on verdicts."""
+_ORDER: Final = ("running", "scoring", "waiting", "silent", "killed", "ended")
+_HEADS: Final = ("step", "done", "loss", "held-out loss", "tokens/s", "left")
+_NO_VALUE: Final = "-"
+
+
+@dataclass(frozen=True)
+class View:
+    """Contents of the page at one time."""
+
+    parts: Mapping[str, str]
+    """HTML by the id of its element."""
+    title: str
+    said: str
+    """State of the shown run as text. Screen readers announce its changes."""
+
+
+@final
+class Watcher:
+    """Runs of a finder, with a thread-safe view of their current state.
+
+    Args:
+        finder: Finder of the runs.
+        every: Seconds between refreshes.
+        judge: Function that computes the verdict on a run.
+        clock: Function that returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        finder: RunFinder,
+        *,
+        every: float,
+        judge: Callable[[Path], Verdict | None] = verdict_of,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.every = every
+        self._finder = finder
+        self._judge = judge
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._refresh_time: float | None = None
+        self._n_refreshes = 0
+        self._runs: dict[str, RunRecord] = {}
+        self._verdicts: dict[str, tuple[float, int, Verdict | None]] = {}
+        self._error = ""
+
+    def view(
+        self,
+        shown: str | None = None,
+        plotted: Sequence[str] | None = None,
+        known_version: str = "",
+    ) -> tuple[View | None, str]:
+        """Return the contents of the page and their version.
+
+        Args:
+            shown: Name of the run with all details. Default: the first run of the table.
+            plotted: Names of the runs in one plot. Default: the first runs of the table.
+            known_version: Version that the client has. If it is current, the contents are None.
+        """
+        self._refresh()
+        with self._lock:
+            states = {name: state_of(run) for name, run in self._runs.items()}
+            versions = tuple((name, run.version, states[name]) for name, run in self._runs.items())
+            version = str(hash((self._error, versions)))
+            if version == known_version:
+                return None, version
+            if states:
+                return self._view_runs(shown, plotted, states), version
+            address = self._finder.address
+            text = self._error or f"{address} does not contain a run yet. New runs appear here."
+            page = Page(PageHead(address, "Waiting for a run", text, state="waiting"), ())
+            return View(dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", text), version
+
+    def _refresh(self) -> None:
+        """Read the files of the runs if the last refresh is old enough."""
+        with self._lock:
+            now = self._clock()
+            if self._refresh_time is not None and now - self._refresh_time < self.every:
+                return
+            if self._n_refreshes % _REFRESHES_PER_LISTING == 0 or not self._runs:
+                self._find_runs()
+            for run in self._runs.values():
+                run.refresh()
+            self._refresh_time = self._clock()
+            self._n_refreshes += 1
+
+    def _find_runs(self) -> None:
+        try:
+            places = self._finder.places()
+            self._error = ""
+        except (OSError, ToqueError) as error:
+            self._error = str(error)
+            return
+        self._runs = {
+            name: self._runs.get(name) or RunRecord(place) for name, place in places.items()
+        }
+
+    def _view_runs(
+        self, shown: str | None, plotted: Sequence[str] | None, states: Mapping[str, RunStatus]
+    ) -> View:
+        runs = self._runs
+
+        def rank(name: str) -> tuple[int, float, str]:
+            # Active runs are first, by name, so that they do not move. Then the newest is first.
+            kind = states[name].kind
+            is_active = kind in ("running", "scoring", "waiting")
+            return _ORDER.index(kind), 0 if is_active else -(runs[name].written_at or 0), name
+
+        names = sorted(runs, key=rank)
+        if shown is None or shown not in runs:
+            shown = names[0]
+        if plotted is None:
+            plotted = names[:MOST_OVER]
+        # Sorted by name, so that a run keeps its colour when another run ends.
+        plotted = [name for name in sorted(runs) if name in plotted][:MOST_OVER]
+
+        run = runs[shown]
+        error = self._error
+        if run.trouble and not error:
+            error = f"{run.place.address} cannot be read: {run.trouble}"
+        other_histories = None
+        table = list[RunTable | Sentence]()
+        if len(names) > 1:
+            table = _table(names, runs, states, plotted, shown)
+            if plotted and plotted != [shown]:
+                other_histories = {name: runs[name].history for name in plotted}
+        page = run_page(
+            run,
+            shown,
+            verdict=self._verdict(shown, run),
+            label=run.place.address,
+            trouble=error,
+            over=other_histories,
+        )
+        page = replace(page, sections=(Section("runs", "Runs", table), *page.sections))
+
+        title = shown
+        step = run.history.step
+        if step is not None and step.loss is not None:
+            title = f"{step.loss:.4f} · step {step.step:,} · {shown}"
+        return View(page.parts(), title, f"{shown}: {states[shown].sentence}")
+
+    def _verdict(self, name: str, run: RunRecord) -> Verdict | None:
+        """Return the last verdict on a run, or compute it again if it is old."""
+        if run.place.folder is None or run.history.step is None:
+            return None
+        start = self._clock()
+        next_time, version, verdict = self._verdicts.get(name, (0.0, -1, None))
+        if version == run.version or (version >= 0 and start < next_time):
+            return verdict
+        verdict = self._judge(run.place.folder)
+        seconds = self._clock() - start
+        next_time = start + max(_VERDICT_SECONDS, seconds / _VERDICT_SHARE)
+        self._verdicts[name] = (next_time, run.version, verdict)
+        return verdict
+
+
+def _table(
+    names: Sequence[str],
+    runs: Mapping[str, RunRecord],
+    states: Mapping[str, RunStatus],
+    plotted: Sequence[str],
+    shown: str,
+) -> list[RunTable | Sentence]:
+    styles = dict(zip(plotted, STYLES, strict=False))
+    rows = [
+        RunRow(name, states[name].kind, styles.get(name, ""), _cells(runs[name], states[name]))
+        for name in names
+    ]
+    table = RunTable(_HEADS, rows, shown)
+    note = Sentence(f"The plot shows at most {MOST_OVER} runs.", "soft")
+    return [table, note] if len(names) > MOST_OVER else [table]
+
+
+def _cells(run: RunRecord, state: RunStatus) -> list[str]:
+    history, step = run.history, run.history.step
+    loss, rate = (step.loss, step.tokens_per_second) if step is not None else (None, None)
+    seconds_left = history.seconds_left if state.kind == "running" else None
+    return [
+        f"{history.progress.step:,}",
+        _NO_VALUE if history.done is None else f"{history.done:.0%}",
+        _NO_VALUE if loss is None else f"{loss:.4f}",
+        _NO_VALUE if history.best is None else f"{history.best[0]:.4f}",
+        _NO_VALUE if rate is None else f"{rate:,.0f}",
+        _NO_VALUE if seconds_left is None else clock_text(seconds_left),
+    ]
+
+
+def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] | None) -> Gate:
+    """Build the ASGI application. `token` and `hosts` are as for `Gate`."""
+
+    def current_page(query: QueryParams) -> dict[str, object]:
+        start = time.monotonic()
+        plotted = query.getlist("over") if "over" in query else None
+        view, version = watcher.view(query.get("show"), plotted, query.get("since", ""))
+        seconds = time.monotonic() - start
+        pause = max(watcher.every, seconds / _CORE_SHARE)
+        contents = {} if view is None else asdict(view)
+        return {"version": version, "pause_seconds": round(pause, 3), **contents}
+
+    async def page(request: Request) -> Response:
+        if len(str(request.query_params)) > _MAX_QUERY_CHARS:
+            raise RequestError(414, "The names of the runs are too long for this server.")
+        record = await run_in_threadpool(current_page, request.query_params)
+        return JSONResponse(record, headers={"Cache-Control": "no-store"})
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    routes = [*page_files(_LIVE, _SHARED), Route("/api/page", page), Route("/health", health)]
+    handlers = {RequestError: _answer_error, HTTPException: _answer_error}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    return Gate(
+        app,
+        token=token,
+        hosts=hosts,
+        paths=(),
+        count=lambda *_: None,
+        max_requests=_MAX_READERS,
+    )
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        message = f"{request.scope['path'][:100]} does not exist on this server."
+        return answer_to(RequestError(error.status_code, message, code="invalid_url"))
+    assert isinstance(error, RequestError)
+    return answer_to(error)

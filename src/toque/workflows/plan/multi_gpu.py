@@ -1,0 +1,187 @@
+"""Plan for several GPUs: memory per GPU, traffic, and the shared batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal
+
+from transformers import PreTrainedModel
+
+from toque.config import RunConfig
+from toque.data.loader.batch_stream import usual_rows
+from toque.errors import ConfigError
+from toque.hardware.cards import card_of_device
+from toque.hardware.memory import HEADROOM
+from toque.models.families import DTYPES
+from toque.models.forward.blocks import blocks
+from toque.reporter import size_text
+from toque.runs.estimate import Estimator, Memory, Time, Work
+from toque.training.distributed.exchange import Exchange, GatheredGroup, exchange_of, groups_of
+from toque.training.optim.factory import held_bytes
+from toque.training.strategy import obstacle_to_dividing
+from toque.workflows.plan.outlined_model import replace_parameters
+
+_GPUS_PER_MACHINE: Final = 8
+"""Largest number of GPUs with a known link. The network between machines is unknown."""
+_LINK_SHARE: Final = 0.8
+"""Share of a link's stated rate that collectives reach. A guess."""
+_SMALL_BYTES: Final = 10_000
+"""Traffic that the table does not list, such as sums of losses."""
+_RATE_RULE: Final = (
+    "unchanged, because train.batch is that of all GPUs; with k times the batch, use sqrt(k) times "
+    "optim.peak_lr (Adam; Malladi et al. 2022)"
+)
+_Strategy = Literal["single", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class SharedUpdate:
+    """Rows and traffic of an update that several GPUs share."""
+
+    exchange: Exchange
+    rows: int
+    """Largest number of rows on one GPU."""
+    link: str | None = None
+    """Link between the GPUs; None if it is unknown."""
+    seconds: float | None = None
+    """Seconds of the traffic alone; None if the link is unknown."""
+    shown: float = 0.0
+    """Seconds of the traffic that computing does not hide."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the shared update as JSON, in bytes and seconds."""
+        return asdict(self) | {"sent": self.exchange.sent, "rate": _RATE_RULE}
+
+    def lines(self, update_rows: int, micro_batch_rows: int) -> list[tuple[str, str]]:
+        """Return the rows of a table."""
+        exchange = self.exchange
+        link = "a network with unknown rate"
+        if self.seconds is not None:
+            link = (
+                f"{self.link} stated, {_LINK_SHARE:.0%} assumed: {1e3 * self.seconds:,.0f} ms, all "
+                f"but {1e3 * self.shown:,.0f} ms during computing"
+            )
+        collectives = (
+            (exchange.gathered, "gathered"),
+            (exchange.scattered, "scattered"),
+            (exchange.reduced, "summed"),
+        )
+        sizes = [f"{size_text(n)} {name}" for n, name in collectives if n > _SMALL_BYTES]
+        rows = f"{update_rows:,} rows, {self.rows:,} per GPU, {micro_batch_rows:,} per micro-batch"
+        return [
+            ("batch", rows),
+            ("traffic", f"{', '.join(sizes)}; each GPU sends {size_text(exchange.sent)}"),
+            ("link", link),
+            ("learning rate", _RATE_RULE),
+        ]
+
+
+def estimate_rank_memory(
+    estimator: Estimator, build_model: Callable[[RunConfig], PreTrainedModel]
+) -> tuple[PreTrainedModel, Memory, _Strategy]:
+    """Return the outlined model, the memory per GPU and the strategy, inside `outlining`."""
+    config, ranks = estimator.config, estimator.ranks
+    model = build_model(config)
+    strategy: _Strategy = "single" if ranks == 1 else _choose_strategy(estimator, model)
+    if strategy != "fsdp":
+        return model, estimator.memory(model), strategy
+
+    dtype = DTYPES[estimator.machine.precision]
+    micro_batch_rows = config.train.micro_batch_rows
+    if micro_batch_rows == "auto":
+        # A single rank cannot measure, so training also uses the default.
+        micro_batch_rows = usual_rows(estimator.work.row.tokens)
+    changes = {
+        "micro_batch_rows": micro_batch_rows,
+        "gradient_checkpointing": config.train.gradient_checkpointing is True,
+    }
+    fixed = config.model_copy(update={"train": config.train.model_copy(update=changes)})
+    gathered = build_model(config)
+    for block in blocks(gathered):  # blocks are gathered in the precision of the products
+        replace_parameters(block, dtype=dtype)
+    memory = replace(estimator, config=fixed).memory(gathered)
+    # Checkpoints are in float32, in contrast to the gathered blocks.
+    saved = held_bytes(model, config.optim)
+    update = replace(memory.update, gradients=saved["gradients"], optimizer=saved["optimizer"])
+    groups = groups_of(model, ranks, dtype)
+    return model, _shard_memory(replace(memory, update=update), groups, ranks), strategy
+
+
+def _shard_memory(memory: Memory, groups: Sequence[GatheredGroup], ranks: int) -> Memory:
+    """Convert the memory of all weights to the memory of one rank of FSDP."""
+    *inner, root = groups
+    largest = max(inner, key=lambda group: group.gathered)
+    gradients = sum(group.gradients for group in groups)
+    logits = memory.parts["logits"]
+    activations = memory.parts["activations and their gradients"]
+    # Backward of a block, without the loss: the block's gradients as computed and as sent, and the
+    # weights of the next block.
+    backward = memory.update.kept + 2 * largest.gathered + largest.gradients
+    # End of backward, without activations and the root's weights: the root's gradients as computed
+    # and as sent, and the rank's part of them.
+    end = 2 * root.gradients + root.gradients // ranks - root.gathered
+    parts = {
+        "its part of the weights": sum(group.stored for group in groups) // ranks,
+        "weights gathered at once": root.gathered + largest.gathered,
+        "its part of the gradients": gradients // ranks,
+        "its part of the optimizer states": 2 * gradients // ranks,  # only AdamW's are sharded
+        "logits": logits,
+        "activations and their gradients": activations,
+        "whole gradients": max(0, max(backward, end) - logits - activations),
+    }
+    ratio = sum(parts.values()) / memory.tensors
+    beside = {name: round(ratio * n_bytes) for name, n_bytes in memory.beside.items()}
+    return replace(memory, parts=parts, beside=beside)
+
+
+def _choose_strategy(estimator: Estimator, model: PreTrainedModel) -> Literal["ddp", "fsdp"]:
+    """Return the strategy that training would use."""
+    config, machine = estimator.config, estimator.machine
+    setting = config.train.strategy
+    if setting == "single":
+        raise ConfigError(
+            f"train.strategy is single, but the plan is for {estimator.ranks} GPUs. Set "
+            "train.strategy=auto, or plan for one GPU."
+        )
+    is_fp16 = machine.precision == "fp16"
+    obstacle = obstacle_to_dividing(config.train, config.adapter, config.optim.name, fp16=is_fp16)
+    if setting != "auto":
+        return setting
+    n_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    n_bytes += sum(held_bytes(model, config.optim).values())
+    return "ddp" if n_bytes <= HEADROOM * machine.memory_bytes or obstacle else "fsdp"
+
+
+def estimate_exchange(
+    estimator: Estimator, model: PreTrainedModel, memory: Memory, strategy: _Strategy, time: Time
+) -> SharedUpdate | None:
+    """Estimate the traffic of an update and its seconds that computing does not hide."""
+    if strategy == "single":
+        return None
+    ranks, machine = estimator.ranks, estimator.machine
+    rows = estimator.work.update_rows
+    micro_batches = -(-rows // memory.micro_batch_rows)
+    dtype = DTYPES[machine.precision]
+    exchange = exchange_of(model, strategy, ranks, dtype=dtype, micro_batches=micro_batches)
+    card = machine.card or card_of_device(machine.name)
+    if card is None or card.link is None or ranks > _GPUS_PER_MACHINE:
+        return SharedUpdate(exchange, rows)
+    name, rate = card.link
+    seconds = exchange.sent / (_LINK_SHARE * rate)
+    shown = exchange.exposed_seconds(seconds, time.update_seconds)
+    return SharedUpdate(exchange, rows, f"{name}, {rate / 1e9:,.0f} GB/s", seconds, shown)
+
+
+def add_exchange(time: Time, work: Work, shared: SharedUpdate | None) -> Time:
+    """Add the time of the traffic to the time of computing. `work` includes all GPUs."""
+    if shared is None or time.measured:
+        return time
+    # All GPUs wait for the GPU with the most rows.
+    imbalance = shared.rows * shared.exchange.ranks / work.update_rows
+    run_seconds = time.run_seconds
+    steps = work.totals.get("steps")
+    if run_seconds is not None and steps is not None and work.seconds is None:
+        run_seconds = run_seconds * imbalance + steps * shared.shown
+    update_seconds = time.update_seconds * imbalance + shared.shown
+    return replace(time, update_seconds=update_seconds, run_seconds=run_seconds)

@@ -1,0 +1,400 @@
+"""Estimate of a run: its work, its machine, and settings that would change its cost."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from toque.batch import EncoderDecoderBatch
+from toque.config import RunConfig
+from toque.config.schema import OptimConfig
+from toque.config.schema_methods import AdapterConfig
+from toque.data.loader.batch_stream import usual_rows
+from toque.data.loader.packing import RowShape
+from toque.errors import ConfigError, argument
+from toque.hardware.cards import card_named
+from toque.hardware.memory import free_bytes
+from toque.models.config_values import max_positions
+from toque.models.families import DTYPES, Family, family_of
+from toque.models.flops import flops_per_token, parameter_counts, products_of
+from toque.models.forward.outline import OutlinedRows, Where
+from toque.runs.estimate import Estimator, Machine, Memory, Work
+from toque.runs.outlined_update import outlining
+from toque.runs.peak import Peak, peak_of
+from toque.training.arithmetic import arithmetic_of
+from toque.training.optim.factory import optimizer_of, state_bytes
+from toque.training.runtime import Runtime
+from toque.training.strategy import obstacle_to_dividing
+from toque.units import Cursor
+from toque.workflows.build import build_stream
+from toque.workflows.plan.multi_gpu import add_exchange, estimate_exchange, estimate_rank_memory
+from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
+from toque.workflows.plan.plan_report import Lever, Plan
+
+if TYPE_CHECKING:
+    from toque.data.store.token_store import TokenStore
+
+_NEEDS_VALUES: Final = ("adamw8bit", "adafactor")
+"""Optimizers with a step that reads numbers, which an outlined model does not have."""
+_PROMPT, _TARGET = 256, 512
+"""Default lengths in tokens of a prompt and a target; see data.max_prompt_tokens."""
+_HELD_OUT: Final = 512
+"""Default number of held-out examples per evaluation."""
+_RANK: Final = 16
+"""Rank of the proposed adapter."""
+ModelBuilder = Callable[[RunConfig], PreTrainedModel]
+"""Function that builds an outlined model for a configuration, inside `outlining`."""
+
+
+def build_estimator(
+    config: RunConfig, hardware: str | None, gpus: int = 1, *, example: float | None = None
+) -> tuple[Estimator, ModelBuilder, int]:
+    """Return the estimator of a run, the builder of its model, and the bytes of its store.
+
+    Args:
+        config: The configuration.
+        hardware: The name of a GPU, or None for this machine.
+        gpus: The number of GPUs.
+        example: Mean tokens per example without a store. None: the longest allowed example.
+    """
+    from toque.data.store.token_store import TokenStore
+
+    folder = Path(config.data.store)
+    store = None
+    store_bytes = 0
+    if (folder / "manifest.json").exists():
+        store = TokenStore.open(folder)
+        store_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    vocabulary = find_vocabulary(config, store)
+    with outlining():
+        # The precision depends on the family, and the layers of the final outline on both.
+        plain = outline_model(config, vocabulary, where="cuda", precision="float32")
+    if store is None:
+        work = _work_from_settings(config, plain, example)
+    else:
+        work = _work_from_store(config, plain, store)
+    machine = _find_machine(config, hardware, family_of(plain.config), work.products, gpus)
+    build_model = partial(
+        outline_model, vocabulary=vocabulary, where=machine.where, precision=machine.precision
+    )
+    return Estimator(config, work, machine, outline_optimizer, gpus), build_model, store_bytes
+
+
+def build_plan(
+    config: RunConfig, hardware: str | None, utilisation: float | None, gpus: int
+) -> Plan:
+    """Estimate a run and the effect of other settings."""
+    all_gpus, build_model, store_bytes = build_estimator(config, hardware, gpus)
+    rank = all_gpus.of_rank()
+    with outlining():
+        model, memory, strategy = estimate_rank_memory(rank, build_model)
+    computing = all_gpus.time(model, memory, utilisation=utilisation)
+    shared = estimate_exchange(rank, model, memory, strategy, computing)
+    time = add_exchange(computing, all_gpus.work, shared)
+
+    flops = memory.update.flops / memory.micro_batch_rows * rank.work.update_rows
+    chosen = _change(
+        config,
+        "train",
+        micro_batch_rows=memory.micro_batch_rows,
+        gradient_checkpointing=memory.recompute,
+        strategy=strategy,
+    )
+    levers = []
+    with outlining():
+        for proposal in _propose_changes(chosen, rank.work, rank.machine.precision):
+            row_ratio = rank.work.row.target / proposal.row.target
+            n_rows = max(1, round(rank.work.update_rows * row_ratio))
+            work = replace(rank.work, row=proposal.row, update_rows=n_rows)
+            changed = replace(rank, config=proposal.config, work=work)
+            _, new_memory, _ = estimate_rank_memory(changed, build_model)
+            # The time of an update is proportional to its FLOPs.
+            new_flops = new_memory.update.flops / new_memory.micro_batch_rows * n_rows
+            seconds = time.update_seconds * (new_flops / flops)
+            levers.append(
+                Lever(
+                    proposal.settings,
+                    new_memory.total,
+                    new_memory.fits,
+                    seconds,
+                    proposal.effect,
+                )
+            )
+    return Plan(
+        parameters=parameter_counts(model),
+        machine=rank.machine,
+        work=all_gpus.work,
+        memory=memory,
+        time=time,
+        disk=rank.disk(model, memory, store_bytes, update_seconds=time.update_seconds),
+        levers=levers,
+        shared=shared,
+    )
+
+
+class Outlook(NamedTuple):
+    """Prediction of training on this machine."""
+
+    estimator: Estimator
+    model: PreTrainedModel
+    memory: Memory
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, including an adapter."""
+        return parameter_counts(self.model).total
+
+    def tokens_per_second(self) -> float:
+        """Estimate the rate of training. On a CPU, measure its operations."""
+        seconds = self.estimator.time(self.model, self.memory).update_seconds
+        return self.estimator.work.tokens_per_update / seconds
+
+
+def predict_training(config: RunConfig, example: float | None = None) -> Outlook:
+    """Predict the memory and speed of training on this machine.
+
+    The memory is for the longest examples. `example` is the mean of their tokens, if known.
+    """
+    estimator, build_model, _ = build_estimator(config, None, example=example)
+    with outlining():
+        model, memory, _ = estimate_rank_memory(estimator.of_rank(), build_model)
+    return Outlook(estimator, model, memory)
+
+
+def outline_optimizer(
+    model: nn.Module, optim: OptimConfig
+) -> tuple[torch.optim.Optimizer | None, int]:
+    """Build the optimizer of an outlined model, and return the bytes of its state.
+
+    The optimizer is None if its step reads numbers.
+    """
+    optimizer = optimizer_of(model, optim)
+    needs_values = optim.name in _NEEDS_VALUES or ":" in optim.name
+    return None if needs_values else optimizer, state_bytes(optimizer)
+
+
+def _find_machine(
+    config: RunConfig,
+    hardware: str | None,
+    family: Family,
+    products: Mapping[tuple[int, int], float],
+    gpus: int,
+) -> Machine:
+    """Return the named GPUs with their stated rate, or this machine with its measured rate."""
+    if hardware is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = f"this machine, {torch.get_num_threads()} threads of its CPU"
+        where: Where = "cpu"
+        if device.type == "cuda":
+            name, where = torch.cuda.get_device_name(), "cuda"
+        if gpus > 1 and where == "cpu":
+            raise ConfigError(
+                f"{argument('gpus')} is {gpus}, but this machine does not have a GPU. Name one: "
+                f"{argument('hardware=rtx-4090')}."
+            )
+        local_precision = Runtime.from_settings(config.train, family).precision
+        peak = peak_of(device, DTYPES[local_precision], products).of_ranks(gpus)
+        return Machine(
+            _multiply(gpus, name), where, local_precision, free_bytes(device), None, peak
+        )
+    card = card_named(hardware)
+    precision = config.train.precision
+    if precision == "auto":
+        if "bf16" in card.flops_per_second:
+            precision = "bf16"
+        else:
+            precision = "fp16" if family.fp16_is_safe else "float32"
+    kind = "fp32" if precision == "float32" else precision
+    rate = card.flops_per_second.get(kind)
+    if rate is None:
+        raise ConfigError(
+            f"train.precision is {precision}, but {card.name} only supports "
+            f"{', '.join(card.flops_per_second)}. Use one of these."
+        )
+    peak = Peak(rate, f"stated: {card.source}, dense {kind}").of_ranks(gpus)
+    return Machine(_multiply(gpus, card.name), "cuda", precision, card.memory_bytes, card, peak)
+
+
+def _multiply(gpus: int, name: str) -> str:
+    return name if gpus == 1 else f"{gpus} x {name}"
+
+
+def _work_from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) -> Work:
+    """Return the work of a run from the lengths of its examples."""
+    stream = build_stream(config, store, model)
+    shape = stream.layout.shape
+    longest_source = int(stream.plan.source_lengths.max())
+    longest_target = int(stream.plan.target_lengths.max())
+    if not stream.layout.packed:
+        shape = RowShape(longest_source if shape.source else 0, longest_target)
+    worst = -(-shape.target // max(1, longest_target))
+    if shape.source:
+        worst = max(worst, -(-shape.source // max(1, longest_source)))
+
+    batch = stream.at(Cursor()).batch
+    examples = sum(len(ids) for ids in batch.example_ids) / max(1, batch.n_rows)
+    if isinstance(batch, EncoderDecoderBatch):
+        n_tokens = (batch.source_segments > 0).sum() + (batch.target_segments > 0).sum()
+    else:
+        n_tokens = (batch.segments > 0).sum()
+
+    manifest = store.manifest
+    splits = manifest.splits
+    n_held_out = min(splits.validation, config.evaluation.max_examples or splits.validation)
+    all_tokens = manifest.tokens.prompt + manifest.tokens.target
+    mean_tokens = all_tokens / max(1, manifest.examples)
+    row = OutlinedRows(1, shape.source, shape.target, max(1, round(examples)))
+    arithmetic = arithmetic_of(model, stream)
+    return Work(
+        row=row,
+        worst_examples=worst,
+        update_rows=batch.n_rows,
+        usual_rows=usual_rows(row.tokens),
+        tokens_per_update=float(n_tokens),
+        flops_per_token=arithmetic.flops_per_token,
+        products=arithmetic.products,
+        totals=stream.totals(config.train.stop_after),
+        seconds=config.train.stop_after.seconds,
+        held_out_tokens=n_held_out * mean_tokens,
+        how=f"the {splits.train:,} training examples of {config.data.store}, "
+        f"with {mean_tokens:,.0f} tokens on average",
+    )
+
+
+def _work_from_settings(config: RunConfig, model: PreTrainedModel, example: float | None) -> Work:
+    """Return the work of a run with the longest allowed examples, or of `example` mean tokens."""
+    data, train = config.data, config.train
+    encoder = family_of(model.config).is_encoder_decoder
+    prompt = _PROMPT if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
+    target = _TARGET if data.max_target_tokens == "auto" else data.max_target_tokens
+    length = target if encoder else prompt + target
+    if isinstance(train.row_tokens, int):
+        length = max(length, train.row_tokens) if encoder else train.row_tokens
+    if (positions := max_positions(model.config)) is not None:
+        length = min(length, positions)
+    row = OutlinedRows(1, prompt if encoder else 0, length)
+    if example is not None:
+        # Attention depends on the examples of a row, which have at least one token on each side.
+        max_examples = min(row.source or row.target, row.target)
+        n_examples = min(max_examples, round(row.tokens / example))
+        row = replace(row, examples=max(1, n_examples))
+
+    n_rows = int(train.batch.amount)
+    if train.batch.unit == "tokens":
+        n_rows //= row.tokens
+    if n_rows < 1:
+        raise ConfigError(
+            f'train.batch is "{train.batch}", but the longest allowed row has {row.tokens} tokens. '
+            f'Use at least train.batch="{row.tokens} tokens".'
+        )
+    tokens = float(n_rows * row.tokens)
+    steps_per_unit = {"steps": 1.0, "examples": 1.0 / n_rows, "tokens": 1.0 / tokens}
+    if data.max_examples:
+        held_out = 0.0 if data.validation else data.validation_fraction
+        steps_per_unit["epochs"] = data.max_examples * (1.0 - held_out) / n_rows
+    totals = {}
+    if train.stop_after.unit in steps_per_unit:
+        steps = train.stop_after.amount * steps_per_unit[train.stop_after.unit]
+        totals = {"steps": steps, "examples": steps * n_rows, "tokens": steps * tokens}
+    source_share = row.source / row.tokens
+    source_context = row.source / row.examples
+    return Work(
+        row=row,
+        worst_examples=1,
+        update_rows=n_rows,
+        usual_rows=usual_rows(row.tokens),
+        tokens_per_update=tokens,
+        flops_per_token=flops_per_token(
+            model,
+            context=row.target / row.examples / 2,
+            source_share=source_share,
+            source_context=source_context,
+            cross_context=source_context,
+        ),
+        products=products_of(model, source_share=source_share),
+        totals=totals,
+        seconds=train.stop_after.seconds,
+        held_out_tokens=float((config.evaluation.max_examples or _HELD_OUT) * row.tokens),
+        how=f"the longest that the settings allow, because {data.store} is not prepared. Real "
+        "texts are shorter, so memory is an upper bound",
+    )
+
+
+def _change(config: RunConfig, section: str, **values: Any) -> RunConfig:
+    """Return the configuration with other values in one section."""
+    other = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: other})
+
+
+class _Proposal(NamedTuple):
+    """Other settings for a run."""
+
+    settings: str
+    """Settings as written on the command line."""
+    effect: str
+    config: RunConfig
+    row: OutlinedRows
+    """A row of an update."""
+
+
+def _propose_changes(config: RunConfig, work: Work, precision: str) -> Iterator[_Proposal]:
+    """Propose single changes, and all changes together that do not cost quality."""
+    train, adapter = config.train, config.adapter
+    row = work.row
+    is_fp16 = precision == "fp16"
+    if train.strategy == "ddp" and not obstacle_to_dividing(
+        train, adapter, config.optim.name, fp16=is_fp16
+    ):
+        sharded = _change(config, "train", strategy="fsdp")
+        yield _Proposal("train.strategy=fsdp", "the same updates", sharded, row)
+
+    combined, settings = config, []
+    if train.micro_batch_rows != 1:
+        settings.append("train.micro_batch_rows=1")
+        combined = _change(combined, "train", micro_batch_rows=1)
+        yield _Proposal(settings[-1], "the same result", combined, row)
+    if not train.gradient_checkpointing:
+        settings.append("train.gradient_checkpointing=true")
+        combined = _change(combined, "train", gradient_checkpointing=True)
+        recomputed = _change(config, "train", gradient_checkpointing=True)
+        yield _Proposal(settings[-1], "the same bits, a second forward", recomputed, row)
+
+    is_sharded = train.strategy == "fsdp"
+    if (
+        not is_sharded
+        and config.optim.name in ("adamw", "muon")
+        and importlib.util.find_spec("bitsandbytes")
+    ):
+        setting = "optim.name=adamw8bit"
+        light = _change(config, "optim", name="adamw8bit")
+        yield _Proposal(setting, "Adam's averages in 8 bits", light, row)
+        if settings:
+            combined = _change(combined, "optim", name="adamw8bit")
+            yield _Proposal(" ".join([*settings, setting]), "all of these", combined, row)
+
+    if adapter is None and config.model.start_from != "scratch":
+        adapted = config.model_copy(update={"adapter": AdapterConfig(r=_RANK)})
+        setting = f"adapter='{{kind: lora, r: {_RANK}}}'"
+        yield _Proposal(setting, "only an adapter is trained", adapted, row)
+    is_plain = adapter is not None and adapter.quantize_base is None and adapter.kind != "dora"
+    if is_plain and not is_sharded:
+        for form, bits in (("int8", 8), ("nf4", 4)):
+            quantised = _change(config, "adapter", quantize_base=form)
+            effect = f"the frozen matrices in {bits} bits"
+            yield _Proposal(f"adapter.quantize_base={form}", effect, quantised, row)
+
+    longest = config.data.max_target_tokens
+    if train.micro_batch_rows == 1 and isinstance(longest, int) and row.target > longest // 2:
+        half = longest // 2
+        target = max(half, row.target // 2) if row.source else row.target - half
+        shorter = replace(row, target=target)
+        setting = f"data.max_target_tokens={half}"
+        yield _Proposal(setting, "long texts are cut", config, shorter)
