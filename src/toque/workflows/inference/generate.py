@@ -288,7 +288,7 @@ def _write_batches(
         codec = adapted.codec
         decode = partial(codec.decode, skip_special_tokens=True)
         logprobs: list[list[float]] = [[] for _ in typed]
-        constraints: Sequence[HeldText] = ()
+        constraints: Sequence[Constraint] = ()
         if in_json or request.must_use:
             constraints = constrain_texts(codec, typed, record, request.schema)
         watch = None
