@@ -480,4 +480,4 @@ def _error(
         counted = is_real if has_padding else torch.ones_like(expected, dtype=torch.bool)
         difference = (result.float() - expected) * counted
         errors.append(difference.abs().max() / (expected * counted).abs().max())
-    return float(torch.stack(errors).max())  # NaN if one of them is
+    return float(torch.stack(errors).max())  # NaN if one of the errors is NaN

@@ -90,7 +90,7 @@ def _difference(core: PreTrainedModel) -> str:
     random = torch.Generator().manual_seed(0)
     n_rows = vocabulary_rows(core)
     texts = [torch.randint(n_rows, (1, n), generator=random).to(core.device) for n in _LENGTHS]
-    with attending_by(configs_of(core), "eager"):  # the only one with caps
+    with attending_by(configs_of(core), "eager"):  # only this attention applies caps
         alone = [core(input_ids=text, use_cache=False).logits[0].float() for text in texts]
         shorter = core(input_ids=texts[0][:, :-1], use_cache=False).logits[0].float()
     largest = _LARGEST[core.dtype == torch.float32 and format_of(core) == PLAIN]
