@@ -5,7 +5,7 @@ from typing import Any
 from toque.models.generation import engine
 from toque.models.generation.options import GenerationOptions
 
-OURS = ("held", "on_progress", "on_token", "on_logprob", "on_notice")
+OURS = ("constraints", "on_progress", "on_token", "on_logprob", "on_notice")
 
 
 def generate(model: Any, prompts: Any, *, eos_id: Any, pad_id: int, **more: Any) -> list[list[int]]:

@@ -26,7 +26,7 @@ from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
 from toque.data.tokenizer.codec import Codec, FamilyKind
 from toque.models.config_values import max_positions
 from toque.models.families import family_of
-from toque.models.generation.constraints import HeldVocabulary
+from toque.models.generation.constraints import ConstraintCompiler
 from toque.models.generation.engine import precision_here
 from toque.models.generation.kv_cache import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
@@ -94,13 +94,13 @@ class ServedModel:
         return max_positions(self.model.config) or UNLIMITED_TOKENS
 
     @cached_property
-    def vocabulary(self) -> HeldVocabulary:
+    def vocabulary(self) -> ConstraintCompiler:
         """Vocabulary for texts with a required form.
 
         Raises:
             ConfigError: The tokenizer does not support constraints.
         """
-        return HeldVocabulary(self.codec)
+        return ConstraintCompiler(self.codec)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Tokenize a prompt without a template. `chat` does conversations."""

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from toque.cooking.recipe_form import SHIPPED, answer_schema
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
-from toque.models.generation.constraints import HeldText
+from toque.models.generation.constraints import Constraint
 from toque.models.generation.live_rows import End, NewToken
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import ServedModel
@@ -186,7 +186,7 @@ class TextRequest(_Part, ABC):
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
         """Tokenize the prompts in another thread, because 1 MiB takes a second."""
 
-    async def compile_constraint(self, served: ServedModel) -> HeldText | None:
+    async def compile_constraint(self, served: ServedModel) -> Constraint | None:
         """Compile the schema of the texts in another thread; None for any text.
 
         Raises:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from toque.data.tokenizer.codec import Codec, TextStream
 from toque.errors import ConfigError
 from toque.evaluation.best_of import LIKELIHOOD, BestOf
-from toque.models.generation.constraints import HeldText
+from toque.models.generation.constraints import Constraint
 from toque.models.generation.live_rows import NewToken, Order
 from toque.models.generation.options import GenerationOptions
 from toque.serving.batcher import Batcher, ServedModel, Ticket, failure
@@ -138,7 +138,7 @@ class Reply(Response):
         request: TextRequest,
         limits: Limits,
         *,
-        constraint: HeldText | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         param = request.prompt_field
         max_tokens = request.requested_tokens
@@ -187,7 +187,7 @@ class Reply(Response):
                 options,
                 i * n + number,
                 n_logprobs,
-                held=constraint and constraint.again(),
+                constraint=constraint and constraint.again(),
             )
             for i, (prompt, limit) in enumerate(zip(prompts, limits_of_answers, strict=True))
             for number in range(n)
@@ -283,8 +283,8 @@ class Reply(Response):
 
             by_order: defaultdict[Order, list[NewToken]] = defaultdict(list)
             for new in news:
-                if new.end == "stuck" and new.order.held is not None:
-                    message = f"The text {new.order.held.fault}"
+                if new.end == "stuck" and new.order.constraint is not None:
+                    message = f"The text {new.order.constraint.fault}"
                     raise RequestError(400, message, param="response_format")
                 by_order[new.order].append(new)
 
@@ -346,7 +346,7 @@ class Reply(Response):
     def _choose_best(self, pieces: Sequence[Piece]) -> list[Json]:
         """Choose the `n` best texts of each prompt, with their scores. Blocks the thread."""
         best = self._best
-        in_json = self._orders[0].held is not None
+        in_json = self._orders[0].constraint is not None
         logprobs = [text.logprobs for text in self._texts.values()]
 
         choices: list[Json] = []

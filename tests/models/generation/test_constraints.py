@@ -13,7 +13,7 @@ from toque.cooking.recipe_form import SHIPPED, answer_schema
 from toque.cooking.schemas.schema_org import record_of_node
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
-from toque.models.generation.constraints import HeldVocabulary
+from toque.models.generation.constraints import ConstraintCompiler
 from written import generate
 
 pytest.importorskip("llguidance")
@@ -62,9 +62,9 @@ def test_texts_match_their_forms_whatever_shares_the_batch(family, way, tokenize
     prompts = [codec.encode(" ".join(words)) for words in asked]
 
     def write(rows: int, *, held: bool) -> list[str]:
-        vocabulary = HeldVocabulary(codec)
+        vocabulary = ConstraintCompiler(codec)
         texts = [vocabulary.to_form(form(words)) for words in asked] if held else ()
-        how = {"max_new_tokens": 120, "batch_rows": rows, "held": texts, **way}
+        how = {"max_new_tokens": 120, "batch_rows": rows, "constraints": texts, **way}
         found = generate(model, prompts, eos_id=codec.eos_id, pad_id=codec.pad_id, **how)
         return [codec.decode(tokens) for tokens in found]
 
@@ -79,8 +79,8 @@ def test_texts_match_their_forms_whatever_shares_the_batch(family, way, tokenize
 
 def test_what_no_token_can_write_is_an_error(tokenizers_at):
     codec = load_codec(tokenizers_at["encoder-decoder"])
-    held = [HeldVocabulary(codec).to_form(form(("爆",)))]
-    model, how = model_of("t5", vocab=codec.vocab_size), {"held": held}
+    held = [ConstraintCompiler(codec).to_form(form(("爆",)))]
+    model, how = model_of("t5", vocab=codec.vocab_size), {"constraints": held}
     how |= {"max_new_tokens": 30, "eos_id": codec.eos_id, "pad_id": codec.pad_id}
     with pytest.raises(ConfigError, match="Prompt 1 has a text that cannot match its form"):
         generate(model, [codec.encode("salt")], **how)
@@ -104,11 +104,11 @@ ORDER = {
 def test_texts_are_json_of_their_schema_beside_texts_that_are_free(family, way, writers_of_json):
     jsonschema = pytest.importorskip("jsonschema")
     codec = writers_of_json["encoder-decoder" if family == "t5" else "decoder"]
-    model, schema = eager_to_end(codec, family), HeldVocabulary(codec).to_schema(ORDER)
+    model, schema = eager_to_end(codec, family), ConstraintCompiler(codec).to_schema(ORDER)
     prompts = [codec.encode(f"soup {n}") for n in range(5)]
 
     def write(rows: int, held) -> list[str]:
-        how = {"max_new_tokens": 120, "batch_rows": rows, "held": held, **way}
+        how = {"max_new_tokens": 120, "batch_rows": rows, "constraints": held, **way}
         found = generate(model, prompts, eos_id=codec.eos_id, pad_id=codec.pad_id, **how)
         return [codec.decode(tokens) for tokens in found]
 
@@ -124,7 +124,7 @@ def test_texts_are_json_of_their_schema_beside_texts_that_are_free(family, way, 
 
 def test_the_shipped_recipe_is_one_that_is_read_as_data(writers_of_json):
     codec = writers_of_json["decoder"]
-    model, held = eager_to_end(codec, "llama"), HeldVocabulary(codec)
+    model, held = eager_to_end(codec, "llama"), ConstraintCompiler(codec)
     for name in SHIPPED:
         held.to_schema(answer_schema(name))
     # Shorter than what people write: random weights ramble to every bound there is.
@@ -133,7 +133,7 @@ def test_the_shipped_recipe_is_one_that_is_read_as_data(writers_of_json):
         schema["properties"][lists] |= {"maxItems": 2}
         schema["properties"][lists]["items"] |= {"minLength": 8, "maxLength": 12}
     how = {"max_new_tokens": 290, "eos_id": codec.eos_id, "pad_id": codec.pad_id, **SAMPLED}
-    (ids,) = generate(model, [codec.encode("soup")], held=[held.to_schema(schema)], **how)
+    (ids,) = generate(model, [codec.encode("soup")], constraints=[held.to_schema(schema)], **how)
     recipe = record_of_node(json.loads(codec.decode(ids)), Counter())
     wanted = {"title", "ingredients", "directions", "servings", "minutes", "prep_time", "cook_time"}
     assert recipe.keys() == wanted
@@ -161,20 +161,22 @@ CANNOT = {
 def test_round_steps_and_those_of_several_numbers_are_held(writers_of_json):
     quarters = {name: {"type": "number", "multipleOf": 0.25} for name in "abcd"}
     prices = {"price": {"type": "number", "multipleOf": 0.01}, "rows": {"multipleOf": 1_000_000}}
-    HeldVocabulary(writers_of_json["decoder"]).to_schema({"properties": quarters | prices})
+    ConstraintCompiler(writers_of_json["decoder"]).to_schema({"properties": quarters | prices})
 
 
 @pytest.mark.parametrize("case", CANNOT)
 def test_a_schema_that_cannot_be_held_is_refused_in_a_paragraph(case, writers_of_json):
     schema, said = CANNOT[case]
     with pytest.raises(ConfigError, match=said) as caught:
-        HeldVocabulary(writers_of_json["decoder"]).to_schema(schema)
+        ConstraintCompiler(writers_of_json["decoder"]).to_schema(schema)
     assert "\n" not in str(caught.value)
     assert "start:" not in str(caught.value)
 
 
 def test_a_vocabulary_that_cannot_write_json_is_refused(tokenizers_at, writers_of_json):
     with pytest.raises(ConfigError, match=r'cannot write " , 0 .* \[ \] { }, which'):
-        HeldVocabulary(load_codec(tokenizers_at["encoder-decoder"])).to_schema({"type": "object"})
+        ConstraintCompiler(load_codec(tokenizers_at["encoder-decoder"])).to_schema(
+            {"type": "object"}
+        )
     with pytest.raises(ConfigError, match=r"cannot write 爆, which"):
-        HeldVocabulary(writers_of_json["encoder-decoder"]).to_schema({"properties": {"爆": {}}})
+        ConstraintCompiler(writers_of_json["encoder-decoder"]).to_schema({"properties": {"爆": {}}})

@@ -47,7 +47,7 @@ from toque.models.forward.keyed_dropout import (
     next_pair,
     pair_number,
 )
-from toque.models.forward.varlen_attention import as_attended, planned
+from toque.models.forward.varlen_attention import as_attended, is_cross_attention, planned
 
 NAME: Final = "toque_flex"  # name of this attention in transformers' registry
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -152,9 +152,7 @@ def _attend(
     """Attention function for transformers: [R, H, T, d] each, to [R, T, H, d]."""
     plan = planned(plan, more)
     query, key, value = as_attended(query, key, value)
-    is_across = (
-        plan.across is not None and getattr(module, "is_decoder", False) and not module.is_causal
-    )
+    is_across = is_cross_attention(module, plan)
     mask = plan.across if is_across else plan.own
     if sliding_window and plan.near is not None:
         mask = plan.near
@@ -482,4 +480,4 @@ def _error(
         counted = is_real if has_padding else torch.ones_like(expected, dtype=torch.bool)
         difference = (result.float() - expected) * counted
         errors.append(difference.abs().max() / (expected * counted).abs().max())
-    return float(torch.stack(errors).max())  # NaN if one of them is
+    return float(torch.stack(errors).max())  # NaN if one of the errors is NaN

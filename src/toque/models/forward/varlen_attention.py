@@ -128,9 +128,7 @@ def _attend(
         causal["pair"] = next_pair(module, dropout)
         return _by_example(query, key, value, plan, **causal), None
 
-    is_across = (
-        plan.across is not None and getattr(module, "is_decoder", False) and not module.is_causal
-    )
+    is_across = is_cross_attention(module, plan)
     if query.dtype == torch.bfloat16:
         queries, keys, values = (t[0].transpose(0, 1) for t in (query, key, value))
         packed = queries if is_across else torch.cat([queries, keys, values], 1)
@@ -170,6 +168,12 @@ def planned(plan: object, arguments: Mapping[str, Any]) -> Any:
     if arguments.get("s_aux") is not None:
         raise NotImplementedError("its attention has sinks, which are not computed here")
     return PLAN.get() if plan is None else plan
+
+
+def is_cross_attention(module: nn.Module, plan: Any) -> bool:
+    """True if a layer of a decoder attends to the encoder."""
+    is_decoder = getattr(module, "is_decoder", False)
+    return bool(plan.across is not None and is_decoder and not module.is_causal)
 
 
 def _by_example(

@@ -61,8 +61,8 @@ class Spelling(Protocol):
         """Convert tokens to a text."""
 
 
-class HeldVocabulary:
-    """Vocabulary for constrained texts, with a cache of compiled grammars."""
+class ConstraintCompiler:
+    """Compiler of constraints for a vocabulary, with a cache of compiled grammars."""
 
     def __init__(self, spelling: Spelling) -> None:
         self._lib = _library()
@@ -75,12 +75,12 @@ class HeldVocabulary:
         self._line_break = r"\n ?" if self._starts_with_space and has_marker else r"\n"
         self._compiled = lru_cache(_MAX_COMPILED)(self._compile)  # prompts and schemas repeat
 
-    def to_form(self, form: Form) -> HeldText:
-        """Start a text that consists of the parts of a form."""
-        return HeldText(self, self.matcher(next(form)), form)
+    def to_form(self, form: Form) -> Constraint:
+        """Create the constraint of a text that consists of the parts of a form."""
+        return Constraint(self, self.matcher(next(form)), form)
 
-    def to_schema(self, schema: Mapping[str, Any]) -> HeldText:
-        """Start a text that is JSON of a schema, on one line.
+    def to_schema(self, schema: Mapping[str, Any]) -> Constraint:
+        """Create the constraint of a text that is JSON of a schema, on one line.
 
         Raises:
             ConfigError: llguidance cannot compile the schema, or the vocabulary cannot write it.
@@ -119,7 +119,7 @@ class HeldVocabulary:
                 f"The JSON schema is not supported: {_error_of(matcher)}. Remove or replace the "
                 "parts that llguidance does not support, and check each answer yourself."
             )
-        return HeldText(self, matcher.deep_copy())
+        return Constraint(self, matcher.deep_copy())
 
     def matcher(self, pattern: str, *, continues: bool = False) -> LLMatcher:
         """Create a matcher for a pattern at the start of a text, or after a finished part."""
@@ -142,10 +142,10 @@ class HeldVocabulary:
 
 
 @dataclass(eq=False)
-class HeldText:
-    """A text that is constrained to its form while it is generated."""
+class Constraint:
+    """Constraint of one text, with the state of its form while the text is generated."""
 
-    vocabulary: HeldVocabulary
+    compiler: ConstraintCompiler
     matcher: LLMatcher
     form: Form | None = None  # the next parts; None for a schema, or after the last part
     fault: str = ""
@@ -153,9 +153,9 @@ class HeldText:
     _n_read: int = 0  # tokens that matchers have read
     _part_start: int = 0  # the first token of the current part
 
-    def again(self) -> HeldText:
-        """Start another text of the same schema."""
-        return HeldText(self.vocabulary, self.matcher.deep_copy())
+    def again(self) -> Constraint:
+        """Create the constraint of another text with the same schema."""
+        return Constraint(self.compiler, self.matcher.deep_copy())
 
     def read(self, answer: Sequence[int]) -> None:
         """Read the tokens that the answer has gained since the last call."""
@@ -166,11 +166,11 @@ class HeldText:
                 continue
             try:
                 part = answer[self._part_start : self._n_read]
-                pattern = self.form.send(self.vocabulary.spelling.decode(part))
+                pattern = self.form.send(self.compiler.spelling.decode(part))
             except StopIteration:
                 self.form = None
             else:
-                self.matcher = self.vocabulary.matcher(pattern, continues=True)
+                self.matcher = self.compiler.matcher(pattern, continues=True)
                 self._part_start = self._n_read
 
     def check(self) -> str:
@@ -183,18 +183,18 @@ class HeldText:
         return self.fault
 
 
-def hold(logits: Tensor, texts: Sequence[tuple[int, HeldText, Sequence[int]]]) -> None:
+def mask_logits(logits: Tensor, texts: Sequence[tuple[int, Constraint, Sequence[int]]]) -> None:
     """Set logits [n, V] of tokens that must not come next to minus infinity.
 
-    `texts` are rows, their constrained texts of one vocabulary, and their answers, which only grow.
-    Do not use a row if its text has a fault afterwards.
+    `texts` are rows, their constraints from one compiler, and their answers, which only grow.
+    Do not use a row if its constraint has a fault afterwards.
     """
     from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
     for _, text, answer in texts:
         text.read(answer)
 
-    size = texts[0][1].vocabulary.tokens.vocab_size
+    size = texts[0][1].compiler.tokens.vocab_size
     bits = allocate_token_bitmask(len(texts), size)
     matchers = [(text.matcher, place) for place, (_, text, _) in enumerate(texts)]
     fill_next_token_bitmask_par(_executor(), matchers, bits)

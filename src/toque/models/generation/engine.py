@@ -18,7 +18,7 @@ from toque.hardware.onednn import EMULATED_BF16, has_fast_bf16
 from toque.models.config_values import max_positions
 from toque.models.families import family_of, unwrapped, vocabulary_rows
 from toque.models.forward.blocks import compile_disabled
-from toque.models.generation.constraints import HeldText
+from toque.models.generation.constraints import Constraint
 from toque.models.generation.kv_cache import SPARE, cache_dtype, cache_shape, layer_devices
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
@@ -41,7 +41,7 @@ def generate(
     *,
     eos_id: int | Collection[int],
     pad_id: int,
-    held: Sequence[HeldText] = (),
+    constraints: Sequence[Constraint] = (),
     places: Sequence[str] = (),
     on_progress: Count = uncounted,
     on_token: Callable[[int, int | None], object] | None = None,
@@ -61,7 +61,7 @@ def generate(
         options: Options of generation with `max_new_tokens`.
         eos_id: Token or tokens that end an answer.
         pad_id: Padding of a batch, and the first token of an encoder-decoder's answer.
-        held: The form of each answer (`constraints.py`). Empty for free answers.
+        constraints: The form of each answer (`constraints.py`). Empty for free answers.
         places: The origin of each prompt, for errors. Empty to use its number.
         on_progress: Receives finished prompts, all prompts and the finished share of the tokens.
         on_token: Receives a prompt's number and its next token, and None after the last token.
@@ -84,8 +84,8 @@ def generate(
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         # The cache of an encoder-decoder contains answers only.
         columns = max(columns, limit if is_encoder_decoder else len(prompt) + limit)
-        form = held[number] if held else None
-        orders.append(Order(prompt, limit, options, number, n_likeliest, held=form))
+        form = constraints[number] if constraints else None
+        orders.append(Order(prompt, limit, options, number, n_likeliest, constraint=form))
 
     answers: list[list[int]] = [[] for _ in limits]
     n_finished = 0
@@ -107,9 +107,9 @@ def generate(
             for new in new_tokens:
                 number = new.order.number
                 answer = answers[number]
-                if new.end == "stuck" and new.order.held is not None:
+                if new.end == "stuck" and new.order.constraint is not None:
                     name = _name_of(number, places)
-                    raise ConfigError(f"{name} has a text that {new.order.held.fault}")
+                    raise ConfigError(f"{name} has a text that {new.order.constraint.fault}")
                 if on_logprob is not None and new.logprob is not None:
                     on_logprob(number, new.logprob)
                 n_covered += 1 if new.end is None else limits[number] - len(answer)

@@ -19,7 +19,7 @@ from toque.models.families import family_of
 from toque.models.forward.loss import capped
 from toque.models.forward.packed import decoder_rows, logit_cap, output_head
 from toque.models.generation.causal import CausalDecoding
-from toque.models.generation.constraints import HeldText, hold
+from toque.models.generation.constraints import Constraint, mask_logits
 from toque.models.generation.options import GenerationOptions
 from toque.models.generation.sampling import (
     WORTHWHILE_STEPS,
@@ -46,7 +46,7 @@ class Order:
     number: int = 0  # determines the random numbers, together with the seed and the position
     n_likeliest: int | None = None  # number of alternatives with logprobs; None for no logprobs
     begun: Sequence[int] = ()  # first tokens of the answer if they are fixed; not reported
-    held: HeldText | None = None  # form of the answer
+    constraint: Constraint | None = None  # form of the answer
 
 
 class NewToken(NamedTuple):
@@ -163,7 +163,7 @@ class LiveRows:
             if len(answer) <= len(order.begun):
                 continue
             end: End | None = None
-            if order.held is not None and order.held.fault:
+            if order.constraint is not None and order.constraint.fault:
                 end = "stuck"
             elif token in self.end_ids:
                 end = "stop"
@@ -214,12 +214,12 @@ class LiveRows:
             else:
                 logits = self._logits(part)
                 texts = [
-                    (place, held, self._answers[row])
+                    (place, constraint, self._answers[row])
                     for place, row in enumerate(rows)
-                    if (held := self.orders[row].held) is not None
+                    if (constraint := self.orders[row].constraint) is not None
                 ]
                 if texts:
-                    hold(logits, texts)
+                    mask_logits(logits, texts)
                 self._mask_repetitions(logits, rows)
                 chosen = self._sample(logits, rows)
                 shares |= self._compute_shares(logits, rows, chosen)
@@ -286,7 +286,7 @@ class LiveRows:
 
 def _is_bounded(order: Order) -> bool:
     """Return True for greedy decoding without a form."""
-    return order.options.is_greedy and order.held is None
+    return order.options.is_greedy and order.constraint is None
 
 
 def _likeliest(logs: Tensor, n: int) -> Sequence[tuple[int, float]]:

@@ -51,7 +51,7 @@ def sampled(
         top_p: See `GenerationOptions`.
 
     Returns:
-        [n] on the CPU.
+        Token ids [n] on the CPU.
     """
     logits = logits.float() / max(temperature, _MIN_TEMPERATURE)
     numbers = torch.tensor(draws, dtype=torch.float64)
@@ -89,10 +89,11 @@ def _from_nucleus(logits: Tensor, draws: Tensor, top_p: float, n_likely: int = 6
 
 
 def _sampled_index(probabilities: Tensor, draws: Tensor, top_p: float) -> Tensor:
-    """Select indices [n, 1] of probabilities [n, k] by random numbers [n]. For top_p, sort first.
+    """Select indices [n, 1] of probabilities [n, k] by random numbers [n].
 
-    They are on the CPU, because CUDA has no deterministic kernel for running sums. In float64,
-    because a float32 sum of small terms loses the tail of a large vocabulary.
+    For a top_p, the probabilities must be sorted. They are on the CPU, because CUDA has no
+    deterministic kernel for running sums, and in float64, because a float32 sum of small terms
+    loses the tail of a large vocabulary.
     """
     if top_p < 1.0:
         probabilities = probabilities.masked_fill(~_is_inside(probabilities, top_p), 0.0)

@@ -79,7 +79,7 @@ class ExportedGguf:
 
     folder: Path
     file: str
-    prompts: int  # number of prompts to compare the file with the source after rounding
+    prompts: int  # prompts for which the file was compared with the rounded source
     unchanged: int  # prompts with the same tokens before rounding
     was_adapter: bool
     unnamed_ends: int = 0  # end tokens of the source that the file cannot name

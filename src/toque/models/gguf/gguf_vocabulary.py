@@ -147,7 +147,7 @@ def write_vocabulary(
 
 
 def _steps(step: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a pre-tokenizer or normalizer, with the steps inside sequences."""
+    """Yield the steps of a pre-tokenizer or normalizer, and each step of a sequence."""
     if step is None:
         return
     inner = step.get("pretokenizers") or step.get("normalizers")

@@ -21,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from toque.errors import CheckpointError, argument
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.provenance import FOLDER, RECORD, WRITTEN, Provenance
+from toque.models.loading.self_check import relative_error
 from toque.models.lora.adapter_files import (
     CONFIG,
     WEIGHTS,
@@ -250,7 +251,7 @@ def export_model(
     del model, plain  # one model is in memory at a time
     after = sample_logits(load_model(str(to)))
     _refuse_other(after, expected, to, source)
-    return Exported(to, _apart(after, before), was_adapter)
+    return Exported(to, relative_error(after, before), was_adapter)
 
 
 def export_adapter(source: Path, to: Path, *, card: str) -> Exported:
@@ -276,7 +277,7 @@ def export_adapter(source: Path, to: Path, *, card: str) -> Exported:
 
     after = sample_logits(load_with_adapter(to, merge=False))
     _refuse_other(after, expected, to, source)
-    return Exported(to, _apart(after, expected), was_adapter=False)
+    return Exported(to, relative_error(after, expected), was_adapter=False)
 
 
 def _refuse_other(after: Tensor, expected: Tensor, to: Path, source: Path) -> None:
@@ -285,7 +286,7 @@ def _refuse_other(after: Tensor, expected: Tensor, to: Path, source: Path) -> No
     Raises:
         CheckpointError: The export was removed.
     """
-    difference = _apart(after, expected)
+    difference = relative_error(after, expected)
     if not difference <= TOLERANCE:  # true for NaN
         shutil.rmtree(to, ignore_errors=True)
         raise CheckpointError(
@@ -304,12 +305,6 @@ def refuse_taken(to: Path) -> None:
         raise CheckpointError(
             f"{to} exists and {problem}. Choose another folder with {argument('to')}."
         )
-
-
-def _apart(after: Tensor, before: Tensor) -> float:
-    """Compute the largest difference as a share of the largest value of `before`."""
-    largest = before.abs().max().clamp_min(1e-30)
-    return float((after - before).abs().max() / largest)
 
 
 @torch.no_grad()

@@ -90,7 +90,7 @@ def _difference(core: PreTrainedModel) -> str:
     random = torch.Generator().manual_seed(0)
     n_rows = vocabulary_rows(core)
     texts = [torch.randint(n_rows, (1, n), generator=random).to(core.device) for n in _LENGTHS]
-    with attending_by(configs_of(core), "eager"):  # the only one with caps
+    with attending_by(configs_of(core), "eager"):  # only this attention applies caps
         alone = [core(input_ids=text, use_cache=False).logits[0].float() for text in texts]
         shorter = core(input_ids=texts[0][:, :-1], use_cache=False).logits[0].float()
     largest = _LARGEST[core.dtype == torch.float32 and format_of(core) == PLAIN]
@@ -98,10 +98,10 @@ def _difference(core: PreTrainedModel) -> str:
 
     def error_of(hidden: Tensor, expected: Tensor) -> float:
         logits = functional.linear(hidden.float(), weight.float(), bias)
-        return _relative_error(capped(logits, logit_cap(core)), expected)
+        return relative_error(capped(logits, logit_cap(core)), expected)
 
     # `not <=` also finds NaN.
-    if not _relative_error(shorter, alone[0][:-1]) <= largest:
+    if not relative_error(shorter, alone[0][:-1]) <= largest:
         return "its tokens attend to later tokens, so it cannot generate text"
     error = error_of(hidden_states(core, _one_row(texts))[0], torch.cat(alone))
     if not error <= largest:
@@ -117,7 +117,8 @@ def _difference(core: PreTrainedModel) -> str:
     return ""
 
 
-def _relative_error(ours: Tensor, theirs: Tensor) -> float:
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference as a share of the largest value of `theirs`."""
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
 
 

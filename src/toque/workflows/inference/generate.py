@@ -34,7 +34,7 @@ from toque.workflows.prompts import (
 from toque.workflows.results import Answer, Model, Written, existing_folder
 
 if TYPE_CHECKING:
-    from toque.models.generation.constraints import HeldText
+    from toque.models.generation.constraints import Constraint
     from toque.workflows.inference.open_model import OpenedModel
 
 OnText = Callable[[int, Written], object]
@@ -288,7 +288,7 @@ def _write_batches(
         codec = adapted.codec
         decode = partial(codec.decode, skip_special_tokens=True)
         logprobs: list[list[float]] = [[] for _ in typed]
-        constraints: Sequence[HeldText] = ()
+        constraints: Sequence[Constraint] = ()
         if in_json or request.must_use:
             constraints = constrain_texts(codec, typed, record, request.schema)
         watch = None
@@ -302,7 +302,7 @@ def _write_batches(
                 record.completed(request.options, in_json=in_json),
                 eos_id=codec.end_ids,
                 pad_id=codec.pad_id,
-                held=constraints,
+                constraints=constraints,
                 places=[prompt.where for prompt in prompts],
                 on_progress=count,
                 on_token=watch,
@@ -408,16 +408,16 @@ def constrain_texts(
     prompts: Sequence[str],
     record: Provenance,
     schema: Mapping[str, Any] | None = None,
-) -> list[HeldText]:
+) -> list[Constraint]:
     """Constrain texts to a schema, or to the recipe form with the ingredients of their prompts.
 
     Raises:
         ConfigError: The model cannot write such texts.
     """
-    from toque.models.generation.constraints import HeldVocabulary  # loads torch
+    from toque.models.generation.constraints import ConstraintCompiler  # loads torch
 
     if schema is not None:
-        constrained = HeldVocabulary(codec).to_schema(schema)
+        constrained = ConstraintCompiler(codec).to_schema(schema)
         return [constrained.again() for _ in prompts]
     if not writes_recipes(record):
         tasks = f" for {', '.join(record.tasks)}" if record.knows_recipes else ""
@@ -429,7 +429,7 @@ def constrain_texts(
         [_normalise_ingredient(name, codec) for name in asked_ingredients(prompt)]
         for prompt in prompts
     ]
-    vocabulary = HeldVocabulary(codec)
+    vocabulary = ConstraintCompiler(codec)
     return [vocabulary.to_form(recipe_form(names)) for names in ingredients]
 
 
