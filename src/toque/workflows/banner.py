@@ -18,8 +18,8 @@ from toque.data.prepare.store_plan import named
 from toque.data.store.token_store import TokenStore
 from toque.models.flops import parameter_counts
 from toque.reporter import millions
+from toque.training.autotune import Fitted
 from toque.training.bottlenecks import few_updates
-from toque.training.fitting import Fitted
 from toque.training.optimisations import attention_in
 from toque.training.runtime import Runtime
 from toque.units import Cursor

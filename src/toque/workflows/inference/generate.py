@@ -173,7 +173,7 @@ class GenerationRequest:
                 f"{argument('must_use')} and {argument(f'task={self.task}')} cannot be combined: "
                 "the first writes recipes only, and the task asks for other texts. Use one of them."
             )
-        self.best.check(self.options, wanted=self.n)
+        self.best.check(self.options, n_results=self.n)
 
     @property
     def in_json(self) -> bool:
