@@ -125,7 +125,7 @@ def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None 
     rate = machine.flops_per_second * machine.utilisation
     compute = model.flops_per_token * model.tokens / rate
     gather_seconds, reduce_seconds = gather.seconds(machine), reduce.seconds(machine)
-    shown = moved.shown(gather_seconds + reduce_seconds, compute)
+    shown = moved.exposed_seconds(gather_seconds + reduce_seconds, compute)
     writers = machines if shards > 1 else 1
     return Update(
         gpus=gpus,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.models.forward.loss import loss_sum
-from toque.runs.outlined_update import Products, measure_peak
+from toque.runs.peak import Products, measure_peak
 from toque.training.runtime import Runtime
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

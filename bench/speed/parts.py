@@ -52,9 +52,9 @@ from toque.models.forward.blocks import compile_blocks, stop_compiling
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.keyed_dropout import Dropout, use_keyed_dropout
 from toque.models.loading.from_scratch import fuse_activations, stock_activations
-from toque.runs.outlined_update import peak_of
+from toque.runs.peak import peak_of
 from toque.training.arithmetic import arithmetic_of
-from toque.training.checkpoint.saver import Slot, lower_priority
+from toque.training.checkpoint.saver import SnapshotBuffers, lower_priority
 from toque.training.optim.factory import build_optimizer
 from toque.training.optimisations import prefetching
 from toque.training.runtime import Runtime
@@ -278,7 +278,7 @@ def saves(a: argparse.Namespace, b: Bench) -> PartResult:
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
-    slot = Slot()  # reuses its memory for each save
+    slot = SnapshotBuffers()  # reuses its memory for each save
 
     def loop(*, background: bool) -> tuple[float, float]:
         writer = ThreadPoolExecutor(1, "toque-save", lower_priority)
@@ -287,7 +287,7 @@ def saves(a: argparse.Namespace, b: Bench) -> PartResult:
         b.wait()
         begun = time.perf_counter()
         if background:
-            writer.submit(write, slot.copied(tensors))
+            writer.submit(write, slot.copy(tensors))
         else:
             write({"model": {n: t.cpu() for n, t in tensors["model"].items()}})
         losses = [b.update(b.packed)[1] for _ in range(UPDATES)]

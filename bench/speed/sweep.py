@@ -208,7 +208,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     from updates import batch_of
 
     from toque.models.flops import flops_per_token, parameter_counts, products_of
-    from toque.runs.outlined_update import peak_of
+    from toque.runs.peak import peak_of
     from toque.training.runtime import Runtime
 
     if a.limit_gib and torch.cuda.is_available():

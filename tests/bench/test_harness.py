@@ -138,7 +138,7 @@ def test_a_utilisation_divides_by_the_rate_in_its_own_precision(monkeypatch):
     import torch
     import updates
 
-    from toque.runs.outlined_update import Peak
+    from toque.runs.peak import Peak
 
     # Threads are the process's: other tests of this worker compute on one.
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)

@@ -28,9 +28,14 @@ from toque.models.lora.layers import attach, refuse_unreached
 from toque.training.callbacks import Requests, StepInfo
 from toque.training.checkpoint.resume import model_tensors
 from toque.training.distributed.collectives import Ranks, weights_sum
+from toque.training.distributed.data_parallel import (
+    DataParallel,
+    Replicated,
+    gather_tensors,
+    local_part,
+)
 from toque.training.distributed.process_group import joined
 from toque.training.distributed.sharding import Sharded
-from toque.training.distributed.sharing import Replicated, Sharing, gathered, own_part
 from toque.training.optim.factory import step_if
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.runtime import Runtime
@@ -45,9 +50,9 @@ ROWS = {"even": 4, "uneven": 5}
 of an epoch one rank has none."""
 
 
-def shared(model: nn.Module, strategy: str, ranks: Ranks) -> Sharing:
+def shared(model: nn.Module, strategy: str, ranks: Ranks) -> DataParallel:
     if strategy == "single":
-        return Sharing(model)
+        return DataParallel(model)
     if strategy == "ddp":
         return Replicated(model)
     return Sharded(model, ranks, device=torch.device("cpu"), dtype=torch.float32)
@@ -93,7 +98,7 @@ def run_of(
 
 def ended(trainer: Trainer, seen: Numbers) -> dict[str, Any]:
     end = trainer.fit()
-    whole = gathered({"model": model_tensors(trainer.model)}, keep=True)["model"]
+    whole = gather_tensors({"model": model_tensors(trainer.model)}, keep=True)["model"]
     digest = hashlib.sha256()
     for name in sorted(whole):
         digest.update(whole[name].detach().contiguous().view(torch.uint8).numpy().tobytes())
@@ -147,7 +152,7 @@ def skipped(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     for broken in (None, 1, None):
         trainer.forward_backward(micro_batches, step.n_targets)
         if broken == ranks.rank:
-            own_part(group["params"][0].grad).fill_(torch.inf)
+            local_part(group["params"][0].grad).fill_(torch.inf)
         finite = torch.isfinite(trainer.runtime.clip_gradients(optimizer, 0.5))
         group["lr"], before = 1e-2, weights_sum(model)
         step_if(optimizer, finite, torch.device("cuda"))

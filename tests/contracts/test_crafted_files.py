@@ -17,7 +17,7 @@ NO_FAMILY = "model: code of its own"
 WORDS = {
     "checkpoint: a header of 10 GB": "declares a header of 10,737,418,240 bytes",
     "checkpoint: a name twice": "has 'w' more than once",
-    "checkpoint: a file outside": "names the file '../../secret'",
+    "checkpoint: a file outside": "lists the file '../../secret'",
     "checkpoint: a link out of the folder": "is not a plain file",
     "checkpoint: a pickle in place of the weights": "has no model.safetensors; it holds model.bin",
     "checkpoint: a manifest of 20 MB": "no manifest is",

@@ -23,7 +23,7 @@ from toque.errors import NonFiniteError
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.training.checkpoint.resume import load_tensors, trainer_tensors
-from toque.training.checkpoint.saver import Slot
+from toque.training.checkpoint.saver import SnapshotBuffers
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
 from toque.training.update_guard import SkipStep
@@ -85,7 +85,7 @@ def six_updates(kind: str, *, background: bool = False, **setup: Any) -> Run:
         end = again.fit()
         card.settle()
         assert set(card.pageable) <= {card.order.default.number}  # evaluation's, not the feed's
-        saved = sorted(p.name for p in again.checkpoints.here.iterdir() if p.is_dir())
+        saved = sorted(p.name for p in again.checkpoints.current_folder.iterdir() if p.is_dir())
         return Run(
             end.progress.step, end.reason, saved, end.best is not None, state_on(again),
             seen.warnings, dict(card.waits),
@@ -232,14 +232,14 @@ def snapshot() -> Snapshot:
         step = trainer.batches.at(Cursor())
         trainer.step(step, step.batch.to("cuda"))
         tensors = trainer_tensors(trainer.model, trainer.optimizer)
-        slot = Slot()
+        slot = SnapshotBuffers()
         card.waits.clear()
         card.order.log.clear()
-        copies = _flat(slot.copied(tensors))
+        copies = _flat(slot.copy(tensors))
         waits, log = dict(card.waits), _told(card.order.log)
         card.refuse_in_flight(*copies)
         places = [copy.data_ptr() for copy in copies]
-        again = [copy.data_ptr() for copy in _flat(slot.copied(tensors))]
+        again = [copy.data_ptr() for copy in _flat(slot.copy(tensors))]
         kinds = {copy.device.type for copy in copies}
         whole = [(t.shape, t.dtype) for t in _flat(tensors)] == [(c.shape, c.dtype) for c in copies]
         pinned = all(copy.is_pinned() for copy in copies)

@@ -36,8 +36,8 @@ from toque.models.lora.frozen import hold_frozen
 from toque.runs.outlined_update import outlining
 from toque.training.distributed import sharding
 from toque.training.distributed.collectives import RankFailures, Ranks
+from toque.training.distributed.data_parallel import DataParallel, Replicated
 from toque.training.distributed.exchange import Exchange, exchange_of
-from toque.training.distributed.sharing import Replicated, Sharing
 from toque.training.micro_batch import WorstBatch
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import PrecisionChoice, Runtime
@@ -196,7 +196,7 @@ def _seen_by(card: FakeCard) -> Iterator[None]:
         yield
 
 
-def _shared(model: Any, strategy: str, runtime: Runtime) -> Sharing:
+def _shared(model: Any, strategy: str, runtime: Runtime) -> DataParallel:
     if strategy == "ddp":
         return Replicated(model)
     return sharding.Sharded(model, runtime.ranks, device=runtime.device, dtype=runtime.dtype)

@@ -54,7 +54,7 @@ def test_fault_08_disk_full_while_saving(found):
     facts = trained_on(found, "full")
     assert facts["failed"] >= 2  # at steps 6, 8 and 10
     assert facts["newest"] == 18
-    assert any("could not be saved" in w and "is intact" in w for w in facts["warnings"])
+    assert any("Cannot save step" in w and "are intact" in w for w in facts["warnings"])
 
 
 def test_fault_09_disk_full_while_writing_metrics(found):

@@ -35,7 +35,7 @@ def test_fault_60_a_damaged_best_model_there_leaves_the_one_here(remote, tmp_pat
     remote.put("best/step-00000002/model.safetensors", damaged)
     said = []
     assert fetch_run(remote, tmp_path / "here", say=said.append) == 4
-    assert "best/step-00000002 cannot be used; the one here stays" in said[0]
+    assert "best/step-00000002 cannot be used; the local copy stays" in said[0]
     assert CheckpointStore(tmp_path / "here" / "checkpoints").best().step == 2
     assert float(weights(tmp_path / "here" / "best" / "step-00000002")[0]) == 7.0
 
@@ -83,7 +83,7 @@ def test_fault_60_a_run_further_on_that_is_another_one_replaces_nothing(remote, 
     store.identity = type(store.identity)(data_fingerprint="another")
     store.save(2, {}, {"progress": {"step": 2}})
     (tmp_path / "here" / "config.yaml").write_text("mine\n")
-    with pytest.raises(CheckpointError, match="trained on another store"):
+    with pytest.raises(CheckpointError, match="a run with other training data"):
         fetch_run(remote, tmp_path / "here", say=print)
     assert (tmp_path / "here" / "config.yaml").read_text() == "mine\n"
     assert store.newest_valid().step == 2

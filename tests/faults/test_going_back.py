@@ -17,7 +17,7 @@ from toque.storage.atomic import sha256_of
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.fetch import fetch_run, fetch_step
 from toque.training.checkpoint.saved import verify_checkpoint
-from toque.training.checkpoint.saver import Saves
+from toque.training.checkpoint.saver import CheckpointSaver
 from toque.training.distributed.collectives import Ranks
 from toque.units import Progress
 from toque.workflows.export import export
@@ -214,7 +214,7 @@ def test_what_waits_to_be_uploaded_is_set_aside_too(remote, tmp_path):
 
 def test_a_sharded_checkpoint_goes_to_a_bucket_and_comes_back(remote, tmp_path):
     run, alone = tmp_path / "run", {"w": torch.arange(40.0).reshape(8, 5)}
-    saves = Saves(parts.made(run), Callbacks([]), Ranks(), "sharded")
+    saves = CheckpointSaver(parts.made(run), Callbacks([]), Ranks(), "sharded")
     saves.save(Progress(2), {"model": alone}, {"progress": {"step": 2}}, final=True)
     parts.upload(run, remote)
     assert fetch_run(remote, tmp_path / "new", say=lambda _sentence: None) == 2

@@ -192,5 +192,5 @@ def test_fault_33_a_store_that_stays_away_ends_in_words(line):
     remote = line(proxy.Fault(lambda *_: True, 10**6, answer=UNAVAILABLE), deadline=0.5)
     with pytest.raises(BucketError, match="does not answer as it should") as caught:
         remote.put("a", b"1")
-    assert "What is on this machine is intact" in str(caught.value)
+    assert "The files on this machine are intact" in str(caught.value)
     assert isinstance(caught.value, CheckpointError)

@@ -55,9 +55,7 @@ def test_fault_88_the_configuration_that_is_named_is_not_overwritten(
     for store in (kitchen / "store", tmp_path / "new-store"):
         assert main(["train", "config.yaml", f"data.store={store}"]) == ConfigError.exit_code
         text = said(capfd)
-        assert (
-            ". holds files that no run wrote and that a run would write over: config.yaml" in text
-        )
+        assert ". has files that no run wrote and that a run would overwrite: config.yaml" in text
         assert "Choose another folder" in text
     assert content(tmp_path) == before
 
@@ -155,7 +153,7 @@ def test_fault_88_a_buckets_address_with_a_users_object_is_refused(
     names = remote.names()
     words = [f"run_dir={tmp_path / 'run'}", f"checkpoint.upload={remote.address}"]
     assert main(["train", str(kitchen / "run.yaml"), *words]) == ConfigError.exit_code
-    assert f"{remote.address} holds files that no run wrote" in said(capfd)
+    assert f"{remote.address} has files that no run wrote" in said(capfd)
     assert (remote.names(), remote.read(name)) == (names, MINE)
 
 

@@ -60,8 +60,8 @@ def test_fault_91_a_checkpoint_that_is_removed_meanwhile_is_counted(run, monkeyp
     when_hashed(monkeypatch, first.name, remove)
     assert main(["verify", str(run)]) == CheckpointError.exit_code
     said = capsys.readouterr().err
-    assert "step-00000099 holds step 12" in said  # the new one is looked at, too
-    assert "never finished" not in said
+    assert "step-00000099 has the checkpoint of step 12" in said  # the new one is looked at, too
+    assert "did not finish" not in said
     shutil.rmtree(run / "checkpoints" / "step-00000099")
 
     when_hashed(monkeypatch, others[0].name, remove_folder)
@@ -84,7 +84,7 @@ def test_fault_91_a_checkpoint_that_stays_and_is_damaged_is_still_named(run, cap
     (second / "model.safetensors").write_bytes(b"")
     assert main(["verify", str(run)]) == CheckpointError.exit_code
     said = capsys.readouterr().err
-    assert f"{first} has no manifest.json: it was never finished" in said
+    assert f"{first} has no manifest.json: the save did not finish" in said
     assert f"{second / 'model.safetensors'} has 0 bytes" in said
 
 

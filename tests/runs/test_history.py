@@ -101,11 +101,11 @@ def test_a_held_out_loss_that_has_risen_is_told(written):
     for step, loss in ((1, 2.0), (2, 1.5), (3, 1.52)):
         written.step(step)
         written.evaluation(step, loss)
-    assert read(written).turned == ""  # as much as chance does
+    assert read(written).overfitting_note == ""  # as much as chance does
     written.step(4)
     written.evaluation(4, 1.9)
-    assert read(written).turned.startswith(
-        "The held-out loss was lowest at step 2 of 4, 1.5000, and is 1.9000 now"
+    assert read(written).overfitting_note.startswith(
+        "The held-out loss was lowest at step 2 of 4 (1.5000) and is now 1.9000"
     )
 
 
@@ -174,7 +174,7 @@ def test_the_machine_and_its_gpus(written):
 
 
 def test_a_growing_curve_keeps_spikes_gaps_and_both_ends():
-    curve = Curve(most=100)
+    curve = Curve(max_points=100)
     for i in range(10_000):
         curve.add(float(i), {4321: 99.0, 777: -99.0, 9001: None}.get(i, 1.0))
     xs, ys = curve.points()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from toque.runs.places import FolderPlace
-from toque.runs.run_record import _LONGEST_LINE, RunRecord, Tail
+from toque.runs.run_record import _MAX_LINE_BYTES, RunRecord, Tail
 from toque.runs.run_state import state_of
 from watching.written_run import WrittenRun
 
@@ -83,7 +83,7 @@ def test_a_killed_run_is_told_from_one_that_runs(written):
     run.refresh()
     state = state_of(run)
     assert state.kind == "killed"
-    assert "is gone and recorded no end. The last metrics are of step 2" in state.sentence
+    assert "has ended without a record. The last metrics are of step 2" in state.sentence
     assert "continues from step 1" in state.sentence
     written.step(3)  # so it lives, and where it does its process id is another
     time.sleep(0.01)
@@ -212,7 +212,7 @@ def test_a_replaced_or_cut_file_begins_anew(tmp_path):
 
 def test_a_line_without_an_end_is_passed_over(tmp_path):
     file, tail = tmp_path / "a", Tail(FolderPlace(tmp_path), "a")
-    file.write_bytes(b"one\n" + b"x" * (_LONGEST_LINE + 1))
+    file.write_bytes(b"one\n" + b"x" * (_MAX_LINE_BYTES + 1))
     assert tail.lines() == ["one"]
     with file.open("ab") as more:
         more.write(b"still the same\ntwo\n")

@@ -27,8 +27,8 @@ from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.training.callbacks import Requests, StepInfo
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.process_group import joined, refuse_unlike, versions
-from toque.training.distributed.sharing import Replicated
+from toque.training.distributed.data_parallel import Replicated
+from toque.training.distributed.process_group import joined, refuse_different_ranks, versions
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
@@ -111,8 +111,8 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "total": ranks.all_reduce_sum([1.0, ranks.rank]),
         "gather": ranks.all_gather({"rank": ranks.rank, "name": "é" * ranks.rank}),
         "first": ranks.broadcast(["of", ranks.rank]),
-        "agreed": asdict(ranks.any_rank(wants)),
-        "nothing": asdict(ranks.any_rank(Requests())),
+        "agreed": asdict(ranks.combine_requests(wants)),
+        "nothing": asdict(ranks.combine_requests(Requests())),
         "most": ranks.all_reduce_max(3 + ranks.rank),
         "loss": float(ranks.total(torch.tensor(1.0 + ranks.rank))),
         "gradients": gradients(ranks),
@@ -198,9 +198,9 @@ def in_minutes(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 def unlike(ranks: Ranks) -> dict[str, Any]:
     """Another version of torch beside the first rank's; then nothing that differs."""
-    refuse_unlike(ranks, versions())
+    refuse_different_ranks(ranks, versions())
     other = {"torch": f"2.{ranks.rank}", "python": "3.11"}
-    return {"said": refusal(ConfigError, lambda: refuse_unlike(ranks, other))}
+    return {"said": refusal(ConfigError, lambda: refuse_different_ranks(ranks, other))}
 
 
 def work(folder: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_error_of_a_run_names_it(make_run):
 def test_weights_that_no_rank_has_room_to_gather_are_not_gathered(make_run, monkeypatch):
     trainer = make_run(save_every=None).trainer
     trainer._sharing.is_sharded = True
-    monkeypatch.setattr(trainer._sharing, "whole", lambda: pytest.fail("gathered"))
+    monkeypatch.setattr(trainer._sharing, "full_model", lambda: pytest.fail("gathered"))
     monkeypatch.setattr("toque.training.trainer.free_bytes", lambda _: 9999)
     plain = trainer.loss_fn
     trainer.loss_fn = lambda model, batch: plain(model, batch) * torch.nan

@@ -90,7 +90,7 @@ def test_ranks_that_are_not_alike_are_told_which_has_which(seen):
     host = socket.gethostname()
     for rank in seen:
         assert (
-            f"The 2 ranks are not alike: torch is 2.0 on {host} (rank 0), 2.1 on {host} (rank 1). "
+            f"The 2 ranks differ: torch is 2.0 on {host} (rank 0), 2.1 on {host} (rank 1). "
             in rank["unlike"]["said"]
         )
 
@@ -174,7 +174,7 @@ def test_alone_nothing_is_exchanged():
     assert not ranks.is_distributed
     assert ranks.all_reduce_sum([1.5]) == [1.5]
     assert ranks.all_gather("own") == ["own"]
-    assert ranks.any_rank(wants) is wants
+    assert ranks.combine_requests(wants) is wants
 
 
 def test_the_sum_of_the_weights_sees_one_bit(tiny_model):
@@ -187,9 +187,13 @@ def test_the_sum_of_the_weights_sees_one_bit(tiny_model):
     ("strategy", "variables", "words"),
     [
         ("single", {"WORLD_SIZE": "2"}, "train.strategy is single"),
-        ("ddp", {}, "started alone"),
-        ("auto", {"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
-        ("auto", {"WORLD_SIZE": "2", "TOQUE_RANK_TIMEOUT": "1e3"}, "TOQUE_RANK_TIMEOUT is '1e3'"),
+        ("ddp", {}, "there is only one process"),
+        ("auto", {"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number, not 'two'"),
+        (
+            "auto",
+            {"WORLD_SIZE": "2", "TOQUE_RANK_TIMEOUT": "1e3"},
+            "TOQUE_RANK_TIMEOUT must be a whole number, not '1e3'",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(monkeypatch, strategy, variables, words):
@@ -208,7 +212,7 @@ def four_ranks(monkeypatch) -> list[RankFailures]:
     store = HashStore()
     ranks = [RankFailures(store, rank, 4, 60.0) for rank in range(4)]
     for each in ranks:
-        each.enrol()
+        each.register()
     return ranks
 
 
@@ -238,7 +242,7 @@ def test_who_does_not_answer_in_time_is_named(four_ranks):
         "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:552] Connection closed by peer",
         (
             "Got the following error when running the callback: RuntimeError: Application timeout "
-            "caused pair closure\n\nAt:\n  sharing.py(170): <lambda>\n"
+            "caused pair closure\n\nAt:\n  data_parallel.py(170): <lambda>\n"
         ),
     ],
 )
@@ -259,7 +263,7 @@ def test_a_collective_that_fails_with_all_present_says_why(four_ranks):
     for each in four_ranks[1:]:
         each.store.set(f"waiting/{each.rank}", "")
     said = str(four_ranks[0].lost(RuntimeError("NCCL error\nand more")))
-    assert "All ranks are there, and still a collective failed: NCCL error." in said
+    assert "A collective of all ranks failed: NCCL error." in said
 
 
 def test_one_error_of_several_ranks_is_printed_once(four_ranks):

@@ -9,8 +9,8 @@ import torch
 from fixtures.runs import RowStream
 from toque.errors import ConfigError
 from toque.hardware.onednn import onednn_is_faster
-from toque.runs import outlined_update
-from toque.runs.outlined_update import measure_peak, peak_of
+from toque.runs import peak as peak_module
+from toque.runs.peak import measure_peak, peak_of
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime, set_deterministic, torch_as_before
 from toque.training.update_guard import UpdateGuard
@@ -151,7 +151,7 @@ def test_the_peak_is_of_the_models_products_in_the_runs_precision(monkeypatch, p
         return randn(*size, **how)
 
     monkeypatch.setattr(torch, "randn", seen)
-    monkeypatch.setattr(outlined_update, "_MEASURE_SECONDS", 0.0)
+    monkeypatch.setattr(peak_module, "_MEASURE_SECONDS", 0.0)
     runtime = Runtime(precision=precision)
     peak = peak_of(runtime.device, runtime.dtype, {(8, 16): 1.0, (8, 61): 3.0})
     assert {dtype for *_, dtype in made} == {getattr(torch, kind)}
@@ -164,7 +164,7 @@ def test_the_peak_is_of_the_models_products_in_the_runs_precision(monkeypatch, p
 def test_a_shape_weighs_by_its_time(monkeypatch):
     """3 FLOP at 1 a second and 1 at 10 a second: 4 in 3.1 seconds."""
     rates = {(8, 61): 1.0, (8, 16): 10.0}
-    monkeypatch.setattr(outlined_update, "_rate", lambda shape, *_, **__: rates[shape])
+    monkeypatch.setattr(peak_module, "_rate", lambda shape, *_, **__: rates[shape])
     found = measure_peak(torch.device("cpu"), torch.float32, {(8, 61): 3.0, (8, 16): 1.0})
     assert found.flops_per_second == pytest.approx(4 / 3.1)
 

@@ -177,7 +177,7 @@ def test_what_cannot_be_watched_is_refused_in_words(tmp_path, capsys):
     for place, words in (
         (tmp_path / "file", "is a file"),
         (tmp_path / "store", "is a store or a checkpoint"),
-        ("https://example.org/runs", "cannot hold a run"),
+        ("https://example.org/runs", "addresses are not supported"),
     ):
         with pytest.raises(ConfigError, match=words):
             watch(place)

@@ -166,7 +166,7 @@ def test_a_step_that_is_not_there_is_answered_with_those_that_are(run, tmp_path)
 def test_a_damaged_one_is_refused(plain_run):
     unfinished, damaged = (plain_run / "best" / f"step-0000000{step}" for step in (2, 4))
     (unfinished / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="was never finished"):
+    with pytest.raises(CheckpointError, match="the save did not finish"):
         toque.generate(unfinished, "soup")
     file = max(damaged.glob("*.safetensors"))
     data = bytearray(file.read_bytes())

@@ -25,7 +25,7 @@ from toque.runs.history import metric_named
 from toque.runs.run_record import BITS, HELD_OUT
 from toque.training.callbacks import Goal
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import Sharing
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.stopping import CommandClock, TimeLimit
 
 
@@ -60,7 +60,7 @@ class Evaluator:
 
     heldout: HeldOut
     model: nn.Module
-    sharing: Sharing
+    sharing: DataParallel
     sampler: Sampler
     n_held_out: int
     ranks: Ranks
@@ -140,7 +140,7 @@ class Evaluator:
         if not self.sampler.prompts:
             return {}
         with (
-            self.sharing.whole() as model,
+            self.sharing.full_model() as model,
             counting(self.reporter, "writing", "texts") as count,
         ):
             return self.written(self.sampler, model, self._stop_if_interrupted(count))

@@ -30,7 +30,7 @@ from toque.keyed_random import key_of, permute
 from toque.models.forward.loss import loss_sum, nats_by_example
 from toque.models.generation.engine import evaluating
 from toque.reporter import Count, uncounted
-from toque.training.distributed.sharing import Sharing
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.runtime import Runtime
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class HeldOut:
         store: TokenStore,
         trained: Layout,
         runtime: Runtime,
-        sharing: Sharing | None = None,
+        sharing: DataParallel | None = None,
         on_notice: Callable[[str], object] = lambda _: None,
     ) -> Self:
         """Choose and pack a fixed subset of a store, weighted like the training examples.

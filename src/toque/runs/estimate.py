@@ -30,7 +30,8 @@ from toque.models.lora.frozen import frozen_matrices
 from toque.models.lora.layers import is_adapted
 from toque.models.lora.quantised import quantised_layers
 from toque.runs.history import METRICS, history_of
-from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
+from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
+from toque.runs.peak import Peak
 from toque.runs.time_left import times_in
 
 _TENSOR_SHARE: Final = {"cpu": 0.65, "cuda": 0.9}

@@ -1,12 +1,11 @@
-"""History of a run: the only reader of `metrics.jsonl`, event by event while the file grows.
+"""History of a run: the reader of `metrics.jsonl`, event by event while the file grows.
 
-The file may come from anyone, so an event of another form is left out whole.
+The file is untrusted, so events of another form are skipped.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,42 +19,50 @@ import msgspec
 from toque.errors import ConfigError
 from toque.units import Duration, Progress
 
-MOST_POINTS: Final = 600  # points of a drawn line: about one a pixel
-_SMOOTHED_OVER: Final = 0.04  # share of the values so far that the running mean looks back on
+MAX_POINTS: Final = 600
+"""Largest number of points in a plotted curve, about one per pixel."""
+_SMOOTHING_SHARE: Final = 0.04
+"""Window of the running mean, as a share of all values so far."""
 
 Point = tuple[float, float | None]
-Points = tuple[list[float], list[float | None]]  # (xs, ys)
+Points = tuple[list[float], list[float | None]]
+"""x and y values of a curve."""
 METRICS: Final = "metrics.jsonl"
 FINISHED: Final = "finished"
-"""Reason in the `end` event of a run that was trained to its end."""
-SYSTEM: Final = "system "  # first part of the names of curves over the machine's own time
-MOST_EVALUATIONS: Final = 2000
-MOST_WARNINGS: Final = 40
-_MOST_SESSIONS: Final = 200
-_MOST_ROWS: Final = 1000  # updates' rows while a checkpoint is written in the background
-_TURNED: Final = 1.02  # held-out loss over its lowest, from which it has risen for good
-_MOST_GPUS: Final = 16
-_MOST_CURVES: Final = 400
+"""Reason in the `end` event of a complete run."""
+SYSTEM: Final = "system "
+"""Prefix of the names of curves over the machine's time."""
+_MAX_EVALUATIONS: Final = 2000
+_MAX_WARNINGS: Final = 40
+_MAX_SESSIONS: Final = 200
+_MAX_ROWS: Final = 1000
+"""Number of rows to remember while a checkpoint is written in the background."""
+_RISEN: Final = 1.02
+"""Ratio of the held-out loss to its minimum that counts as a rise."""
+_MAX_GPUS: Final = 16
+_MAX_CURVES: Final = 400
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-_Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None  # None: not finite
-_Value = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)] | _Number  # a count stays one
+_Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None
+"""Number, or None for infinity and NaN."""
+_Value = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)] | _Number
+"""Count or number."""
 
 
-class _Placed(msgspec.Struct):
+class _Row(msgspec.Struct):
     step: _Count
 
 
-class StartRow(_Placed):
-    """A session begins."""
+class StartRow(_Row):
+    """Start of a session."""
 
     epoch: _Number = None
     run_seconds: _Number = None
     parameters: dict[str, _Number] | None = None
 
 
-class StepRow(_Placed):
-    """An update, and sums over the updates since the row before."""
+class StepRow(_Row):
+    """Update, with sums over the updates since the previous row."""
 
     epoch: Annotated[float, msgspec.Meta(ge=0, le=1e300)] = 0.0
     loss: _Number = None
@@ -64,28 +71,29 @@ class StepRow(_Placed):
     tokens: _Count | None = None
     target_tokens: _Count | None = None
     seconds: _Number = None
-    run_seconds: _Number = None  # time of the run so far, as train.stop_after counts it
+    run_seconds: _Number = None
+    """Seconds of the run so far that count for train.stop_after."""
     tokens_per_second: _Number = None
     data_wait_seconds: _Number = None
     pad_fraction: _Number = None
     mfu: _Number = None
 
 
-class EvaluationRow(_Placed):
-    """An evaluation on held-out data."""
+class EvaluationRow(_Row):
+    """Evaluation on held-out data."""
 
     metrics: dict[str, _Value] = {}
     seconds: _Number = None
 
 
-class SaveRow(_Placed):
-    """A checkpoint."""
+class SaveRow(_Row):
+    """Checkpoint."""
 
     blocked_seconds: _Number = None
 
 
 class GpuRow(msgspec.Struct):
-    """A GPU, as a `system` event has it."""
+    """Sample of a GPU in a `system` event."""
 
     index: _Count
     name: str | None = None
@@ -97,8 +105,8 @@ class GpuRow(msgspec.Struct):
     throttled: list[str] = []
 
 
-class SystemRow(_Placed):
-    """A look at the machine, over the `seconds` since the look before."""
+class SystemRow(_Row):
+    """Sample of the machine, over the `seconds` since the previous sample."""
 
     seconds: _Number = None
     cpu_percent: _Number = None
@@ -114,14 +122,14 @@ class SystemRow(_Placed):
     gpus: list[GpuRow] = []
 
 
-class GradientsRow(_Placed):
+class GradientsRow(_Row):
     """Gradient norms of groups of layers."""
 
     groups: dict[str, dict[str, _Number]] = {}
 
 
-class EndRow(_Placed):
-    """A session ends."""
+class EndRow(_Row):
+    """End of a session."""
 
     seconds: _Number = None
 
@@ -135,14 +143,14 @@ _FORMS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "gradients": GradientsRow,
     "end": EndRow,
 }
-"""Fields of an event that every reader may rely on, where they are present."""
+"""Checked fields of each kind of event."""
 _UNDONE: Final = frozenset({"step", "evaluation", "save", "system", "gradients"})
-"""Events beyond a step that no longer count once a session continues from that step."""
+"""Events that no longer count if a session continues from an earlier step."""
 
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """Name for people, unit, and direction of a metric."""
+    """Title, unit and direction of a metric."""
 
     title: str
     unit: str
@@ -164,23 +172,23 @@ METRIC_NAMES: Final[Mapping[str, MetricInfo]] = {
     "pad_fraction": MetricInfo("padding", "share of computed tokens", "lower"),
     "mfu": MetricInfo("utilisation", "share of peak arithmetic"),
 }
-"""Metrics that are no scores of texts; of a score, higher is better unless it stands here."""
+"""Known metrics. For all other metrics, higher is better."""
 
 
 def metric_named(name: str) -> MetricInfo:
-    """Title, unit and direction of a metric; of one of a user's own, as its name has it.
+    """Look up a metric. The title of an unknown metric is its name.
 
     >>> metric_named("ingredient_coverage").title, metric_named("loss").better
     ('ingredient coverage', 'lower')
     """
     title = name.replace("_", " ")
-    # Of a task's answers by its name; there a score is the better the lower it is, too.
-    lower = name.endswith(("_no_class", "_repetition", "_hallucinated_ingredients"))
-    return METRIC_NAMES.get(name) or MetricInfo(title, title, "lower" if lower else "higher")
+    # Scores of a task's answers begin with the name of the task.
+    is_loss = name.endswith(("_no_class", "_repetition", "_hallucinated_ingredients"))
+    return METRIC_NAMES.get(name) or MetricInfo(title, title, "lower" if is_loss else "higher")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a run but those that a continued session undid, torn lines and other forms."""
+    """Read the valid events of a run, without events that a continued session has undone."""
     events: list[dict[str, Any]] = []
     for event in _events(path):
         if event["event"] == "start":
@@ -191,7 +199,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def history_of(path: Path) -> RunHistory:
-    """The history in a whole file; an OSError where it cannot be read."""
+    """Read the history in an entire file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     history = RunHistory()
     for event in _events(path):
         history.take(event)
@@ -204,7 +216,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def event_in(line: str) -> dict[str, Any] | None:
-    """The event of one line; None for a torn line or an event of another form."""
+    """Parse the event in a line, or return None if the line is incomplete or has another form."""
     try:
         event = json.loads(line, parse_constant=lambda _: None)
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
@@ -216,45 +228,44 @@ def event_in(line: str) -> dict[str, Any] | None:
 
 
 def number(value: object) -> float | None:
-    """A finite number; None for anything else.
+    """Convert a finite number to a float. Return None for any other value.
 
     >>> number(2), number(True), number(float("nan")), number("2")
     (2.0, None, None, None)
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    found = float(value) if abs(value) < 1e300 else math.inf
-    return found if math.isfinite(found) else None
+    return float(value) if abs(value) < 1e300 else None
 
 
 def _extremes(points: Iterable[Point]) -> list[Point]:
-    """The lowest, the highest and the first missing point of some neighbours, in their order."""
-    found = list(points)
-    known = [(y, at) for at, (_, y) in enumerate(found) if y is not None]
-    # Of equal values the first one stays: the point must not wander while the curve grows.
-    kept = {min(known)[1], max(known, key=itemgetter(0))[1]} if known else set()
-    kept.update([at for at, (_, y) in enumerate(found) if y is None][:1])
-    return [found[at] for at in sorted(kept)]
+    """Return the lowest, the highest and the first missing point, in their order."""
+    points = list(points)
+    values = [(y, i) for i, (_, y) in enumerate(points) if y is not None]
+    # The first of equal values stays, so that a point does not move while the curve grows.
+    indices = {min(values)[1], max(values, key=itemgetter(0))[1]} if values else set()
+    indices.update([i for i, (_, y) in enumerate(points) if y is None][:1])
+    return [points[i] for i in sorted(indices)]
 
 
 @final
 class Curve:
-    """A curve of any length in bounded memory, each point added in constant time.
+    """Curve of any length in bounded memory, about `max_points` points.
 
-    Of each block of neighbours the lowest and the highest point are kept, so no spike is lost; when
-    there are too many blocks, neighbouring ones are joined. About `most` points are kept.
+    Each block of neighbouring points keeps its lowest and highest point, so no spike is lost. When
+    there are too many blocks, neighbouring blocks are joined. Adding a point takes constant time.
     """
 
-    def __init__(self, most: int = MOST_POINTS) -> None:
-        self._most_blocks = max(2, most // 2)  # a block draws up to two points
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
+        self._max_blocks = max(2, max_points // 2)  # two points per block
         self._size = 1
         self._blocks: list[list[Point]] = []
         self._in_last = 0
         self.last: Point | None = None
-        """Newest point; drawn in any case."""
+        """Newest point. It is always plotted."""
 
     def add(self, x: float, y: float | None) -> None:
-        """Take a point in; x never falls, None breaks the line."""
+        """Add a point. x never decreases, and a y of None interrupts the line."""
         self.last = (x, y)
         if self._blocks and self._in_last < self._size:
             self._blocks[-1] = _extremes([*self._blocks[-1], self.last])
@@ -262,8 +273,9 @@ class Curve:
             return
         self._blocks.append([self.last])
         self._in_last = 1
-        if len(self._blocks) > self._most_blocks:
-            self._in_last += 0 if len(self._blocks) % 2 else self._size  # its neighbour is full
+        if len(self._blocks) > self._max_blocks:
+            if len(self._blocks) % 2 == 0:
+                self._in_last += self._size  # the last block is joined with a full block
             self._size *= 2
             self._blocks = [
                 _extremes(chain(*self._blocks[at : at + 2]))
@@ -271,7 +283,7 @@ class Curve:
             ]
 
     def drop_after(self, x: float) -> None:
-        """Forget the points beyond `x`: a continued run computes them again."""
+        """Drop the points after `x`, which a continued run computes again."""
         while self._blocks and self._blocks[-1][0][0] > x:
             self._blocks.pop()
             self._in_last = self._size
@@ -281,57 +293,58 @@ class Curve:
             self.last = self._blocks[-1][-1]
 
     def points(self) -> Points:
-        """The points to draw, in their order."""
-        found = [point for block in self._blocks for point in block]
-        if self.last is not None and (not found or found[-1][0] < self.last[0]):
-            found.append(self.last)
-        return [x for x, _ in found], [y for _, y in found]
+        """Return the points to plot, in their order."""
+        points = [point for block in self._blocks for point in block]
+        if self.last is not None and (not points or points[-1][0] < self.last[0]):
+            points.append(self.last)
+        return [x for x, _ in points], [y for _, y in points]
 
     def values(self) -> list[float]:
-        """The y of each point to draw that has one."""
+        """Return the y values of the points to plot, without missing values."""
         return [y for y in self.points()[1] if y is not None]
 
 
 @dataclass(frozen=True)
 class RunningMean:
-    """Exponential mean over the newest twenty-fifth of all values so far.
+    """Exponential mean over the newest 4 % of all values so far.
 
-    At the start that is one value: a loss falls fastest there, and a mean would lie far above it.
+    At the start this is a single value, because a loss falls fastest there.
     """
 
     value: float = 0.0
     n: int = 0
 
     def after(self, value: float) -> RunningMean:
-        """The mean once a value has been added.
+        """Return the mean with one more value.
 
         >>> RunningMean().after(5.0).after(5.0)
         RunningMean(value=5.0, n=2)
         """
         n = self.n + 1
-        return RunningMean(self.value + (value - self.value) / max(1.0, _SMOOTHED_OVER * n), n)
+        return RunningMean(self.value + (value - self.value) / max(1.0, _SMOOTHING_SHARE * n), n)
 
 
 class Curves(dict[str, Curve]):
-    """Curves by name, made when they are first added to; not endlessly many."""
+    """Curves by name. Access to a missing name adds a curve, up to a limit."""
 
     def __missing__(self, name: str) -> Curve:
-        made = Curve()
-        if len(self) < _MOST_CURVES:
-            self[name] = made
-        return made
+        curve = Curve()
+        if len(self) < _MAX_CURVES:
+            self[name] = curve
+        return curve
 
     def points_of(self, name: str) -> Points:
-        """The points of a curve; none where there is no such curve."""
+        """Return the points of a curve, or no points if it does not exist."""
         return self[name].points() if name in self else ([], [])
 
 
 @dataclass
 class RunSession:
-    """A stretch of training from a start event to its end event."""
+    """Part of a run from a start event to its end event."""
 
     from_step: int
-    to_step: int | None = None  # None while it continues, or where it was killed
+    to_step: int | None = None
+    """Last step. None if the session continues or was killed."""
     seconds: float = 0.0
     reason: str = ""
 
@@ -341,39 +354,49 @@ class RunSession:
 class RunHistory:
     """State of a run after the events so far: curves, sums and the newest event of each kind."""
 
-    start: Mapping[str, Any] = field(default_factory=dict)  # newest start event, as it was recorded
-    end: Mapping[str, Any] | None = None  # of the newest session; None before it, or if killed
-    step: StepRow | None = None  # newest row of an update that counts
+    start: Mapping[str, Any] = field(default_factory=dict)
+    """Newest start event."""
+    end: Mapping[str, Any] | None = None
+    """End event of the newest session. None if it continues or was killed."""
+    step: StepRow | None = None
+    """Newest update."""
     system: SystemRow | None = None
-    saved: int | None = None  # step of the newest checkpoint
-    best: tuple[float, int] | None = None  # lowest held-out loss, and its step
+    saved: int | None = None
+    """Step of the newest checkpoint."""
+    best: tuple[float, int] | None = None
+    """Lowest held-out loss and its step."""
     evaluations: deque[EvaluationRow] = field(
-        default_factory=lambda: deque(maxlen=MOST_EVALUATIONS)
+        default_factory=lambda: deque(maxlen=_MAX_EVALUATIONS)
     )
     n_evaluations: int = 0
     evaluation_seconds: float = 0.0
-    sessions: deque[RunSession] = field(default_factory=lambda: deque(maxlen=_MOST_SESSIONS))
-    warnings: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_WARNINGS))
+    sessions: deque[RunSession] = field(default_factory=lambda: deque(maxlen=_MAX_SESSIONS))
+    warnings: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=_MAX_WARNINGS))
     """Step and message of the newest warnings."""
     n_warnings: int = 0
-    progress: Progress = Progress()  # updates, epochs, tokens and seconds that are done
-    gpu_joules: float | None = None  # energy while power was measured; None where it never was
+    progress: Progress = Progress()
+    """Updates, epochs, tokens and seconds so far."""
+    gpu_joules: float | None = None
+    """Energy while power was measured. None if it was never measured."""
     curves: Curves = field(default_factory=Curves)
     """Curves of the fields of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
     `group WHAT GROUP`, and SYSTEM with a field of system events or `gpu INDEX FIELD`."""
-    _counted: Progress = Progress()  # `progress`, its seconds as train.stop_after counts them
-    _began_at: Progress = Progress()  # `_counted` at the begin of this session
-    _spent: float = 0.0  # seconds of this session: updates, evaluations and saves
+    _counted: Progress = Progress()
+    """`progress` with the seconds that count for train.stop_after."""
+    _began_at: Progress = Progress()
+    """`_counted` at the start of this session."""
+    _spent: float = 0.0
+    """Seconds of updates, evaluations and saves in this session."""
     _smoothed: RunningMean = field(default_factory=RunningMean)
     _at_saves: dict[int, tuple[Progress, RunningMean]] = field(default_factory=dict)
-    """Sums at each checkpoint, to which a session that continues from it returns."""
+    """Sums at each checkpoint. A session that continues from it starts with these sums."""
     _at_rows: dict[int, tuple[Progress, RunningMean]] = field(default_factory=dict)
-    """Sums at the newest rows: a checkpoint is told of when it is written, some updates later, or
-    never where the process was killed meanwhile."""
+    """Sums at the newest rows. The event of a checkpoint comes some updates later, or never if the
+    process was killed."""
 
     @property
     def stop_after(self) -> Duration | None:
-        """Length of the whole run; None where its start does not say."""
+        """Length of the run, or None if it is unknown."""
         try:
             return Duration.parse(str(self.start.get("stop_after", "")))
         except ConfigError:
@@ -381,40 +404,42 @@ class RunHistory:
 
     @property
     def done(self) -> float | None:
-        """Share of the run that is done."""
-        whole = self.stop_after
+        """Completed share of the run, or None if it is unknown."""
+        length = self.stop_after
         if self.end is not None and self.end.get("reason") == FINISHED:
-            return 1.0  # a limit on the time ends a run before its length
-        if whole is None or whole.unit in ("%", "examples"):
-            return None  # examples are not in the events
-        return whole.fraction(self._counted)
+            return 1.0  # a time limit ends a run before its length
+        if length is None or length.unit in ("%", "examples"):
+            return None  # events have no examples
+        return length.fraction(self._counted)
 
     @property
-    def turned(self) -> str:
-        """A sentence where the held-out loss has clearly risen since its lowest; "" where not."""
-        last = self.evaluations[-1] if self.evaluations else None
-        loss = None if last is None else number(last.metrics.get("loss"))
-        if last is None or loss is None or self.best is None or loss < _TURNED * self.best[0]:
+    def overfitting_note(self) -> str:
+        """Message for the user if the held-out loss has clearly risen after its minimum, or ""."""
+        if not self.evaluations or self.best is None:
             return ""
+        last = self.evaluations[-1]
+        loss = number(last.metrics.get("loss"))
         lowest, step = self.best
+        if loss is None or loss < _RISEN * lowest:
+            return ""
         return (
-            f"The held-out loss was lowest at step {step:,} of {last.step:,}, {lowest:.4f}, and is "
-            f"{loss:.4f} now: since then the model has learnt its examples by heart. More data "
-            "helps most, then a pretrained model (model.start_from) or a smaller one; a shorter "
-            "run (train.stop_after, train.early_stopping) loses nothing."
+            f"The held-out loss was lowest at step {step:,} of {last.step:,} ({lowest:.4f}) and is "
+            f"now {loss:.4f}: the model has begun to memorise its examples. More data helps most, "
+            "then a pretrained model (model.start_from) or a smaller model. A shorter run "
+            "(train.stop_after, train.early_stopping) loses nothing."
         )
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until training ends, at the pace of this session; None before there is one."""
-        whole, done = self.stop_after, self.done
-        if whole is None or done is None:
+        """Seconds until training ends at the pace of this session, or None before it has a pace."""
+        length, done = self.stop_after, self.done
+        if length is None or done is None:
             return None
-        gained = done - whole.fraction(self._began_at)
+        gained = done - length.fraction(self._began_at)
         return self._spent * (1.0 - done) / gained if gained > 0 else None
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take in an event that `event_in` found well-formed."""
+        """Update the state with an event of `event_in`."""
         kind = event["event"]
         if kind == "start":
             self._start(event)
@@ -422,7 +447,8 @@ class RunHistory:
             self.end = event
             if self.sessions:
                 session = self.sessions[-1]
-                session.to_step, session.reason = int(event["step"]), str(event.get("reason"))
+                session.to_step = int(event["step"])
+                session.reason = str(event.get("reason"))
                 session.seconds = number(event.get("seconds")) or 0.0
         elif kind == "warning":
             self.n_warnings += 1
@@ -431,34 +457,40 @@ class RunHistory:
             getattr(self, f"_{kind}")(msgspec.convert(event, _FORMS[kind]))
 
     def _start(self, event: Mapping[str, Any]) -> None:
-        """Begin a session; what an earlier one did beyond its step is undone."""
+        """Start a session. Undo events of an earlier session after its first step."""
         at = int(event["step"])
         for name, curve in self.curves.items():
-            if not name.startswith(SYSTEM):  # the machine's time did pass
+            if not name.startswith(SYSTEM):  # the machine's time is not undone
                 curve.drop_after(at)
-        known = self._at_saves.get(at) or self._at(at)
-        self.progress, self._smoothed = known if at else (Progress(), RunningMean())
-        self._at_saves = {step: kept for step, kept in self._at_saves.items() if step < at}
+
+        sums = self._at_saves.get(at) or self._at(at)
+        self.progress, self._smoothed = sums if at else (Progress(), RunningMean())
+        self._at_saves = {step: sums for step, sums in self._at_saves.items() if step < at}
         self._at_saves[at] = self.progress, self._smoothed
         self._at_rows.clear()
+
         while self.evaluations and self.evaluations[-1].step > at:
             self.evaluations.pop()
             self.n_evaluations -= 1
         if self.best is not None and self.best[1] > at:
-            held_out = [(loss, e.step) for e in self.evaluations
-                        if (loss := e.metrics.get("loss")) is not None]  # fmt: skip
-            self.best = min(held_out, default=None)
+            losses = ((row.metrics.get("loss"), row.step) for row in self.evaluations)
+            self.best = min(((x, step) for x, step in losses if x is not None), default=None)
+
         epoch = max(0.0, number(event.get("epoch")) or 0.0)
         self.progress = replace(self.progress, step=at, epoch=epoch)
         if self.step is not None and self.step.step > at:
             self.step = None
-        self.start, self.end, self.saved = event, None, at or None
+        self.start = event
+        self.end = None
+        self.saved = at or None
         self._count(number(event.get("run_seconds")))
-        self._began_at, self._spent = self._counted, 0.0
+        self._began_at = self._counted
+        self._spent = 0.0
         self.sessions.append(RunSession(at))
 
     def _step(self, row: StepRow) -> None:
-        x, seconds = float(row.step), row.seconds or 0.0
+        x = float(row.step)
+        seconds = row.seconds or 0.0
         for name in ("loss", "lr", "grad_norm", "tokens_per_second", "pad_fraction", "mfu"):
             self.curves[name].add(x, getattr(row, name))
         if seconds and row.data_wait_seconds is not None:
@@ -466,20 +498,21 @@ class RunHistory:
         if row.loss is not None:
             self._smoothed = self._smoothed.after(row.loss)
             self.curves["loss smoothed"].add(x, self._smoothed.value)
-        done = self.progress
+
+        before = self.progress
         self.progress = replace(
-            done,
+            before,
             step=row.step,
             epoch=row.epoch,
-            tokens=done.tokens + (row.tokens or 0),
-            target_tokens=done.target_tokens + (row.target_tokens or 0),
-            seconds=done.seconds + seconds,
+            tokens=before.tokens + (row.tokens or 0),
+            target_tokens=before.target_tokens + (row.target_tokens or 0),
+            seconds=before.seconds + seconds,
         )
         self._count(row.run_seconds)
         self._spent += seconds
         self.step = row
         self._at_rows[row.step] = (self.progress, self._smoothed)
-        if len(self._at_rows) > _MOST_ROWS:
+        if len(self._at_rows) > _MAX_ROWS:
             del self._at_rows[next(iter(self._at_rows))]
 
     def _count(self, run_seconds: float | None) -> None:
@@ -487,7 +520,7 @@ class RunHistory:
         self._counted = replace(self.progress, seconds=seconds)
 
     def _at(self, step: int) -> tuple[Progress, RunningMean]:
-        """Sums at a step; where it has no row, those so far come nearest."""
+        """Return the sums at a step, or the newest sums if the step has no row."""
         return self._at_rows.get(step, (self.progress, self._smoothed))
 
     def _evaluation(self, row: EvaluationRow) -> None:
@@ -517,18 +550,18 @@ class RunHistory:
         watts = [gpu.power_watts for gpu in row.gpus if gpu.power_watts is not None]
         if watts:
             self.gpu_joules = (self.gpu_joules or 0.0) + sum(watts) * seconds
-        before = self.curves[f"{SYSTEM}cpu_percent"].last
-        x = (before[0] if before else 0.0) + seconds / 60  # minutes that were measured
-        for name, value in _drawn(row):
+        previous = self.curves[f"{SYSTEM}cpu_percent"].last
+        x = (previous[0] if previous else 0.0) + seconds / 60  # measured minutes
+        for name, value in _scaled(row):
             self.curves[SYSTEM + name].add(x, value)
-        for gpu in row.gpus[:_MOST_GPUS]:
-            for name, value in _drawn(gpu):
+        for gpu in row.gpus[:_MAX_GPUS]:
+            for name, value in _scaled(gpu):
                 if value is not None:
                     self.curves[f"{SYSTEM}gpu {gpu.index} {name}"].add(x, value)
 
 
-def _drawn(row: SystemRow | GpuRow) -> Iterator[tuple[str, float | None]]:
-    """Fields that a unit ends, bytes in GB and MB a second."""
+def _scaled(row: SystemRow | GpuRow) -> Iterator[tuple[str, float | None]]:
+    """Yield the fields with a unit in their name, bytes in GB and rates in MB per second."""
     for name in row.__struct_fields__:
         unit = next((size for end, size in _UNITS.items() if name.endswith(end)), None)
         if unit is not None:

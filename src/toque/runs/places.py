@@ -1,6 +1,7 @@
-"""Places of runs: the files of a run in a folder of this machine or in a bucket.
+"""Places of runs: read access to a run's files in a local folder or in a bucket.
 
-Nothing is written, locked or followed by a link: a run may be in use, and come from anyone.
+Nothing is written or locked, because the run may be in use. Links are not followed, because the run
+is untrusted.
 """
 
 from __future__ import annotations
@@ -19,37 +20,46 @@ from toque.runs.history import METRICS
 from toque.storage.bucket import Bucket, BucketError, is_remote
 from toque.storage.no_follow import open_plain
 
-MOST_BYTES: Final = 8 << 20  # read at a time: a long file is taken in over several looks
+MAX_READ_BYTES: Final = 8 << 20
+"""Most bytes to read at a time. A longer file takes several reads."""
 _DEPTH: Final = 3
-_MOST_RUNS: Final = 200
-_OF_A_RUN: Final = frozenset({"checkpoints", "best", "model", "outbox", "tensorboard", "wandb"})
+"""Depth of the folders that are searched for runs."""
+_MAX_RUNS: Final = 200
+_RUN_FOLDERS: Final = frozenset({"checkpoints", "best", "model", "outbox", "tensorboard", "wandb"})
+"""Folders inside a run, which have no other runs."""
 
 
 @dataclass(frozen=True)
-class FoundFile:
-    """State of a file at a look."""
+class FileState:
+    """Size and version of a file."""
 
     bytes: int
-    tag: str  # identity of the file: another one once it was replaced, the same when it only grew
-    changed: float | None  # last write, seconds since 1970; None where the place does not say
+    tag: str
+    """Identity of the file. It changes if the file is replaced, and stays if the file grows."""
+    changed: float | None
+    """Time of the last write in seconds since 1970. None if it is unknown."""
 
 
 def is_in_a_bucket(address: str) -> bool:
-    """True if a run's address is a bucket's, and no folder; a ConfigError if it holds no runs."""
+    """Check whether a run's address is in a bucket, not a folder.
+
+    Raises:
+        ConfigError: The scheme is not supported.
+    """
     try:
         return is_remote(address)
     except BucketError as error:
         scheme = address.partition("://")[0]
         raise ConfigError(
-            f"{scheme}://... is a kind of address that cannot hold a run. Name a folder of this "
-            "machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER."
+            f"Runs at {scheme}:// addresses are not supported. Give a local folder, "
+            "gs://BUCKET/FOLDER or s3://BUCKET/FOLDER."
         ) from error
 
 
 @final
 @dataclass(frozen=True)
 class FolderPlace:
-    """A run in a folder of this machine."""
+    """Run in a local folder."""
 
     folder: Path
 
@@ -58,18 +68,26 @@ class FolderPlace:
         """Path of the folder."""
         return str(self.folder)
 
-    def look(self, name: str) -> FoundFile | None:
-        """State of a plain file, None for none, a link or a device; OSError if it fails."""
+    def look(self, name: str) -> FileState | None:
+        """Look up the state of a plain file. Return None if it is missing, a link or a device.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
         try:
-            found = (self.folder / name).lstat()
+            status = (self.folder / name).lstat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return None
-        return FoundFile(found.st_size, f"{found.st_dev}:{found.st_ino}", found.st_mtime)
+        return FileState(status.st_size, f"{status.st_dev}:{status.st_ino}", status.st_mtime)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of a file, fewer where it ends before; OSError if it fails."""
+        """Read the bytes [start, end) of a file, or fewer at its end.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
         with open_plain(self.folder / name) as file:
             return os.pread(file.fileno(), end - start, start)
 
@@ -77,80 +95,101 @@ class FolderPlace:
 @final
 @dataclass(frozen=True)
 class BucketPlace:
-    """A run in a bucket, or one of several below the bucket's address."""
+    """Run in a bucket."""
 
     bucket: Bucket
-    below: str = ""  # folder below the address, with a slash at its end; "" for the address itself
+    below: str = ""
+    """Folder of the run below the bucket's address, with a slash at its end. Empty if the address
+    is the run."""
 
     folder: None = None
 
     @property
     def address(self) -> str:
-        """Address as gs://BUCKET/FOLDER."""
+        """Address of the run: gs://BUCKET/FOLDER."""
         return f"{self.bucket.address}/{self.below}".rstrip("/")
 
-    def look(self, name: str) -> FoundFile | None:
-        """State of a file as the service has it now, None for none; BucketError if it fails."""
+    def look(self, name: str) -> FileState | None:
+        """Look up the current state of a file. Return None if it does not exist.
 
-        def ask() -> FoundFile | None:
+        Raises:
+            BucketError: The bucket cannot be read.
+        """
+
+        def send() -> FileState | None:
             try:
-                found = self.bucket.info(self._key(name))
+                file = self.bucket.info(self._key(name))
             except FileNotFoundError:
                 return None
-            # An object is replaced whole, and one that a run appends to keeps its beginning.
-            return FoundFile(found.bytes, "object", None)
+            # The tag never changes: a run only appends to the objects that are read in parts.
+            return FileState(file.bytes, "object", None)
 
-        return self.bucket.request(f"look at {self.address}/{name}", ask)
+        return self.bucket.request(f"look at {self.address}/{name}", send)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes [start, end) of a file, fewer where it ends before; BucketError if it fails."""
+        """Read the bytes [start, end) of a file, or fewer at its end.
 
-        def ask() -> bytes:
+        Raises:
+            BucketError: The bucket cannot be read.
+        """
+
+        def send() -> bytes:
             file = self.bucket.info(self._key(name))
-            last = min(end, file.bytes)
-            return self.bucket.read_range(file, start, last) if last > start else b""
+            stop = min(end, file.bytes)
+            return self.bucket.read_range(file, start, stop) if stop > start else b""
 
-        return self.bucket.request(f"read {self.address}/{name}", ask)
+        return self.bucket.request(f"read {self.address}/{name}", send)
 
     def _key(self, name: str) -> str:
         return f"{self.bucket.path}/{self.below}{name}"
 
 
-Place = FolderPlace | BucketPlace  # home of the files of one run
+Place = FolderPlace | BucketPlace
+"""Folder or bucket with the files of one run."""
 
 
-def content(place: Place, name: str) -> bytes | None:
-    """A small file whole, None when there is none; OSError or BucketError if it fails."""
-    found = place.look(name)
-    return None if found is None else place.read(name, 0, min(found.bytes, MOST_BYTES))
+def read_small_file(place: Place, name: str) -> bytes | None:
+    """Read a small file. Return None if it does not exist.
+
+    Raises:
+        OSError: The file cannot be read.
+        BucketError: The bucket cannot be read.
+    """
+    file = place.look(name)
+    return None if file is None else place.read(name, 0, min(file.bytes, MAX_READ_BYTES))
 
 
 @final
 @dataclass(frozen=True)
 class RunFinder:
-    """Finds the runs at an address: one run, or those in it and in its folders."""
+    """Search for runs at an address: the address itself, or folders below it."""
 
     where: Path | Bucket
-    """Folder of this machine, in which no link is followed, or a bucket's address."""
+    """Local folder or bucket. Links in a folder are not followed."""
 
     @property
     def address(self) -> str:
-        """Address as the user wrote it."""
+        """Address of the folder or bucket."""
         return str(self.where) if isinstance(self.where, Path) else self.where.address
 
     def places(self) -> Mapping[str, Place]:
-        """The runs at this moment, by a short name; OSError or BucketError if it cannot list."""
+        """Find the current runs, by a short name.
+
+        Raises:
+            OSError: The folder cannot be read.
+            BucketError: The bucket cannot be read.
+        """
         where = self.where
         if isinstance(where, Bucket):
             names = where.names()
-            if any(name in names for name in (METRICS, "config.yaml")):
+            if METRICS in names or "config.yaml" in names:
                 return {where.path.rstrip("/").rpartition("/")[2]: BucketPlace(where)}
             below = sorted(n.removesuffix(METRICS) for n in names if n.endswith(f"/{METRICS}"))
-            return {path.rstrip("/"): BucketPlace(where, path) for path in below[:_MOST_RUNS]}
+            return {path.rstrip("/"): BucketPlace(where, path) for path in below[:_MAX_RUNS]}
         if _is_run(where):
             return {where.resolve().name: FolderPlace(where)}
-        found = islice(_runs_below(where, _DEPTH), _MOST_RUNS)
-        return {folder.relative_to(where).as_posix(): FolderPlace(folder) for folder in found}
+        folders = islice(_runs_below(where, _DEPTH), _MAX_RUNS)
+        return {folder.relative_to(where).as_posix(): FolderPlace(folder) for folder in folders}
 
 
 def _is_run(folder: Path) -> bool:
@@ -158,15 +197,16 @@ def _is_run(folder: Path) -> bool:
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders of runs, sorted. Unreadable folders are skipped."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
-        return  # not ours to read
+        return
     for entry in entries:
-        if entry.name in _OF_A_RUN or entry.name.startswith("."):
+        if entry.name in _RUN_FOLDERS or entry.name.startswith("."):
             continue
         path = Path(entry.path)
-        with suppress(OSError):  # not ours to read
+        with suppress(OSError):
             if not entry.is_dir(follow_symlinks=False):
                 continue
             if _is_run(path):

@@ -1,7 +1,7 @@
-"""Files of a run by their names, in a folder or a bucket, and whether a place may become a run's.
+"""Names of a run's files, and checks that a run does not overwrite the user's files.
 
-A session writes over files of these names. A place that is not a run's and holds one is the user's,
-and refused before anything is written.
+A session overwrites files with these names. If a folder or a bucket has such files but is not a
+run, they belong to the user, so it is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -28,26 +28,33 @@ _FOLDERS: Final = ("best", "checkpoints", "model", "outbox", "set-aside", "tenso
 _OF_A_RUN: Final = re.compile(
     r"checkpoints/\.lock(\.lease)?|(checkpoints|best)/step-[0-9]{8,}/.+", re.DOTALL
 )
-"""Files that a run alone has: its lock comes first and stays."""
+"""Files that only a run has. The lock is written first and remains."""
 _EVENT: Final = b'{"event"'
 _MODEL: Final = {f"model/{name}" for name in WRITTEN}
-_RECORD: Final = f"model/{FOLDER}/{RECORD}"  # next to every model that a run wrote
+_RECORD: Final = f"model/{FOLDER}/{RECORD}"
+"""File that a run writes next to its model."""
 
 
-def is_own(name: str) -> bool:
-    """True if a file of this name in a run's folder is the run's."""
+def is_run_file(name: str) -> bool:
+    """Check whether a file with this name in a run's folder belongs to the run."""
     return _FILE.fullmatch(name) is not None
 
 
-def grows(name: str) -> bool:
-    """True if a run's file has no bound but the disk's."""
-    return bool((match := _FILE.fullmatch(name)) and match["growing"])
+def is_growing(name: str) -> bool:
+    """Check whether a run appends to its file of this name, so that only the disk limits it."""
+    match = _FILE.fullmatch(name)
+    return match is not None and match["growing"] is not None
 
 
 def refuse_users_folder(folder: Path, *, writes: Collection[str] | None = None) -> None:
-    """Raise a ConfigError for a folder with files of the user's that a run would write over.
+    """Refuse a folder with files of the user that a command would overwrite.
 
-    `writes` are the names of the files that a command writes; None for those of a training.
+    Args:
+        folder: The folder of the run.
+        writes: Names of the files that the command writes. None means the files of a training.
+
+    Raises:
+        ConfigError: The folder has such files.
     """
 
     def read(name: str) -> bytes:
@@ -56,7 +63,7 @@ def refuse_users_folder(folder: Path, *, writes: Collection[str] | None = None) 
         return b""
 
     names: list[str] = []
-    with suppress(OSError):  # absent, or not ours to read: whoever opens it reports that
+    with suppress(OSError):  # missing or unreadable: a later step reports it
         for path in folder.iterdir():
             is_folder = path.name in _FOLDERS and path.is_dir()
             names += _below(path) if is_folder else [path.name]
@@ -64,7 +71,11 @@ def refuse_users_folder(folder: Path, *, writes: Collection[str] | None = None) 
 
 
 def refuse_users_address(bucket: Bucket) -> None:
-    """Raise a ConfigError for a bucket's address with objects that a run would write over."""
+    """Refuse a bucket's address with objects that a run would overwrite.
+
+    Raises:
+        ConfigError: The address has such objects.
+    """
     names = bucket.names()
 
     def read(name: str) -> bytes:
@@ -77,11 +88,12 @@ def refuse_users_address(bucket: Bucket) -> None:
 
 
 def _below(folder: Path) -> Iterator[str]:
-    """Names of the content of a run's folder, down to the files by which a run is recognised."""
+    """Yield the names in a folder and its subfolders, e.g. best/step-00000200/manifest.json."""
     for inner in folder.iterdir():
-        yield f"{folder.name}/{inner.name}"
+        name = f"{folder.name}/{inner.name}"
+        yield name
         if inner.is_dir():
-            yield from (f"{folder.name}/{inner.name}/{file.name}" for file in inner.iterdir())
+            yield from (f"{name}/{file.name}" for file in inner.iterdir())
 
 
 def _refuse_users_files(
@@ -92,7 +104,7 @@ def _refuse_users_files(
     locked: bool = False,
     writes: Collection[str] | None = None,
 ) -> None:
-    """Refuse files at a place by their names below it; `read` gives the beginning of one."""
+    """Refuse the user's files by their names below `place`. `read` returns the start of a file."""
     listed = set(names)
     wrote_config = CONFIG in listed and read(CONFIG).startswith(HEADER.encode())
     has_trained = END in listed or (METRICS in listed and read(METRICS).startswith(_EVENT))
@@ -101,7 +113,7 @@ def _refuse_users_files(
     users_files = {
         f"{top}/" if inner else top
         for top, _, inner in (name.partition("/") for name in listed)
-        if top in _FOLDERS or (is_own(top) and not inner)
+        if top in _FOLDERS or (is_run_file(top) and not inner)
     }
     if is_run:  # a user may have put these into the folder of a run
         users = {
@@ -117,7 +129,7 @@ def _refuse_users_files(
 
 def _refusal(place: str, users_files: Sequence[str]) -> ConfigError:
     return ConfigError(
-        f"{place} holds files that no run wrote and that a run would write over: "
+        f"{place} has files that no run wrote and that a run would overwrite: "
         f"{', '.join(users_files)}. Nothing was changed. Choose another folder, e.g. "
         "run_dir=runs/mine, or move these files away."
     )

@@ -1,7 +1,7 @@
-"""Record of a run: its history, its texts and its small files, taken in while they grow.
+"""Record of a run: its history, texts and small files, read while they grow.
 
-The process that trains it is known by the content of the lock or its lease, which are only read:
-taking the lock to see whether it is free could refuse a run that begins in that moment.
+The lock file identifies the process that trains the run. It is only read. An attempt to lock it
+could make a starting run fail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psutil
 
 from toque.errors import CheckpointError, ToqueError
 from toque.runs.history import METRICS, RunHistory, event_in
-from toque.runs.places import MOST_BYTES, FoundFile, Place
+from toque.runs.places import MAX_READ_BYTES, FileState, Place
 from toque.storage.bucket_lock import LOCK as BUCKET_LOCK
 from toque.storage.bucket_lock import died_here, owner_in
 from toque.storage.json_files import decode_json
@@ -43,9 +43,11 @@ The choice scores compare the classes only. The task's generated answers have se
 CONFIG: Final = "config.yaml"
 END: Final = "end.json"
 """File in a run's folder that identifies the end of its model and scores. It is written last."""
-_LONGEST_LINE: Final = 4 << 20  # bytes of an incomplete line; a longer line is skipped
-_MOST_PROMPTS: Final = 64
-_MOST_TEXTS: Final = 32  # texts per prompt; of more, every second text and the newest remain
+_MAX_LINE_BYTES: Final = 4 << 20
+"""Largest incomplete line. A longer line is skipped."""
+_MAX_PROMPTS: Final = 64
+_MAX_TEXTS: Final = 32
+"""Texts per prompt. When there are more, every second text and the newest remain."""
 
 
 class FinalScores(msgspec.Struct):
@@ -76,43 +78,50 @@ class Tail:
     """
 
     def __init__(self, place: Place, name: str) -> None:
-        self._place, self._name = place, name
+        self._place = place
+        self._name = name
         self._at = 0
         self._waiting = b""
         self._skipping = False
-        self.found: FoundFile | None = None
-        """The file at the last look, or None before it exists."""
+        self.file: FileState | None = None
+        """State of the file at the last look, or None before it exists."""
         self.restarted = False
         """True if the file was replaced or cut before the last look. Earlier lines are void."""
 
     @property
     def behind(self) -> bool:
         """True if the file has unread bytes."""
-        return self.found is not None and self._at < self.found.bytes
+        return self.file is not None and self._at < self.file.bytes
 
     def lines(self) -> list[str]:
-        """Read new lines, from at most MOST_BYTES of the file.
+        """Read new lines, from at most MAX_READ_BYTES of the file.
 
         Raises:
             OSError: The file cannot be read.
             BucketError: The bucket cannot be read.
         """
-        before, self.found = self.found, self._place.look(self._name)
-        now = self.found
-        self.restarted = before is not None and (
-            now is None or now.tag != before.tag or now.bytes < self._at
+        previous = self.file
+        file = self._place.look(self._name)
+        self.file = file
+        self.restarted = previous is not None and (
+            file is None or file.tag != previous.tag or file.bytes < self._at
         )
         if self.restarted:
-            self._at, self._waiting, self._skipping = 0, b"", False
-        if now is None or now.bytes <= self._at:
+            self._at = 0
+            self._waiting = b""
+            self._skipping = False
+        if file is None or file.bytes <= self._at:
             return []
-        data = self._place.read(self._name, self._at, min(now.bytes, self._at + MOST_BYTES))
+
+        data = self._place.read(self._name, self._at, min(file.bytes, self._at + MAX_READ_BYTES))
         self._at += len(data)
         *complete, self._waiting = (self._waiting + data).split(b"\n")
         if complete and self._skipping:
-            complete, self._skipping = complete[1:], False
-        if len(self._waiting) > _LONGEST_LINE:
-            self._waiting, self._skipping = b"", True
+            del complete[0]
+            self._skipping = False
+        if len(self._waiting) > _MAX_LINE_BYTES:
+            self._waiting = b""
+            self._skipping = True
         return [line.decode("utf-8", "replace") for line in complete if line.strip()]
 
 
@@ -141,20 +150,23 @@ class HolderWatch:
             BucketError: The bucket cannot be read.
         """
         is_local = self._place.folder is not None
-        lease = f"{_LOCK}.lease" if is_local else BUCKET_LOCK
-        if (found := self._place.look(lease)) is not None:
-            # A holder is gone if its process has ended or if it no longer renews its lease.
-            now, record = self._clock(), self._place.read(lease, 0, min(found.bytes, 1 << 12))
-            if (record, found.changed) != self._record:
-                self._record, self._unchanged_since = (record, found.changed), now
-            owner = owner_in(record)
-            is_over = died_here(owner) or now - self._unchanged_since > STALE
+        lease_name = f"{_LOCK}.lease" if is_local else BUCKET_LOCK
+        lease = self._place.look(lease_name)
+        if lease is not None:
+            # The holder is gone if its process has ended or no longer renews the lease.
+            now = self._clock()
+            content = self._place.read(lease_name, 0, min(lease.bytes, 1 << 12))
+            if (content, lease.changed) != self._record:
+                self._record = content, lease.changed
+                self._unchanged_since = now
+            owner = owner_in(content)
+            is_gone = died_here(owner) or now - self._unchanged_since > STALE
             pid = self._pid() if is_local else str(owner.get("pid", ""))
-            return Holder("gone" if is_over else "alive", pid)
+            return Holder("gone" if is_gone else "alive", pid)
         if not is_local:
-            return Holder("gone")  # who holds a bucket's run keeps its lock there
-        found = self._place.look(_LOCK)
-        return Holder("unknown") if found is None else _process(self._pid(), found)
+            return Holder("gone")  # a process that trains in a bucket always has a lock there
+        lock = self._place.look(_LOCK)
+        return Holder("unknown") if lock is None else _process(self._pid(), lock)
 
     def _pid(self) -> str:
         """Read the process id at the start of `.lock`."""
@@ -162,39 +174,41 @@ class HolderWatch:
         return text.partition(" ")[0].strip()
 
 
-def _process(pid: str, lock: FoundFile) -> Holder:
+def _process(pid: str, lock: FileState) -> Holder:
     """Return the holder with a process id. It is gone if a younger process has the id."""
     if not pid.isascii() or not pid.isdigit() or len(pid) > 9:
         return Holder("unknown")
     try:
-        began = psutil.Process(int(pid)).create_time()
-        is_over = psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+        process = psutil.Process(int(pid))
+        started = process.create_time()
+        is_gone = process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return Holder("gone", pid)
     except psutil.Error:
         return Holder("unknown", pid)
-    if lock.changed is not None and began > lock.changed + _CLOCK_SLACK:
-        return Holder("gone", pid)
-    return Holder("gone" if is_over else "alive", pid)
+    is_younger = lock.changed is not None and started > lock.changed + _CLOCK_SLACK
+    return Holder("gone" if is_gone or is_younger else "alive", pid)
 
 
 @final
 class RunRecord:
-    """A run's files, read once by `read_whole` or again and again by `refresh`.
+    """Files of a run or of one of its checkpoints, read with `read_whole` or with `refresh`.
 
-    With `at`, the place of a checkpoint in the run, its scores and the events up to its step.
+    The record of a checkpoint has its scores, and the events up to its step.
     """
 
     def __init__(
         self, place: Place, *, at: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.at = at
-        """Place of a checkpoint in the run, as best/step-00000200; "" for the whole run."""
+        """Path of a checkpoint in the run, e.g. best/step-00000200. Empty for the run itself."""
         self._last_step = int(at.rpartition("-")[2]) if at else None
-        self.place, self._clock = place, clock
-        self._events, self._samples = Tail(place, METRICS), Tail(place, SAMPLES)
+        self.place = place
+        self._clock = clock
+        self._events = Tail(place, METRICS)
+        self._samples = Tail(place, SAMPLES)
         self._holders = HolderWatch(place, clock=clock)
-        self._files: dict[str, tuple[FoundFile, str]] = {}
+        self._files: dict[str, tuple[FileState, str]] = {}
         self.history = RunHistory()
         self.texts: dict[str, list[Mapping[str, Any]]] = {}
         """Texts by prompt, the newest prompt last."""
@@ -220,7 +234,7 @@ class RunRecord:
     @property
     def written_at(self) -> float | None:
         """Time of the newest event, in seconds since 1970."""
-        events = self._events.found
+        events = self._events.file
         return None if events is None else events.changed
 
     def text(self, name: str) -> str:
@@ -263,7 +277,7 @@ class RunRecord:
             self.version += 1
 
     def _look(self) -> None:
-        was_at_end = self._events.found is not None and not self._events.behind
+        was_at_end = self._events.file is not None and not self._events.behind
         lines = self._events.lines()
         if self._events.restarted:
             self.history, self.texts = RunHistory(), {}
@@ -309,15 +323,15 @@ class RunRecord:
             return self._files.pop(name, None) is not None
         if previous is not None and previous[0] == file:
             return False
-        data = self.place.read(path, 0, min(file.bytes, MOST_BYTES))
+        data = self.place.read(path, 0, min(file.bytes, MAX_READ_BYTES))
         self._files[name] = (file, data.decode("utf-8", "replace"))
         return True
 
     def _take_text(self, sample: Mapping[str, Any]) -> None:
         prompt = str(sample.get("prompt", ""))
         texts = [*self.texts.pop(prompt, []), sample]
-        if len(texts) > _MOST_TEXTS:
+        if len(texts) > _MAX_TEXTS:
             texts = texts[len(texts) % 2 :: 2]
         self.texts[prompt] = texts
-        while len(self.texts) > _MOST_PROMPTS:
+        while len(self.texts) > _MAX_PROMPTS:
             del self.texts[next(iter(self.texts))]

@@ -1,4 +1,4 @@
-"""State of a run as its files tell it: waiting, running, scoring, ended, killed or silent."""
+"""State of a run according to its files: waiting, running, scoring, ended, killed or silent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from toque.reporter import clock_text
 from toque.runs.run_record import RunRecord
 
 Kind = Literal["waiting", "running", "scoring", "ended", "killed", "silent", "checkpoint"]
-_QUIET_SECONDS: Final = 120.0  # without output, after which a run is silent or its silence is said
-_LEFT: Final = ("interrupted", "taken_over", "folder moved")  # what goes on; other ends are scored
-_ENDED: Final = {
+_QUIET_SECONDS: Final = 120.0
+"""Seconds without new metrics after which a run counts as silent."""
+_CONTINUABLE: Final = ("interrupted", "taken_over", "folder moved")
+"""Reasons after which a run can continue. After any other end, its model is scored."""
+_END_TEXTS: Final = {
     "finished": "Finished",
     "early_stopping": "Stopped early, as requested",
     "interrupted": "Interrupted and saved; the same command continues it",
@@ -24,58 +26,60 @@ _ENDED: Final = {
 
 @dataclass(frozen=True)
 class RunStatus:
-    """State of a run in a word, for a table, and in a sentence."""
+    """State of a run as a word, for a table, and as a sentence."""
 
     kind: Kind
     sentence: str
 
 
 def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
-    """The state of a run, just read, as far as its files tell; `now` is in seconds since 1970."""
-    now = time.time() if now is None else now
-    holder, history, at = run.holder, run.history, run.history.progress.step
+    """Describe the state of a run that has just been read. `now` is in seconds since 1970."""
+    holder = run.holder
+    history = run.history
+    step = history.progress.step
     if run.at:
-        return RunStatus("checkpoint", f"A checkpoint of step {at:,}.")
-    # A process that reads its own run is not training it any more.
+        return RunStatus("checkpoint", f"A checkpoint of step {step:,}.")
+    # A process that reads its own run does not train it any more.
     is_alive = (holder.state == "alive" and holder.pid != str(os.getpid())) or run.is_elsewhere
     if not history.start:
         outlook = "it is being set up" if is_alive else "metrics appear here when training begins"
         return RunStatus("waiting", f"No update yet: {outlook}.")
+
     if (end := history.end) is not None:
-        words = ended_in_words(end)
-        is_whole = end.get("reason") not in _LEFT and not end.get("error")
-        if is_alive and is_whole and not run.is_scored:
-            return RunStatus("scoring", f"{words} Its best model is being scored and written.")
-        if is_alive and not is_whole:
-            return RunStatus("waiting", f"{words} A new session is being set up.")
-        return RunStatus("ended", words)
+        sentence = describe_end(end)
+        is_complete = end.get("reason") not in _CONTINUABLE and not end.get("error")
+        if is_alive and is_complete and not run.is_scored:
+            return RunStatus("scoring", f"{sentence} Its best model is being scored and written.")
+        if is_alive and not is_complete:
+            return RunStatus("waiting", f"{sentence} A new session is being set up.")
+        return RunStatus("ended", sentence)
+
+    now = time.time() if now is None else now
     quiet = 0.0 if run.written_at is None else max(0.0, now - run.written_at)
-    if is_alive:
-        since = f"; nothing new for {clock_text(quiet)}" if quiet > _QUIET_SECONDS else ""
-        return RunStatus("running", f"Running, at step {at:,}{since}.")
-    then = "nothing was saved, so the same command begins again."
+    running = f"Running, at step {step:,}"
+    if is_alive and quiet > _QUIET_SECONDS:
+        return RunStatus("running", f"{running}; nothing new for {clock_text(quiet)}.")
+    if is_alive or (holder.state != "gone" and quiet <= _QUIET_SECONDS):
+        return RunStatus("running", f"{running}.")
+
+    outlook = "Nothing was saved, so the same command starts again."
     if history.saved:
-        then = f"the same command continues from step {history.saved:,}, the newest checkpoint."
-    last = f"The last metrics are of step {at:,}; {then}"
+        outlook = f"The same command continues from step {history.saved:,}, the newest checkpoint."
+    outlook = f"The last metrics are of step {step:,}. {outlook}"
     if holder.state == "gone":
-        who = f"process {holder.pid}" if holder.pid else "its process"
-        return RunStatus("killed", f"Killed: {who} is gone and recorded no end. {last}")
-    if quiet <= _QUIET_SECONDS:
-        return RunStatus("running", f"Running, at step {at:,}.")
-    return RunStatus(
-        "silent",
-        f"No end is recorded and nothing came for {clock_text(quiet)}: killed, or stopped with its "
-        f"machine. {last}",
-    )
+        process = f"process {holder.pid}" if holder.pid else "its process"
+        return RunStatus("killed", f"Killed: {process} has ended without a record. {outlook}")
+    silence = f"No end is recorded, and there are no new metrics for {clock_text(quiet)}"
+    return RunStatus("silent", f"{silence}: killed, or stopped with its machine. {outlook}")
 
 
-def ended_in_words(end: Mapping[str, Any]) -> str:
-    """An `end` event as a sentence.
+def describe_end(end: Mapping[str, Any]) -> str:
+    """Describe an `end` event.
 
-    >>> ended_in_words({"event": "end", "step": 1200, "reason": "early_stopping"})
+    >>> describe_end({"event": "end", "step": 1200, "reason": "early_stopping"})
     'Stopped early, as requested, at step 1,200.'
     """
     reason = str(end.get("reason"))
-    words = _ENDED.get(reason, reason.replace("_", " ").capitalize())
+    text = _END_TEXTS.get(reason, reason.replace("_", " ").capitalize())
     error = f" ({end['error']})" if end.get("error") else ""
-    return f"{words}{error}, at step {end['step']:,}."
+    return f"{text}{error}, at step {end['step']:,}."

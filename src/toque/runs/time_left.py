@@ -14,21 +14,29 @@ _MIN_SECONDS: Final = 2.0
 """Shortest time left that is reported, in seconds."""
 _CORRECTED_AFTER: Final = 10
 """Number of updates in a session after which a wrong forecast is corrected."""
-_ROUNDING: Final = 1e-12  # share of the run that is a rounding error, not an update
+_ROUNDING: Final = 1e-12
+"""Share of the run that is a rounding error, not an update."""
 
 
-def times_in(whole: Duration, expected: Mapping[str, float], every: Duration) -> int:
+def times_in(length: Duration, expected: Mapping[str, float], every: Duration) -> int:
     """Count the events of a run that happen once `every`, including the event at its end.
 
     Args:
-        whole: Length of the run.
+        length: Length of the run.
         expected: Known totals of the run by unit. The unit of time is minutes.
         every: Interval between two events.
     """
-    whole, every = whole.in_minutes(), every.in_minutes()
-    total = whole.amount if every.unit == whole.unit else expected.get(every.unit, 0.0)
-    total = 100.0 if every.unit == "%" else total
-    return max(1, math.ceil(total / every.amount - 1e-9)) if every.amount > 0 else 1
+    length = length.in_minutes()
+    every = every.in_minutes()
+    if every.amount <= 0:
+        return 1
+    if every.unit == "%":
+        total = 100.0
+    elif every.unit == length.unit:
+        total = length.amount
+    else:
+        total = expected.get(every.unit, 0.0)
+    return max(1, math.ceil(total / every.amount - 1e-9))
 
 
 @dataclass
@@ -42,21 +50,25 @@ class TimeLeft:
     stop_after: Duration
     evaluate_every: Duration | None = None
     expected: Mapping[str, float] = field(default_factory=dict)
-    training_seconds: float = 0.0  # forecast for all updates of the run; 0 if there is no forecast
-    evaluation_seconds: float = 0.0  # forecast for one evaluation with its texts
-    final_seconds: float = 0.0  # forecast for scoring, generating and saving at the end
+    training_seconds: float = 0.0
+    """Forecast for all updates of the run. 0 means that a forecast is missing."""
+    evaluation_seconds: float = 0.0
+    """Forecast for one evaluation with its texts."""
+    final_seconds: float = 0.0
+    """Forecast for scoring, generating and saving at the end."""
     n_texts: int = 0
-    counts_evaluations: bool = False  # `stop_after` includes the evaluations between updates
-
-    def __post_init__(self) -> None:
-        self._began = Progress()
-        self._evaluations: list[float] = []
-        self._slowed_seconds = self._slowed_share = 0.0
+    counts_evaluations: bool = False
+    """True if `stop_after` includes the evaluations between updates."""
+    _began: Progress = Progress()
+    _evaluations: list[float] = field(default_factory=list)
+    _slowed_seconds: float = 0.0
+    _slowed_share: float = 0.0
 
     def start(self, at: Progress) -> None:
         """Start a session and measure its updates."""
         self._began = at
-        self._slowed_seconds = self._slowed_share = 0.0
+        self._slowed_seconds = 0.0
+        self._slowed_share = 0.0
 
     def updated(self, before: Progress, after: Progress, *, slowed: bool = False) -> str:
         """Record an update and return a message if the first ten updates contradict the forecast.
@@ -88,11 +100,11 @@ class TimeLeft:
 
     def evaluations(self, at: Progress) -> int:
         """Count the remaining evaluations. The final evaluation always remains."""
-        every, whole = self.evaluate_every, self.stop_after
+        every = self.evaluate_every
         if every is None or every.amount <= 0:
             return 1
-        done = math.floor(every.measure(at, whole) / every.amount + 1e-9)
-        return max(1, times_in(whole, self.expected, every) - done)
+        done = math.floor(every.measure(at, self.stop_after) / every.amount + 1e-9)
+        return max(1, times_in(self.stop_after, self.expected, every) - done)
 
     def in_words(self, at: Progress) -> str:
         """Describe the forecast at the start of a session, or return "" if it ends in a moment."""
@@ -102,12 +114,13 @@ class TimeLeft:
         n = self.evaluations(at)
         if self.counts_evaluations:
             training = max(0.0, training - (n - 1) * self.evaluation_seconds)
+        evaluations = f"{n:,} evaluation{'s' if n > 1 else ''}"
         scoring = "score the model"
         if self.n_texts:
-            scoring += f" and write {self.n_texts:,} text{'s' * (self.n_texts > 1)}"
+            scoring += f" and write {self.n_texts:,} text{'s' if self.n_texts > 1 else ''}"
         return (
             f"about {clock_text(total)} in all: {clock_text(training)} of training, "
-            f"{clock_text(n * self.evaluation_seconds)} for {n:,} evaluation{'s' * (n > 1)}, and "
+            f"{clock_text(n * self.evaluation_seconds)} for {evaluations}, and "
             f"up to {clock_text(self.final_seconds)} to {scoring} at the end"
         )
 
@@ -125,10 +138,11 @@ class TimeLeft:
 
     def _measured_seconds(self, at: Progress) -> float | None:
         """Extrapolate the session's pace to all updates, or return None before it has a pace."""
-        gained = self.stop_after.fraction(at) - self.stop_after.fraction(self._began)
-        took = at.seconds - self._began.seconds
-        if gained - self._slowed_share > _ROUNDING:
-            gained, took = gained - self._slowed_share, took - self._slowed_seconds
-        elif self.training_seconds or gained <= _ROUNDING:
+        share = self.stop_after.fraction(at) - self.stop_after.fraction(self._began)
+        seconds = at.seconds - self._began.seconds
+        if share - self._slowed_share > _ROUNDING:
+            share -= self._slowed_share
+            seconds -= self._slowed_seconds
+        elif self.training_seconds or share <= _ROUNDING:
             return None
-        return max(0.0, took) / gained
+        return max(0.0, seconds) / share

@@ -13,7 +13,7 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.hardware.onednn import has_fast_bf16
 from toque.models.flops import flops_per_token, products_of
 from toque.models.forward.attention import AttentionChoice, attention_of
-from toque.runs.outlined_update import peak_of
+from toque.runs.peak import peak_of
 from toque.training.runtime import Runtime
 
 

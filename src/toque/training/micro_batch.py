@@ -18,7 +18,7 @@ from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.training.bottlenecks import RAN_OUT
 from toque.training.callbacks import Callbacks, State
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import Sharing
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Progress
@@ -210,7 +210,7 @@ class OomFallback:
         self,
         at: Progress,
         forward_backward: Callable[[Sequence[Batch], int], Tensor],
-        sharing: Sharing,
+        sharing: DataParallel,
         batch: Batch,
         n_targets: int,
     ) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from toque.batch import Batch
 from toque.models.forward.blocks import compile_disabled
-from toque.training.distributed.sharing import LossFn
+from toque.training.distributed.data_parallel import LossFn
 from toque.training.runtime import Runtime
 
 

@@ -15,7 +15,7 @@ from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.from_scratch import stock_activations
-from toque.training.distributed.sharing import LossFn
+from toque.training.distributed.data_parallel import LossFn
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 

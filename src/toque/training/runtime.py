@@ -31,7 +31,7 @@ from toque.keyed_random import key_of
 from toque.models.families import DTYPES, Family
 from toque.models.forward.keyed_dropout import UPDATE
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import whole
+from toque.training.distributed.data_parallel import full_tensor
 from toque.training.optim.factory import step_if
 from toque.training.phases import Phases
 from toque.training.state_values import number_in
@@ -165,7 +165,7 @@ class Runtime:
             self.scaler.unscale_(optimizer)
         with self.phases("clip"):
             gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
-            norm = whole(torch.nn.utils.get_total_norm(gradients))
+            norm = full_tensor(torch.nn.utils.get_total_norm(gradients))
             if max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
         return norm

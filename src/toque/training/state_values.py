@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from toque.errors import CheckpointError
-from toque.training.distributed.sharing import is_divided, own_part
+from toque.training.distributed.data_parallel import is_sharded, local_part
 
 _Kind = TypeVar("_Kind")
 MAX_COUNT: Final = 1 << 53
@@ -86,7 +86,7 @@ def impossible_weights(stored: Tensor, initial: Tensor) -> str | None:
         return None
     if not all_finite(stored):
         return "has numbers that are not finite"
-    if is_divided(stored):
+    if is_sharded(stored):
         return None  # a rank's part may be the zero row of a padding token
     if stored.numel() > 1 and not bool(stored.any()) and bool(initial.any()):
         return "is all zero"
@@ -95,7 +95,7 @@ def impossible_weights(stored: Tensor, initial: Tensor) -> str | None:
 
 def all_finite(tensor: Tensor) -> bool:
     """Check that every number of `tensor`, or of this rank's part of it, is finite."""
-    return bool(torch.isfinite(own_part(tensor)).all())
+    return bool(torch.isfinite(local_part(tensor)).all())
 
 
 def refuse(differences: Iterable[str], *, where: str, what: str) -> None:

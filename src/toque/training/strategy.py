@@ -18,7 +18,7 @@ from toque.hardware.memory import HEADROOM, free_bytes, free_in_words, in_words,
 from toque.models.forward.keyed_dropout import dropout_settings
 from toque.models.loading.trainable import ModelToTrain
 from toque.training.checkpoint.resume import DROPOUT_MASKS
-from toque.training.distributed.sharing import Replicated, Sharing
+from toque.training.distributed.data_parallel import DataParallel, Replicated
 from toque.training.optim.factory import held_bytes
 from toque.training.optimisations import optimise
 from toque.training.runtime import Runtime
@@ -32,7 +32,7 @@ class PlacedModel:
     """Model on the device or devices of the run."""
 
     model: PreTrainedModel
-    sharing: Sharing
+    sharing: DataParallel
     base_sha256: str | None  # hash of the frozen weights of an adapter run; otherwise None
     numerics: Mapping[str, str]  # facts, in addition to the runtime's, that affect the last bits
     notes: tuple[str, ...]  # reason of auto's choice of a strategy
@@ -75,13 +75,13 @@ def place_model(
     if adapter is not None and adapter.quantize_base == "nf4":
         numerics["bitsandbytes"] = version("bitsandbytes")
 
-    sharing: Sharing
+    sharing: DataParallel
     if is_sharded:
         from toque.training.distributed.sharding import Sharded  # slow to import
 
         sharing = Sharded(model, runtime.ranks, device=runtime.device, dtype=runtime.dtype)
     else:
-        sharing = Replicated(model) if strategy == "ddp" else Sharing(model)
+        sharing = Replicated(model) if strategy == "ddp" else DataParallel(model)
     return PlacedModel(model, sharing, base_sha256, numerics, (note,) if note else ())
 
 

@@ -30,10 +30,10 @@ from toque.training.callbacks import (
 )
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import Checkpoint
-from toque.training.checkpoint.saver import CheckpointLayout, Saves
+from toque.training.checkpoint.saver import CheckpointLayout, CheckpointSaver
 from toque.training.checkpoint.store import MOVED, CheckpointStore
 from toque.training.checkpoint.tensor_files import bytes_of
-from toque.training.distributed.sharing import LossFn, Sharing
+from toque.training.distributed.data_parallel import DataParallel, LossFn
 from toque.training.micro_batch import OomFallback
 from toque.training.nan_tracer import NonFiniteOrigin, find_nonfinite_origin
 from toque.training.optim.gradient_noise import GradientNoise
@@ -80,7 +80,7 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
-    sharing: Sharing | None = None  # division of the model among ranks; None in one process
+    sharing: DataParallel | None = None  # division of the model among ranks; None in one process
     noise: GradientNoise | None = None
     check_reached: Callable[[nn.Module], None] | None = None  # called with the first gradients
     base_sha256: str | None = None  # hash of the frozen weights, which checkpoints leave out
@@ -101,14 +101,14 @@ class Trainer:
     def __post_init__(self) -> None:
         self._ranks = self.runtime.ranks
         assert self.sharing is not None or not self._ranks.is_distributed
-        self._sharing = self.sharing or Sharing(self.model)
+        self._sharing = self.sharing or DataParallel(self.model)
         self._draws_checked = False
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks,
             "runtime": self.runtime,
             "outliers": self.guard,
         }
-        self._saves = Saves(
+        self._saves = CheckpointSaver(
             self.checkpoints, self.callbacks, self._ranks, self.layout, self.background_saves
         )
 
@@ -126,11 +126,11 @@ class Trainer:
         with ExitStack() as stack:
             leftovers: list[str] = []
             if self._ranks.is_main:
-                leftovers = stack.enter_context(self.checkpoints.claimed())
+                leftovers = stack.enter_context(self.checkpoints.swept())
             session = self.callbacks.around(self._start(leftovers), self._end)
             requests = stack.enter_context(session)
             stack.enter_context(self._saves.session(lambda: self.progress))
-            requests = self._ranks.any_rank(requests)
+            requests = self._ranks.combine_requests(requests)
             self._apply_requests(requests)
             self.clock.lap("starting")
 
@@ -165,11 +165,11 @@ class Trainer:
                         self._roll_back()
 
                 # Callbacks only make requests. The loop acts on them, equally on all ranks.
-                requests = self.callbacks.on_step(info) | self.checkpoints.asks()
-                requests = self._ranks.any_rank(requests)
+                requests = self.callbacks.on_step(info) | self.checkpoints.requests()
+                requests = self._ranks.combine_requests(requests)
                 self._apply_requests(requests)
                 self._evaluate_and_save(info.before, requests)
-                self._saves.tell(self.progress)
+                self._saves.finish_written(self.progress)
         self.clock.lap("data_wait")  # the end waits for a batch that is no longer needed
 
     def step(
@@ -276,7 +276,7 @@ class Trainer:
         if not all(self._ranks.all_gather(fits)):
             return None, False
 
-        with self._sharing.whole() as model:
+        with self._sharing.full_model() as model:
             # Try the rows of the update first, then one row at a time: this model is not compiled
             # and so needs more memory.
             for rows in sorted({self.oom_fallback.rows_at(bad.step), 1}, reverse=True):
@@ -300,7 +300,7 @@ class Trainer:
         return store.newest_valid(before=first_skipped) or store.newest_valid()
 
     def _roll_back(self) -> None:
-        self._saves.settle(self.progress)
+        self._saves.finish_all(self.progress)
         checkpoint = resume.broadcast_checkpoint(self._find_rollback_checkpoint, self._ranks)
         to_step = checkpoint.step if checkpoint else None
         message = self.guard.roll_back(self.progress.step, to_step)
@@ -357,7 +357,7 @@ class Trainer:
         self._saves.save_best(self.progress, self.model, metrics)
         self.clock.lap("saving")
 
-        requests = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
+        requests = self._ranks.combine_requests(self.callbacks.on_evaluate(self.progress, metrics))
         self.clock.lap("texts")
         self._apply_requests(requests)
         return requests
@@ -396,7 +396,7 @@ class Trainer:
         self.best = at.best
         self.owes_evaluation = at.owes_evaluation
         self.notes = self.notes + notes
-        if not self.checkpoints.measures_as(checkpoint.manifest):
+        if not self.checkpoints.is_comparable(checkpoint.manifest):
             self.best = None
             self.notes.append(
                 f"the settings of evaluation changed at step {self.progress.step}, so the search "

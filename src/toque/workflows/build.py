@@ -25,17 +25,17 @@ from toque.models.forward.blocks import CompileSeconds
 from toque.models.loading.trainable import ModelToTrain, SpecialTokens, family_to_train
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.reporter import SILENT, Reporter
-from toque.runs.outlined_update import peak_of
+from toque.runs.peak import peak_of
 from toque.training.arithmetic import arithmetic_of
 from toque.training.autotune import Fitted, fit_to_machine
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
-from toque.training.checkpoint.saver import chosen_layout
+from toque.training.checkpoint.saver import choose_layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.launcher import is_launched
-from toque.training.distributed.sharing import Sharing
 from toque.training.lr_schedules import make_schedule
 from toque.training.micro_batch import OomFallback
 from toque.training.observers.gradients import Gradients
@@ -198,7 +198,7 @@ def build_heldout(
     trained: Layout,
     runtime: Runtime,
     *,
-    sharing: Sharing | None = None,
+    sharing: DataParallel | None = None,
     reporter: Reporter = SILENT,
 ) -> HeldOut:
     """Build the held-out loss over at most `evaluation.max_examples` examples.
@@ -325,7 +325,7 @@ def _trainer(
         noise=noise,
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=placed.base_sha256,
-        layout=chosen_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
+        layout=choose_layout(config.checkpoint.layout, model, optimizer, ranks=ranks),
         prefetch=prefetching(train.optimisations, runtime),
         background_saves=train.optimisations.background_saves,
         goal=goal,
@@ -380,7 +380,7 @@ def _observers(
             fitted.update_seconds,
             arithmetic.flops_per_token,
             peak,
-            None if uploads is None else uploads.counts.in_words,
+            None if uploads is None else uploads.counts.summary,
         )
         summaries.append(summary)
     folder = Path(config.run_dir)

@@ -12,7 +12,7 @@ from toque.errors import CheckpointError
 from toque.reporter import SILENT, Reporter, clock_text, size_text
 from toque.reports.page import Grid, aligned
 from toque.runs.history import METRICS, event_in
-from toque.runs.places import BucketPlace, FolderPlace, Place, content, is_in_a_bucket
+from toque.runs.places import BucketPlace, FolderPlace, Place, is_in_a_bucket, read_small_file
 from toque.runs.run_record import CONFIG, END, Tail
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
 from toque.storage.json_files import decode_json
@@ -123,7 +123,7 @@ def _list_steps(place: Place, names: Sequence[str]) -> Checkpoints:
     damaged: list[str] = []
     for folder in sorted(name for name in folders if is_step(name.partition("/")[2])):
         path = f"{place.address}/{folder}"
-        if (text := content(place, f"{folder}/{MANIFEST}")) is None:
+        if (text := read_small_file(place, f"{folder}/{MANIFEST}")) is None:
             damaged.append(
                 f"{path} has no {MANIFEST}. Its save is unfinished, or it was just removed."
             )
@@ -166,7 +166,7 @@ def _evaluations(place: Place) -> dict[int, dict[str, float]]:
 def _model_step(place: Place) -> int | None:
     """Read the step of the finished model's weights. None: the run is not finished."""
     try:
-        end = decode_json(content(place, END) or b"{}", dict[str, Any])
+        end = decode_json(read_small_file(place, END) or b"{}", dict[str, Any])
     except msgspec.DecodeError:
         return None
     step = end.get("model_step")

@@ -84,7 +84,7 @@ def finish(run: Run, reporter: Reporter) -> str:
         step = best.step
     goal = None if best is None else trainer.goal
     losses = run.evaluator.losses()
-    with run.evaluator.sharing.whole() as gathered:
+    with run.evaluator.sharing.full_model() as gathered:
         model = cast("PreTrainedModel", gathered)
         advice = _score_and_write(run, model, losses, step=step, goal=goal, reporter=reporter)
     if ranks.is_main:
@@ -156,7 +156,7 @@ def _score_and_write(
     if samples:
         reporter.notice(excerpt(samples[0], columns=reporter.columns))
     score = result.texts.overall.get("recipe_score")
-    return history.turned or ("" if score is None else hint(score.value))
+    return history.overfitting_note or ("" if score is None else hint(score.value))
 
 
 def _summarise(result: Evaluation, watched: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from toque.reports.run_page import run_page
 from toque.reports.store_page import store_page
 from toque.reports.verdict import verdict_of
 from toque.runs.history import METRICS
-from toque.runs.places import BucketPlace, FolderPlace, content, is_in_a_bucket
+from toque.runs.places import BucketPlace, FolderPlace, is_in_a_bucket, read_small_file
 from toque.runs.run_record import CONFIG, EVALUATION, FinalScores, RunRecord
 from toque.sources.memory_rows import verify_rows
 from toque.storage.bucket import BucketError, BucketUse, RunBucketError, open_bucket
@@ -218,7 +218,7 @@ def _read_scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, st
         return {}, None, f"{run}/{EVALUATION} cannot be read ({error}). {advice}"
 
     try:
-        data = content(record.place, record.path_of(FILE))
+        data = read_small_file(record.place, record.path_of(FILE))
         if data is None:
             return final.metrics, None, f"{run} has no scores per text. {advice}"
         by_text = from_json(data)

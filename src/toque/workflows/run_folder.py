@@ -329,7 +329,7 @@ def parse_step(name: str, run: Path, bucket: Bucket | None) -> int:
     Raises:
         CheckpointError: The run and its bucket do not have the checkpoint.
     """
-    steps = {step_of(path) for path in step_folders(run / "checkpoints")}
+    steps = {step_of(path.name) for path in step_folders(run / "checkpoints")}
     places = f"{run}"
     if bucket is not None:
         uploaded = complete_steps(bucket.names("checkpoints"), "checkpoints")
@@ -367,7 +367,10 @@ def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str
     place = set_aside_folder(run)
     after = -1 if step is None else step
     newer = [
-        (kind, path) for kind in KINDS for path in step_folders(run / kind) if step_of(path) > after
+        (kind, path)
+        for kind in KINDS
+        for path in step_folders(run / kind)
+        if step_of(path.name) > after
     ]
     names = bucket.names() if bucket is not None else []
     uploaded = [

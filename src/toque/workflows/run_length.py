@@ -262,7 +262,7 @@ def estimate_texts_seconds(
     ranks = evaluator.ranks
     ids = [prompt.ids for prompt in sampler.prompts[ranks.rank :: ranks.world_size]]
     # All ranks gather the model, also a rank without texts.
-    with evaluator.sharing.whole() as model:
+    with evaluator.sharing.full_model() as model:
 
         def time_texts(tokens: int) -> float:
             began = time.perf_counter()

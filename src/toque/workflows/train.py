@@ -27,11 +27,11 @@ from toque.storage.no_follow import current_path, refuse_links
 from toque.training.callbacks import RunEnd
 from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
 from toque.training.checkpoint.upload import Uploads
-from toque.training.distributed.accelerate import unread_settings
+from toque.training.distributed.accelerate import ignored_settings
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import (
     joined,
-    refuse_unlike,
+    refuse_different_ranks,
     versions,
     while_others_wait,
 )
@@ -82,7 +82,9 @@ def train(
     with joined(strategy=config.config.train.strategy) as ranks:
         if ranks.is_distributed:
             config_hash = config_sha256(config.config)[:12]
-            refuse_unlike(ranks, versions() | {"the configuration (its SHA-256)": config_hash})
+            refuse_different_ranks(
+                ranks, versions() | {"the configuration (its SHA-256)": config_hash}
+            )
         config = _localise(config)
         settings = config.config
         folder = Path(settings.run_dir)
@@ -139,7 +141,7 @@ def train(
             result, verdict = _finish_session(run, end, reporter)
             ended_at = time.perf_counter()
             if uploads is not None and not result.interrupted:
-                uploads.finished()
+                uploads.upload_model()
         if uploads is not None:
             write_after(folder, {"uploads": time.perf_counter() - ended_at})
     if reporter is not SILENT and not was_over:
@@ -154,7 +156,7 @@ def _announce(run: Run, reporter: Reporter, *, was_over: bool) -> None:
     else:
         reporter.detail(run.banner.full)
         reporter.notice(run.banner.short)
-    for note in unread_settings(run.config.train.precision):
+    for note in ignored_settings(run.config.train.precision):
         reporter.notice(f"note: {note}")
 
 
@@ -308,7 +310,7 @@ def _begin(
         finally:
             for message in uploads.messages():
                 say(f"warning: {message}")
-            say(f"checkpoint.upload={bucket.address}: {uploads.counts.in_words()}")
+            say(f"checkpoint.upload={bucket.address}: {uploads.counts.summary()}")
 
 
 @contextmanager

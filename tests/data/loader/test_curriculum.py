@@ -98,7 +98,7 @@ def test_a_run_is_continued_from_any_step_though_its_epochs_were_expected_otherw
     earlier = replace(at, progress=Progress(epoch=at.progress.epoch + 45.0))  # of version 0.1.0
     earlier.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
     far = replace(at, progress=Progress(epoch=at.progress.epoch - 1.1))
-    with pytest.raises(CheckpointError, match="no place of this data"):
+    with pytest.raises(CheckpointError, match="a position that this data does not have"):
         far.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
 
 

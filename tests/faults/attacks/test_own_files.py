@@ -10,7 +10,7 @@ from fixtures import remote_parts as parts
 from toque.config import load_config
 from toque.errors import CheckpointError
 from toque.runs.places import FolderPlace
-from toque.runs.run_files import is_own
+from toque.runs.run_files import is_run_file
 from toque.storage import atomic
 from toque.storage.bucket_lock import BucketLock
 from toque.training.checkpoint.fetch import MODEL_FILES, fetch_run
@@ -47,7 +47,7 @@ def test_only_a_runs_own_files_leave_its_folder(remote, tmp_path, key):
         (run / "samples.jsonl").symlink_to(key)
         os.mkfifo(run / "evaluation.json")
         (run / "model" / "README.md").symlink_to(key)
-        up.finished()
+        up.upload_model()
     names = remote.names()
     assert [name for name in names if "step" not in name] == [
         "config.yaml", "metrics.jsonl", "model/config.json",
@@ -151,7 +151,7 @@ def test_every_file_that_a_run_writes_is_one_of_its_own(kitchen):
     run = train(load_config(str(kitchen / "run.yaml"), words)).folder
     written = {path.name for path in run.iterdir() if path.is_file()}
     assert {"config.yaml", "metrics.jsonl", "training.log", "end.json"} <= written
-    assert [name for name in written if not (is_own(name) or name.startswith("."))] == []
+    assert [name for name in written if not (is_run_file(name) or name.startswith("."))] == []
     model = {f.relative_to(run).as_posix() for f in (run / "model").rglob("*") if f.is_file()}
     assert "model/model.safetensors" in model
     assert model <= set(MODEL_FILES)

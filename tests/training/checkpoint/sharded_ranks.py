@@ -25,7 +25,7 @@ from toque.errors import CheckpointError, RankLost
 from toque.training.callbacks import Callback, Callbacks, Saved
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import verify_checkpoint
-from toque.training.checkpoint.saver import Saves, chosen_layout
+from toque.training.checkpoint.saver import CheckpointSaver, choose_layout
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 from toque.training.checkpoint.tensor_files import write_tensors
 from toque.training.distributed.collectives import Ranks
@@ -93,17 +93,17 @@ def saves_in(
     *,
     background: bool = False,
     after: Callable[[str], None] = lambda _stage: None,
-) -> tuple[Saves, Told]:
+) -> tuple[CheckpointSaver, Told]:
     told = Told()
     store = CheckpointStore(folder / "checkpoints", keep_last=2, after=after)
-    return Saves(store, Callbacks([told]), ranks, "sharded", background), told
+    return CheckpointSaver(store, Callbacks([told]), ranks, "sharded", background), told
 
 
 def state(step: int) -> dict[str, Any]:
     return {"progress": {"step": step}, "cursor": {}}
 
 
-def save(saves: Saves, parts: Parts, step: int, *, final: bool = True) -> None:
+def save(saves: CheckpointSaver, parts: Parts, step: int, *, final: bool = True) -> None:
     saves.save(Progress(step), parts.tensors(), state(step), final=final)
 
 
@@ -220,7 +220,7 @@ def choices(ranks: Ranks, folder: Path) -> dict[str, Any]:
     found = {}
     for name, mesh in {"fsdp": (2,), "replicas": None}.items():
         parts = Parts(1, mesh)
-        found[name] = chosen_layout("auto", parts.model, parts.optimizer, ranks=ranks)
+        found[name] = choose_layout("auto", parts.model, parts.optimizer, ranks=ranks)
     resume.refuse_unshared_folder(folder / "shared", ranks)
     ranks.broadcast()
     left = list((folder / "shared" / "checkpoints").iterdir())

@@ -129,7 +129,7 @@ def test_fault_64_a_state_of_another_form_is_refused(make_run, saved, text):
 @pytest.mark.parametrize("value", ["x", 5, [1], True])
 def test_fault_64_parts_of_another_form_are_refused(make_run, saved, name, value):
     with_state(saved, setting(name, value=value))
-    refused(make_run, "state this Toque cannot read")
+    refused(make_run, "valid hashes but an invalid state")
 
 
 def test_fault_64_another_step_or_place_than_the_manifests_is_refused(make_run, saved):
@@ -145,7 +145,7 @@ def test_fault_64_another_step_or_place_than_the_manifests_is_refused(make_run, 
     for place in ({"row": 26}, {"row": 10**6}, {"epoch": 5}, {"epoch": 0, "row": 0}):
         with put_back(saved):
             with_state(saved, lambda state, p=place: state["cursor"].update(p))
-            refused(make_run, "no place of this data")
+            refused(make_run, "a position that this data does not have")
 
 
 @pytest.mark.parametrize("step", [-5, 10**30])

@@ -1,4 +1,4 @@
-"""Saves while training goes on: the same checkpoints, nothing skipped in silence, no error lost."""
+"""Background saves: the same checkpoints, each skipped save reported, no error lost."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from toque.training.checkpoint.saved import MANIFEST
-from toque.training.checkpoint.saver import Slot
+from toque.training.checkpoint.saver import SnapshotBuffers
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 
 
@@ -45,7 +45,7 @@ def test_checkpoints_are_those_of_the_foreground_and_training_goes_on_meanwhile(
     end = run.trainer.fit()
     assert run.losses == plain.losses
     assert (end.saves.written, end.saves.skipped) == (2, 1)
-    assert "the save due at step 4 is skipped" in run.recorder.warnings[0]
+    assert "the save at step 4 is skipped" in run.recorder.warnings[0]
     folder, whole = (r.trainer.checkpoints.folder for r in (run, plain))
     assert sorted(p.name for p in folder.glob("step-*")) == ["step-00000002", "step-00000006"]
     for name in ("model.safetensors", "optimizer.safetensors"):
@@ -62,7 +62,7 @@ def test_an_error_in_the_background_is_a_warning_and_counted(make_run):
     run = run_with(make_run, failing_in_background, steps=6, save_every="3 steps")
     end = run.trainer.fit()
     assert (end.saves.failed, end.saves.written) == (2, 1)  # and the best model
-    assert any("Step 3 could not be saved" in text for text in run.recorder.warnings)
+    assert any("Cannot save step 3" in text for text in run.recorder.warnings)
     assert run.trainer.checkpoints.newest_valid().step == 6
 
 
@@ -72,7 +72,7 @@ def test_an_error_that_comes_with_the_end_is_not_lost(make_run):
             raise OSError(28, "No space left on device")
 
     run = run_with(make_run, after, steps=4, save_every="2 steps")
-    with pytest.raises(SaveError, match="Step 4 could not be saved"):
+    with pytest.raises(SaveError, match="Cannot save step 4"):
         run.trainer.fit()
     assert run.recorder.ends[0].saves.failed == 3  # the best model too
     assert [p for p in run.trainer.checkpoints.folder.iterdir() if p.name != ".lock"] == []
@@ -96,10 +96,10 @@ def test_without_memory_for_a_copy_the_save_is_waited_for(make_run, monkeypatch)
 
 
 def test_copies_are_taken_into_the_same_memory():
-    slot, weight = Slot(), torch.tensor([1.0, 2.0])
-    first = slot.copied({"model": {"w": weight}})["model"]["w"]
+    slot, weight = SnapshotBuffers(), torch.tensor([1.0, 2.0])
+    first = slot.copy({"model": {"w": weight}})["model"]["w"]
     weight.add_(1.0)
     assert first.tolist() == [1.0, 2.0]
-    second = slot.copied({"model": {"w": weight}})["model"]["w"]
+    second = slot.copy({"model": {"w": weight}})["model"]["w"]
     assert (second.data_ptr(), second.tolist()) == (first.data_ptr(), [2.0, 3.0])
     assert slot.bytes == 8

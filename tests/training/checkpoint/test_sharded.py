@@ -80,8 +80,8 @@ def test_the_copies_are_of_the_step_and_a_save_due_meanwhile_is_skipped(seen):
         assert said["early"] == 0
         assert said["told"] == ([1] if told else [])
         assert said["skipped"] == 1
-        assert [w.split(":")[0] for w in said["warnings"]] == (
-            ["the save due at step 2 is skipped"] if told else []
+        assert [w.split(",")[0] for w in said["warnings"]] == (
+            ["the save at step 2 is skipped"] if told else []
         )
         assert said["best"] == ["step-00000002"]
 
@@ -89,9 +89,9 @@ def test_the_copies_are_of_the_step_and_a_save_due_meanwhile_is_skipped(seen):
 def test_a_full_disk_of_one_rank_is_a_failed_save_on_all(seen):
     for rank, told in zip(seen, (True, False), strict=True):
         said = rank["full"]
-        assert "Step 3 could not be saved" in said["said"]
+        assert "Cannot save step 3" in said["said"]
         assert "rank 1: No space left on device" in said["said"]
-        assert ["Step 2 could not" in w for w in said["warnings"]] == ([True] if told else [])
+        assert ["Cannot save step 2" in w for w in said["warnings"]] == ([True] if told else [])
         assert said["failed"] == 2
         assert said["names"] == ["step-00000001"]
         assert said["whole"] == 1
@@ -111,7 +111,7 @@ def test_shards_are_chosen_by_memory_and_need_a_shared_folder(seen):
     for rank in seen:
         assert rank["choices"]["fsdp"] == rank["choices"]["replicas"] == "whole"
         assert rank["choices"]["left"] == 0
-        assert "Rank 1 does not see what rank 0 writes in" in rank["choices"]["said"]
+        assert "Rank 1 does not see the files of rank 0 in" in rank["choices"]["said"]
 
 
 def mixed(step: Path) -> None:
@@ -130,7 +130,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a missing shard": (lambda s: (s / SHARDS[0]).unlink(), f"{SHARDS[0]} is missing"),
     "shards of two saves": (mixed, f"{SHARDS[1]} is damaged: its SHA-256"),
     "a flipped bit of the layout": (lambda s: flip(s / "shards.json"), "shards.json is damaged"),
-    "a manifest of another world": (of_another_world, "holds step 2: it was renamed or copied"),
+    "a manifest of another world": (
+        of_another_world,
+        "has the checkpoint of step 2. It was renamed",
+    ),
     "no layout": (lambda s: (s / "shards.json").unlink(), "shards.json is missing"),
 }
 

@@ -146,7 +146,9 @@ def test_when_none_can_be_used_nothing_starts_from_zero(store):
 def test_a_newer_format_is_refused_and_not_skipped(store):
     save(store, 2, 4)
     rewrite_manifest(store.folder / "step-00000004", format=SHARDED + 1)
-    with pytest.raises(OtherFormatError, match=f"format {SHARDED + 1}; this Toque reads up to"):
+    with pytest.raises(
+        OtherFormatError, match=f"format {SHARDED + 1}, but this Toque reads formats up to"
+    ):
         store.newest_valid()
 
 
@@ -165,7 +167,7 @@ def test_a_full_disk_is_refused_before_it_is_full(store, monkeypatch):
     save(store, 2)
     usage = shutil.disk_usage(store.folder)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
-    with pytest.raises(SaveError, match=r"Step 4 could not.* needed and 100 are"):
+    with pytest.raises(SaveError, match=r"Cannot save step 4.* needed and 100 are"):
         save(store, 4)
     assert names(store.folder) == ["step-00000002"]
 
@@ -258,7 +260,7 @@ for step, value in ((2, 2), (2, 3)):           # a new step, then the same step 
         for swept in (False, True):
             store = CheckpointStore(folder, keep_last=1)
             if swept:
-                with store.claimed():
+                with store.swept():
                     pass
             found = store.newest_valid()
             progress = found.manifest.progress
@@ -298,7 +300,7 @@ def test_a_manifest_is_held_to_the_hash_of_itself(store):
         with pytest.raises(CheckpointError, match=r"manifest\.json"):
             verify_checkpoint(store.folder / "step-00000004")
     path.write_bytes(text.replace(b'"row": 4', b'"row": 5'))
-    with pytest.raises(CheckpointError, match="does not have the hash that stands in it"):
+    with pytest.raises(CheckpointError, match="does not match its self_sha256"):
         verify_checkpoint(store.folder / "step-00000004")
 
 

@@ -26,7 +26,7 @@ from toque.training.checkpoint.resume import load_model_tensors, model_tensors
 from toque.training.checkpoint.tensor_files import (
     ShardLayout,
     bytes_of,
-    joined_layout,
+    join_layouts,
     parse_layout,
     read_sharded,
     read_whole,
@@ -76,7 +76,7 @@ def write(
         name = shard_name(rank, world_size)
         write_tensors(slices, folder / name)
         cuts[name] = cut_here
-    layout = joined_layout(cuts)
+    layout = join_layouts(cuts)
     text = layout.to_json()
     return parse_layout(text, "shards.json", set(cuts))
 
@@ -155,7 +155,7 @@ NONSENSE = {
     "backwards": ({"slices": [[0, 0, 4], [1, 4, 2]]}, "after 4 comes the slice from 4 to 2"),
     "another file": ({"slices": [[0, 0, 4], [2, 4, 7]]}, "a slice is in file 2 of 2"),
     "another dimension": ({"dim": 2}, "cut along dimension 2 of 2"),
-    "no dtype": ({"dtype": "Tensor"}, "'Tensor' is no dtype"),
+    "no dtype": ({"dtype": "Tensor"}, "'Tensor' is not a dtype"),
     "below zero": ({"slices": [[0, -1, 7]]}, "not the layout of shards"),
     "endless": ({"shape": [1 << 60, 11]}, "not the layout of shards"),
 }
@@ -171,14 +171,16 @@ def test_a_layout_that_cannot_be_is_refused(tmp_path, case):
 
 def test_a_layout_that_names_a_file_the_manifest_does_not_is_of_another_save(tmp_path):
     layout = write(tmp_path, (2,))
-    with pytest.raises(CheckpointError, match=r"shard-00001-of-00002.*they are of two saves"):
+    with pytest.raises(
+        CheckpointError, match=r"shard-00001-of-00002.*They belong to different saves"
+    ):
         parse_layout(layout.to_json(), "shards.json", {shard_name(0, 2)})
 
 
 def test_a_file_whose_slice_is_another_than_the_layout_says_is_named(tmp_path):
     layout = write(tmp_path, (2,))
     write_tensors({"model/w": torch.zeros(2, 11)}, tmp_path / shard_name(1, 2))
-    with pytest.raises(CheckpointError, match=r"slice of model/w from 4 to 7 .* two saves"):
+    with pytest.raises(CheckpointError, match=r"slice of model/w from 4 to 7 .* different saves"):
         read_sharded(tmp_path, layout, "model", lambda _name: None)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from toque.errors import ConfigError
-from toque.training.distributed.accelerate import refuse_lone_process, unread_settings
+from toque.training.distributed.accelerate import ignored_settings, refuse_lone_process
 
 LAUNCHED = {
     "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True",
@@ -40,7 +40,7 @@ def test_one_process_of_several_does_not_train_alone(monkeypatch, environment):
 def test_a_process_that_was_to_be_alone_trains(monkeypatch, environment):
     given(monkeypatch, environment)
     refuse_lone_process("auto")
-    assert unread_settings("auto") == []
+    assert ignored_settings("auto") == []
 
 
 def test_settings_that_are_not_read_are_named_with_those_that_are(monkeypatch):
@@ -48,11 +48,11 @@ def test_settings_that_are_not_read_are_named_with_those_that_are(monkeypatch):
         "ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
         "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "ACCELERATE_USE_FSDP": "true",
     })  # fmt: skip
-    precision, *others = unread_settings("auto")
-    assert precision == "ACCELERATE_MIXED_PRECISION=fp16 is not read: use train.precision=fp16"
-    assert others[0].startswith("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is not read: train.batch")
+    precision, *others = ignored_settings("auto")
+    assert precision == "ACCELERATE_MIXED_PRECISION=fp16 is ignored: use train.precision=fp16"
+    assert others[0].startswith("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is ignored: train.batch")
     assert others[1:] == [
-        "ACCELERATE_DYNAMO_BACKEND=inductor is not read: use train.compile=true",
-        "ACCELERATE_USE_FSDP=true is not read: use train.strategy=fsdp",
+        "ACCELERATE_DYNAMO_BACKEND=inductor is ignored: use train.compile=true",
+        "ACCELERATE_USE_FSDP=true is ignored: use train.strategy=fsdp",
     ]
-    assert unread_settings("fp16") == others
+    assert ignored_settings("fp16") == others

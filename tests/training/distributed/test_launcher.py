@@ -122,9 +122,9 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("gpus", "restarts", "told"),
     [
-        (0, 3, "gpus=0 and restarts=3 cannot be"),
-        (2, -1, "gpus=2 and restarts=-1 cannot be"),
-        (3, 0, "gpus is 3, and this machine has 2 CUDA devices"),
+        (0, 3, "gpus must be at least 1, not 0"),
+        (2, -1, "restarts must be at least 0, not -1"),
+        (3, 0, "gpus must be at most 2, the number of CUDA devices"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(monkeypatch, gpus, restarts, told):

@@ -12,7 +12,7 @@ from fixtures.updates import update
 from toque.cli.console import ConsoleReporter
 from toque.errors import CheckpointError
 from toque.runs.history import read_metrics
-from toque.runs.outlined_update import Peak
+from toque.runs.peak import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.callbacks import Best, RunEnd, RunStart, Saved
 from toque.training.observers.live_progress import ConsoleProgress, Highlight, Summary
@@ -84,7 +84,7 @@ def test_utilisation_above_one_is_never_printed_and_doubted_once(tmp_path):
     doubts = [e for e in lines(log) if e["event"] == "warning" and "peak" in e["message"]]
     assert len(doubts) == 1
     assert "measured, 8³ product" in doubts[0]["message"]
-    assert "other programs probably slowed its measurement" in doubts[0]["message"]
+    assert "Other programs probably slowed the measurement" in doubts[0]["message"]
     assert "Training itself is not affected" in doubts[0]["message"]
     assert "%" not in doubts[0]["message"]  # "1069 % of the peak" stood on the page
 

@@ -22,7 +22,8 @@ from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.outline import OutlinedRows
 from toque.models.loading.from_scratch import build_model
-from toque.runs.outlined_update import OutlinedUpdate, Peak, outline_update, outlining
+from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
+from toque.runs.peak import Peak
 from toque.training.micro_batch import Probe, WorstBatch
 from toque.training.runtime import Runtime
 from toque.workflows.configure import configure

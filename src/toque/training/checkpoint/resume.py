@@ -1,4 +1,4 @@
-"""Resume: the state of a trainer in a checkpoint, and everything that differs from the save."""
+"""Resume: state of a trainer in a checkpoint, and notes on changes since the save."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from toque.training.checkpoint.saved import (
     verify_files,
 )
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import divided_like, own_part
+from toque.training.distributed.data_parallel import local_part, shard_like
 from toque.training.optim.factory import load_optimizer_tensors, optimizer_tensors
 from toque.training.state_values import (
     count_in,
@@ -38,26 +38,29 @@ from toque.training.state_values import (
 from toque.units import Cursor, Progress
 
 _UNFIT: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
-"""Errors that parts may raise when they are handed a state of another form."""
+"""Errors of parts that load a state of another form."""
+_REPLACE: Final = (
+    "Replace it with a good copy, or move it away to continue from the previous checkpoint."
+)
 
 DROPOUT_MASKS: Final = "dropout masks"
-"""Key of a checkpoint's versions: "keyed" if dropout's masks are. Older checkpoints have no such
-key, and neither has a model without dropout, nor one with PyTorch's masks."""
+"""Key of a checkpoint's versions. The value is "keyed" if the dropout masks are. The key is missing
+if the model has no dropout or uses PyTorch's masks."""
 
 
 class Stateful(Protocol):
-    """A part of the trainer with JSON of its own, which a restart cannot recompute."""
+    """Part of the trainer with a state that a restart cannot recompute."""
 
     def state_dict(self) -> State | None:
-        """JSON of this part."""
+        """Return the state of this part as JSON."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore `state_dict`'s result."""
+        """Restore the result of `state_dict`."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """The state of a run that a restart cannot recompute: no learning rate, no data order."""
+    """State of a run that a restart cannot recompute, so without learning rate and data order."""
 
     progress: Progress
     cursor: Cursor
@@ -65,7 +68,7 @@ class TrainerState:
     owes_evaluation: bool
 
     def to_json(self, parts: Mapping[str, Stateful], ranks: Ranks, *, base: str | None) -> State:
-        """The JSON of a checkpoint; `base` is the hash of the frozen weights it leaves out."""
+        """Return the state as JSON. `base` is the hash of frozen weights outside the checkpoint."""
         states = {name: part.state_dict() for name, part in parts.items()}
         return asdict(self) | states | {"base_sha256": base, **environment_fingerprint(ranks)}
 
@@ -79,14 +82,21 @@ class TrainerState:
         versions: Mapping[str, Any],
         base: str | None,
     ) -> tuple[TrainerState, list[str]]:
-        """The state in `checkpoint`, and sentences about it; `parts` take theirs."""
+        """Load the state in `checkpoint`, also into `parts`.
+
+        Returns:
+            The state, and notes for the user.
+
+        Raises:
+            CheckpointError: The checkpoint belongs to other frozen weights, or is invalid.
+        """
         state = checkpoint.state()
-        then = state.get("base_sha256")
-        if then != base:
+        saved_base = state.get("base_sha256")
+        if saved_base != base:
             raise CheckpointError(
-                f"{checkpoint.path} holds an adapter that was trained beside other frozen weights "
-                f"(then {then}, now {base}): the model in model.start_from changed. Put it "
-                "back to continue, or start a new run folder."
+                f"{checkpoint.path} has an adapter for other frozen weights (hash {saved_base}) "
+                f"than the model in model.start_from ({base}). Restore that model to continue, or "
+                "start a new run folder."
             )
         manifest = checkpoint.manifest
         try:
@@ -95,107 +105,128 @@ class TrainerState:
                 raise ValueError(f"step {checkpoint.step} cannot have the progress {progress}")
             cursor = Cursor(**_checked(state, "cursor", manifest.cursor))
             owes_evaluation = flag_in(state, "owes_evaluation")
-            found = cls(progress, cursor, _best_in(state, progress), owes_evaluation)
+            trainer_state = cls(progress, cursor, _best_in(state, progress), owes_evaluation)
             for name, part in parts.items():
                 part.load_state_dict(state[name])
-            return found, _notes_on(checkpoint, versions, state, ranks)
+            return trainer_state, _notes_on(checkpoint, versions, state, ranks)
         except _UNFIT as error:
-            missing = "lacks " if isinstance(error, KeyError) else ""
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(
-                f"{checkpoint.path} has a state this Toque cannot read, though its hashes are "
-                f"right: {missing}{error}. Put a whole copy in its place, or move it away to "
-                "continue from the one before it."
+                f"{checkpoint.path} has valid hashes but an invalid state: {reason}. {_REPLACE}"
             ) from error
 
     def refuse_other_data(self, batches: BatchStream, *, where: str) -> None:
-        """Refuse a place that the data does not have, or that is elsewhere than the progress."""
-        # An update takes the run on, by one pass at most; fractions are rounded.
-        why, least, most = "", 0.0, 1.0
+        """Refuse a cursor that this data does not have, or that contradicts the progress.
+
+        Args:
+            batches: The data of this run.
+            where: Path of the checkpoint, for the message.
+
+        Raises:
+            CheckpointError: The cursor is impossible.
+        """
+        # An update advances the run by at most one epoch. Fractions are rounded.
+        reason = ""
+        low, high = 0.0, 1.0
         try:
             planned = batches.planned(self.cursor)
-            after = planned.epoch
-            # Where a stage in steps ends in epochs is an estimate; earlier versions had another.
+            epoch = planned.epoch
+            # A stage's length in epochs is only an estimate if the setting is in steps.
             if planned.cursor.stage != self.cursor.stage:
-                most = math.inf
+                high = math.inf
             if self.cursor.stage:
-                least = -math.inf
+                low = -math.inf
         except (IndexError, ValueError, OverflowError) as error:
-            after, why = math.nan, f" ({error})"
-        if not least - 1e-6 <= after - self.progress.epoch <= most + 1e-6:
+            epoch = math.nan
+            reason = f" ({error})"
+        if not low - 1e-6 <= epoch - self.progress.epoch <= high + 1e-6:
             raise CheckpointError(
-                f"{where} continues at {self.cursor}, which is no place of this data after "
-                f"{self.progress.epoch:g} epochs{why}. Put a whole copy in its place, or move it "
-                "away to continue from the one before it."
+                f"{where} continues at {self.cursor}, a position that this data does not have "
+                f"after {self.progress.epoch:g} epochs{reason}. {_REPLACE}"
             )
 
 
 def _checked(state: Mapping[str, Any], part: str, repeated: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The progress or cursor of a state, whose manifest repeats it."""
-    found = object_in(state, part)
-    for name in found:
+    """Return the progress or the cursor of a state, if it is valid and equal to the manifest's."""
+    fields = object_in(state, part)
+    for name in fields:
         if (part, name) in {("progress", "epoch"), ("progress", "seconds")}:
-            number_in(found, name, least=0.0)
+            number_in(fields, name, least=0.0)
         else:
-            count_in(found, name)
-    if found != repeated:
-        raise ValueError(f"its {part} is {found}, its manifest's {repeated}")
-    return found
+            count_in(fields, name)
+    if fields != repeated:
+        raise ValueError(f"its {part} is {fields}, but the manifest has {repeated}")
+    return fields
 
 
 def _best_in(state: Mapping[str, Any], progress: Progress) -> Best | None:
     if state["best"] is None:
         return None
     best = object_in(state, "best")
-    metric, value = best.get("metric", "loss"), best.get("value")
+    metric = best["metric"]
     if not isinstance(metric, str):
         raise TypeError(f"metric is {metric!r:.60}, not a name")
-    value = None if value is None else number_in(best, "value")
+    value = None if best["value"] is None else number_in(best, "value")
     return Best(count_in(best, "step", most=progress.step), number_in(best, "loss"), metric, value)
 
 
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
-    """The checkpoint that rank 0 finds; the others read the same one, whatever they would find."""
-    found = find() if ranks.is_main else None
-    told = ranks.broadcast(None if found is None else (found.path, found.manifest))
-    if ranks.is_main or told is None:
-        return found
-    path, manifest = told
+    """Find a checkpoint on rank 0, and read the same checkpoint on all ranks.
+
+    Raises:
+        CheckpointError: A rank cannot read it, or reads another.
+    """
+    checkpoint = find() if ranks.is_main else None
+    message = ranks.broadcast(
+        None if checkpoint is None else (checkpoint.path, checkpoint.manifest)
+    )
+    if ranks.is_main or message is None:
+        return checkpoint
+    path, manifest = message
     if manifest.format != SHARDED:
         return verify_checkpoint(path)
     if read_manifest(path) != manifest:
-        raise CheckpointError(f"{path / MANIFEST} is not the one that rank 0 reads there.")
-    verify_files(path, manifest, hashed=False)  # rank 0 has hashed what each reads little of
+        raise CheckpointError(f"{path / MANIFEST} differs from the manifest that rank 0 reads.")
+    # Rank 0 has hashed the shards, and this rank reads only a small part of them.
+    verify_files(path, manifest, hashed=False)
     return Checkpoint(path, manifest)
 
 
 def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
-    """Make sure, before the first update, that all ranks see the run folder of the first."""
-    folder, name, fault = run / "checkpoints", f"probe-{os.urandom(8).hex()}", ""
+    """Check before the first update that all ranks see the same run folder.
+
+    Raises:
+        CheckpointError: A rank does not see the folder of rank 0, or rank 0 cannot write it.
+    """
+    folder = run / "checkpoints"
+    name = f"probe-{os.urandom(8).hex()}"
+    reason = ""
     if ranks.is_main:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             atomic_write(folder / name, b"Which ranks see this?\n")
         except OSError as error:
-            fault = error.strerror or str(error)
-    name, fault = ranks.broadcast((name, fault))
-    if fault:
+            reason = error.strerror or str(error)
+    name, reason = ranks.broadcast((name, reason))
+    if reason:
         raise CheckpointError(
-            f"{folder} cannot be written ({fault}). Mend it, or choose another run_dir."
+            f"Cannot write {folder} ({reason}). Change its permissions, or choose another run_dir."
         )
-    seen = ranks.all_gather((folder / name).exists())
+
+    sees_probe = ranks.all_gather((folder / name).exists())
     if ranks.is_main:
         (folder / name).unlink()
-    if not all(seen):
-        blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
+    if not all(sees_probe):
+        blind = ", ".join(str(rank) for rank, sees in enumerate(sees_probe) if not sees)
         raise CheckpointError(
-            f"Rank {blind} does not see what rank 0 writes in {folder}. Put run_dir on a file "
-            "system that all machines share. Where it is a bucket's address, set TOQUE_CACHE to a "
-            "shared folder on every machine: its working files lie there."
+            f"Rank {blind} does not see the files of rank 0 in {folder}. Put run_dir on a file "
+            "system that all machines share. If run_dir is a bucket, set TOQUE_CACHE to a shared "
+            "folder on every machine, because the working files are there."
         )
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A model's trainable parameters, tied ones once, and its buffers that are state."""
+    """Collect a model's trainable parameters, tied ones once, and its persistent buffers."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     persistent = model.state_dict(keep_vars=True).keys()
     buffers = {name: b for name, b in model.named_buffers() if name in persistent}
@@ -204,19 +235,30 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
-    """Copy `tensors` into `model`; else a CheckpointError names each difference from its own."""
-    own = model_tensors(model)
-    wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
-    wrong += [f"{name} is unknown to the model" for name in tensors.keys() - own.keys()]
-    for name in own.keys() & tensors.keys():
-        mine, theirs = own[name], tensors[name]
-        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-            wrong.append(f"{name} is {_kind(theirs)}, the model has {_kind(mine)}")
-        elif isinstance(mine, nn.Parameter) and (why := impossible_weights(theirs, own_part(mine))):
-            wrong.append(f"{name} {why}, which training cannot have made of it")
-    refuse(wrong, where=where, what="the model")
-    for name, tensor in own.items():
-        tensor.copy_(divided_like(tensor, tensors[name]))
+    """Copy tensors into a model.
+
+    Args:
+        model: The model.
+        tensors: Tensors by the names of `model_tensors`.
+        where: Path of the checkpoint, for the message.
+
+    Raises:
+        CheckpointError: Names, shapes, types or values do not fit. The message lists them.
+    """
+    current = model_tensors(model)
+    differences = [f"{name} is missing" for name in current.keys() - tensors.keys()]
+    differences += [f"{name} is unknown to the model" for name in tensors.keys() - current.keys()]
+    for name in current.keys() & tensors.keys():
+        tensor, stored = current[name], tensors[name]
+        if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
+            differences.append(f"{name} is {_kind(stored)}, but the model has {_kind(tensor)}")
+        elif isinstance(tensor, nn.Parameter):
+            reason = impossible_weights(stored, local_part(tensor))
+            if reason is not None:
+                differences.append(f"{name} {reason}, which is not a result of training")
+    refuse(differences, where=where, what="the model")
+    for name, tensor in current.items():
+        tensor.copy_(shard_like(tensor, tensors[name]))
 
 
 def _kind(tensor: Tensor) -> str:
@@ -227,26 +269,30 @@ def _kind(tensor: Tensor) -> str:
 def trainer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, dict[str, Tensor]]:
-    """A checkpoint's tensors by file: of the model and of the optimizer."""
+    """Collect the tensors of a checkpoint by file stem: "model" and "optimizer"."""
     return {"model": model_tensors(model), "optimizer": optimizer_tensors(optimizer, model)}
 
 
 def load_tensors(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Load what `trainer_tensors` gave; CheckpointError unless it fits model and optimizer."""
+    """Load the tensors of `trainer_tensors` from a checkpoint.
+
+    Raises:
+        CheckpointError: They do not fit the model or the optimizer.
+    """
     where = str(checkpoint.path)
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     stored = checkpoint.tensors("model", model_tensors(model).get)
     load_model_tensors(model, stored, where=where)
-    # Of a tensor that is no parameter's shape (a step, a row's average) every rank has the whole.
-    state = checkpoint.tensors("optimizer", lambda key: own.get(key.rpartition("/")[0]))
+    # Every rank has all of a state tensor without a parameter's shape: a step, a row's average.
+    state = checkpoint.tensors("optimizer", lambda key: parameters.get(key.rpartition("/")[0]))
     load_optimizer_tensors(optimizer, model, state, where=where, steps=checkpoint.step)
 
 
 def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
-    """Facts about this machine that the last bits of a sum depend on, besides versions."""
-    # Kernels are chosen by a processor's instructions and a GPU's kind, and add up differently.
+    """Describe what affects the last bits of a sum, in addition to versions."""
+    # Kernels depend on the processor's instructions and the GPU, and add in different orders.
     return {
         "threads": torch.get_num_threads(),
         "ranks": ranks.world_size,
@@ -258,7 +304,7 @@ def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
 def _notes_on(
     checkpoint: Checkpoint, versions: Mapping[str, Any], state: Mapping[str, Any], ranks: Ranks
 ) -> list[str]:
-    """Sentences for the user about resuming from `checkpoint`."""
+    """List notes for the user on changes since the save."""
     notes = [f"skipped {name}: {reason}" for name, reason in checkpoint.skipped]
     saved = checkpoint.manifest.versions
     changed = [
@@ -267,14 +313,14 @@ def _notes_on(
         if saved.get(name) != versions.get(name)
     ]
     for name, now in environment_fingerprint(ranks).items():
-        then = type(now)(state.get(name, now))  # what an older checkpoint lacks is unchanged
+        then = state[name]
         if then != now:
-            changed.append(f"{name}: {then} -> {now}")
+            changed.append(f"{name}: {then!s:.60} -> {now}")
     if saved.get(DROPOUT_MASKS) != versions.get(DROPOUT_MASKS):
         notes.append(
             f"dropout uses other masks after step {checkpoint.step} than before, because another "
             "version of Toque saved this checkpoint"
         )
     if changed:
-        notes.append(f"the bits may differ from an undisturbed run's: {'; '.join(changed)}")
+        notes.append(f"the exact bits may differ from an uninterrupted run: {'; '.join(changed)}")
     return notes

@@ -1,10 +1,10 @@
-"""Saved checkpoint: its manifest, verified, then read whole or, by several ranks, each its slices.
+"""Saved checkpoint: its manifest, its verification, and its tensors and state.
 
     step-00000200/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
     step-00000200/{shard-00000-of-00002.safetensors, ..., shards.json, state.json, manifest.json}
 
-A checkpoint exists when its manifest verifies: JSON with the size and SHA-256 of its files, written
-last. Whatever the layout, the tensors are those of one process: any number of ranks reads either.
+The manifest is JSON with the size and SHA-256 of each file. It is written last, so a folder is a
+checkpoint only if its manifest verifies. Any number of ranks can read either layout.
 """
 
 from __future__ import annotations
@@ -34,15 +34,19 @@ from toque.training.checkpoint.tensor_files import (
 )
 
 WHOLE: Final = 1
+"""Format of a checkpoint with whole tensors."""
 SHARDED: Final = 2
-"""Formats of a checkpoint, by its layout. A new one adds a number; `tests/golden/checkpoint-v*`
-holds a checkpoint of each, which must load to the same loss."""
+"""Format of a checkpoint with sharded tensors. A new format adds a number. `tests/golden` has a
+checkpoint of each format, which must always load to the same loss."""
 MANIFEST: Final = "manifest.json"
-MOST_BYTES: Final = 1 << 24  # a manifest, and any small file of a run, has less
+STATE: Final = "state.json"
+MAX_SMALL_FILE_BYTES: Final = 1 << 24
+"""Largest manifest, or other small file of a run, that is read."""
+STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `manifest.json`."""
+    """Content of `manifest.json`."""
 
     format: int
     step: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -54,11 +58,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     settings: dict[str, Any]
     metrics: dict[str, float] = {}
-    """Metrics of the evaluation that made it one of the best; empty in an ordinary checkpoint."""
+    """Held-out metrics of a best model. Empty in an ordinary checkpoint."""
     self_sha256: str = ""
 
     def to_json(self) -> bytes:
-        """Indented JSON, for people and for `read_manifest`."""
+        """Encode as indented JSON with a hash of itself."""
         return sealed(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
@@ -68,65 +72,86 @@ class _Version(msgspec.Struct):
 
 
 class OtherFormatError(CheckpointError):
-    """Written by another version of Toque; falling back to an older checkpoint would lose work."""
+    """Another version of Toque wrote the checkpoint. An older checkpoint must not replace it."""
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of `folder`, its form checked, its files not yet; see `parse_manifest`."""
+    """Read the manifest of a checkpoint and check its form, but not the files that it lists.
+
+    Raises:
+        OtherFormatError: Another version of Toque wrote it.
+        CheckpointError: It is missing, damaged or unreadable.
+    """
     path = folder / MANIFEST
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise CheckpointError(f"{path} is {path.stat().st_size} bytes long; no manifest is.")
+        size = path.stat().st_size
+        if size > MAX_SMALL_FILE_BYTES:
+            raise CheckpointError(
+                f"{path} has {size:,} bytes, but a manifest has at most {MAX_SMALL_FILE_BYTES:,}."
+            )
         text = path.read_bytes()
     except FileNotFoundError:
-        why = "it was never finished" if folder.is_dir() else "the folder was removed or moved"
+        why = "the save did not finish" if folder.is_dir() else "the folder was removed or moved"
         raise CheckpointError(f"{folder} has no {MANIFEST}: {why}.") from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        raise _unreadable(path, error) from error
     return parse_manifest(text, str(path))
 
 
-def parse_manifest(text: bytes, place: str) -> Manifest:
-    """The manifest in `text`, read from `place`; a CheckpointError unless its form and hash fit."""
+def parse_manifest(text: bytes, path: str) -> Manifest:
+    """Parse a manifest that was read from `path`, and check its form and its hash.
+
+    Raises:
+        OtherFormatError: Another version of Toque wrote it.
+        CheckpointError: It is damaged.
+    """
     try:
-        found = decode_json(text, _Version)
-        if found.format > SHARDED:
+        version = decode_json(text, _Version)
+        if version.format > SHARDED:
             raise OtherFormatError(
-                f"{place} has format {found.format}; this Toque reads up to {SHARDED}. Install a "
-                "newer Toque, or move this checkpoint away to continue from an older one."
+                f"{path} has format {version.format}, but this Toque reads formats up to "
+                f"{SHARDED}. Install a newer Toque, or move this checkpoint away to continue from "
+                "an older one."
             )
-        if found.format not in (WHOLE, SHARDED):
-            raise CheckpointError(f"{place} has format {found.format}, which no Toque ever wrote.")
-        if found.settings is msgspec.UNSET:
+        if version.format not in (WHOLE, SHARDED):
+            raise CheckpointError(f"{path} has the unknown format {version.format}.")
+        if version.settings is msgspec.UNSET:
             raise OtherFormatError(
-                f"{place} was written by a development version before Toque 0.2.0, which this "
-                "version cannot read. Nothing was changed. Finish the run with the version that "
-                "started it, or export its model with that version and start a new run from it."
+                f"{path} was written by a development version before Toque 0.2.0. This version "
+                "cannot read it. Nothing was changed. Finish the run with the version that started "
+                "it, or export its model with that version and start a new run from it."
             )
         manifest = decode_json(text, Manifest)
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{place} is not a checkpoint's manifest: {error}.") from error
+        raise CheckpointError(f"{path} is not a checkpoint's manifest: {error}.") from error
+
     names = [entry.file for entry in manifest.files]
     for name in names:
-        # A manifest may come from anywhere: it must not make us read outside its folder.
+        # The manifest is untrusted: it must not make us read files outside its folder.
         if not name or name != Path(name).name or name in {".", "..", MANIFEST} or "\0" in name:
             raise CheckpointError(
-                f"{place} names the file {name!r}; only plain names in its folder are allowed."
+                f"{path} lists the file {name!r}. Only plain names in its folder are allowed."
             )
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise CheckpointError(f"{place} lists {', '.join(doubled)} more than once.")
-    if (seal := seal_of(text)) != "whole":
-        absent = f"it has no hash of itself ({KEY})"
-        why = absent if seal == "absent" else "it does not have the hash that stands in it"
-        raise CheckpointError(f"{place} is damaged: {why}.")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise CheckpointError(f"{path} lists {', '.join(repeated)} more than once.")
+
+    seal = seal_of(text)
+    if seal == "absent":
+        raise CheckpointError(f"{path} is damaged: it has no hash of itself ({KEY}).")
+    if seal != "whole":
+        raise CheckpointError(f"{path} is damaged: its content does not match its {KEY}.")
     return manifest
 
 
 def verify_files(folder: Path, manifest: Manifest, *, hashed: bool = True) -> None:
-    """Compare every listed file's size and, if `hashed`, SHA-256; else a CheckpointError."""
-    most = min(len(manifest.files), os.cpu_count() or 1)
-    with ThreadPoolExecutor(max(1, most)) as threads:  # hashing releases Python's lock
+    """Compare the size and, if `hashed`, the SHA-256 of every listed file with the manifest.
+
+    Raises:
+        CheckpointError: A file is missing, unreadable or differs.
+    """
+    n_threads = max(1, min(len(manifest.files), os.cpu_count() or 1))
+    with ThreadPoolExecutor(n_threads) as threads:  # hashing releases Python's lock
         for _ in threads.map(partial(_verify_file, folder, hashed=hashed), manifest.files):
             pass
 
@@ -138,38 +163,37 @@ def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool) -> None:
             raise CheckpointError(f"{path} is missing or is not a plain file.")
         size = path.stat().st_size
         if size != entry.bytes:
-            raise CheckpointError(f"{path} has {size} bytes, its manifest says {entry.bytes}.")
-        found = sha256_of(path) if hashed else entry.sha256
+            raise CheckpointError(
+                f"{path} has {size:,} bytes, but the manifest lists {entry.bytes:,}."
+            )
+        sha256 = sha256_of(path) if hashed else entry.sha256
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    if found != entry.sha256:
+        raise _unreadable(path, error) from error
+    if sha256 != entry.sha256:
         raise CheckpointError(
-            f"{path} is damaged: its SHA-256 is {found[:12]}…, its manifest says "
+            f"{path} is damaged: its SHA-256 is {sha256[:12]}…, but the manifest lists "
             f"{entry.sha256[:12]}…."
         )
 
 
-STATE: Final = "state.json"
-STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
-
-
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every file has been verified; others in its folder are never read."""
+    """Checkpoint with verified files. Unlisted files in its folder are never read."""
 
     path: Path
     manifest: Manifest
-    skipped: tuple[tuple[str, str], ...] = ()  # name and reason of newer ones that are of no use
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Name of each newer checkpoint that cannot be used, with the reason."""
 
     @property
     def step(self) -> int:
-        """The updates done when it was saved."""
+        """Number of updates before the save."""
         return self.manifest.step
 
     def tensors(self, stem: str, like: Like = lambda _name: None) -> dict[str, Tensor]:
-        """The tensors saved as `stem`: "model" or "optimizer".
+        """Read the tensors saved as `stem`: "model" or "optimizer".
 
-        Where `like` gives a DTensor of a stored one's name and shape, this rank's slice is read.
+        If `like` returns a DTensor of the same shape for a name, only this rank's slice is read.
         """
         layout = self.layout()
         if layout is None:
@@ -177,7 +201,7 @@ class Checkpoint:
         return read_sharded(self.path, layout, stem, like)
 
     def layout(self) -> ShardLayout | None:
-        """The layout of the shards; None if tensors are whole."""
+        """Read the layout of the shards, or return None if tensors are whole."""
         names = {entry.file for entry in self.manifest.files}
         if LAYOUT not in names:
             return None
@@ -185,7 +209,11 @@ class Checkpoint:
         return parse_layout(_read(path), str(path), names)
 
     def state(self) -> dict[str, Any]:
-        """The content of `state.json`; CheckpointError where it is not a JSON object."""
+        """Read `state.json`.
+
+        Raises:
+            CheckpointError: It is not a JSON object.
+        """
         path = self._listed(STATE)
         try:
             return decode_json(_read(path), dict[str, Any])
@@ -195,7 +223,7 @@ class Checkpoint:
     def _listed(self, name: str) -> Path:
         names = [entry.file for entry in self.manifest.files]
         if name not in names:
-            raise CheckpointError(f"{self.path} has no {name}; it holds {', '.join(names)}.")
+            raise CheckpointError(f"{self.path} has no {name}, only {', '.join(names)}.")
         return self.path / name
 
 
@@ -203,36 +231,47 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"Cannot read {path}: {error.strerror}.")
 
 
 def verify_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint's manifest and hash every file it lists; errors as of `parse_manifest`."""
+    """Read a checkpoint's manifest and hash every file that it lists.
+
+    Raises:
+        OtherFormatError: Another version of Toque wrote it.
+        CheckpointError: It is damaged, renamed or unreadable.
+    """
     manifest = read_manifest(folder)
-    named = STEP_FOLDER.fullmatch(folder.name)
-    if named and int(named.group(1)) != manifest.step:
-        raise CheckpointError(f"{folder} holds step {manifest.step}: it was renamed or copied.")
+    name = STEP_FOLDER.fullmatch(folder.name)
+    if name and int(name[1]) != manifest.step:
+        raise CheckpointError(
+            f"{folder} has the checkpoint of step {manifest.step}. It was renamed or copied."
+        )
     verify_files(folder, manifest)
     return Checkpoint(folder, manifest)
 
 
 def step_name(step: int) -> str:
-    """The name of a checkpoint's folder, e.g. step-00000200."""
+    """Name the folder of a checkpoint, e.g. step-00000200."""
     return f"step-{step:08d}"
 
 
-def step_of(path: Path) -> int:
-    """The step that a checkpoint's folder is named after."""
-    found = STEP_FOLDER.fullmatch(path.name)
-    assert found is not None
-    return int(found.group(1))
+def step_of(name: str) -> int:
+    """Parse the step in the name of a checkpoint's folder."""
+    return int(name.rpartition("-")[2])
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """`step-*` folders, newest first; one set aside counts while its successor is not in place."""
+    """List `step-*` folders, newest first.
+
+    A folder that was set aside counts until its replacement exists.
+    """
     names = set[str]()
-    with suppress(FileNotFoundError, NotADirectoryError):  # where the run is moved just now
-        if folder.is_dir():
-            names = {n for n in os.listdir(folder) if STEP_FOLDER.fullmatch(n)}  # noqa: PTH208
+    with suppress(FileNotFoundError, NotADirectoryError):  # the run may be moved at this moment
+        names = {n for n in os.listdir(folder) if STEP_FOLDER.fullmatch(n)}  # noqa: PTH208
     names -= {name for name in names if name.removeprefix(ASIDE_PREFIX) in names - {name}}
-    return sorted((folder / name for name in names), key=step_of, reverse=True)
+    return [folder / name for name in sorted(names, key=step_of, reverse=True)]

@@ -1,7 +1,7 @@
-"""Checkpoint store: atomic saves, verified loads, the newest valid one wins.
+"""Checkpoint store: atomic saves, verified loads and retention of a run's checkpoints.
 
-checkpoints/step-00000200/     as `saved` reads it
-best/step-00000150/            of the model alone, so that `keep_last` loses none
+checkpoints/step-00000200/     whole state of the trainer
+best/step-00000150/            model with one of the best evaluations, which `keep_last` never drops
 """
 
 from __future__ import annotations
@@ -53,39 +53,45 @@ from toque.training.checkpoint.saved import (
 from toque.training.checkpoint.tensor_files import bytes_of, write_tensors
 
 LOCK: Final = ".lock"
-MOVED: Final = "folder moved"  # `RunEnd.reason` where the run's folder is not at its place any more
+MOVED: Final = "folder moved"
+"""`RunEnd.reason` if the run's folder was moved."""
 
 NamedTensors = Mapping[str, Tensor]
 NO_METRICS: Final[Mapping[str, float]] = {}
 
 
 class SaveError(CheckpointError):
-    """One save did not happen; nothing that was saved before is harmed."""
+    """A save failed. Earlier checkpoints are intact."""
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of what the last bits of a run depend on."""
+    """Versions of the software that determines a run's exact bits."""
     return {"torch": str(torch.__version__), "python": platform.python_version()}
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The identity of a run, as its checkpoints record it."""
+    """Identity of a run, which its checkpoints record."""
 
     config_sha256: str = ""
     data_fingerprint: str = ""
     versions: Mapping[str, str] = field(default_factory=software_versions)
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the configuration, as JSON says it
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Configuration of the run as JSON."""
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[AcquiredLock]:
-    """Hold `folder`, made when missing, for this process; else a CheckpointError says who does."""
+    """Lock `folder` for this process. The folder is created if missing.
+
+    Raises:
+        CheckpointError: Another process has locked it, or it cannot be written.
+    """
 
     def refuse(holder: str) -> None:
         raise CheckpointError(
             f"{folder} is in use by another training process (id {holder}). Two runs in one folder "
-            "would overwrite each other: wait for it, stop it, or choose another run_dir."
+            "would overwrite each other. Wait for it, stop it, or choose another run_dir."
         )
 
     with ExitStack() as stack:
@@ -94,47 +100,56 @@ def run_lock(folder: Path) -> Iterator[AcquiredLock]:
             stack.enter_context(pinned_folder(folder.parent))
         except OSError as error:
             raise CheckpointError(
-                f"{folder} cannot be written: {error.strerror}. Checkpoints are kept there; choose "
-                "another run_dir, or give yourself the right to write."
+                f"Cannot write {folder}, the folder for checkpoints: {error.strerror}. Change its "
+                "permissions, or choose another run_dir."
             ) from error
         yield lock
 
 
 @dataclass
 class CheckpointStore:
-    """The checkpoints of one run, in `step-*` folders below `folder`."""
+    """Checkpoints of one run, in `step-*` folders below `folder`."""
 
     folder: Path
     keep_last: int = 2
-    keep_best: int = 1  # number of models with the best evaluation, by `best_by`, to keep apart
+    """Number of checkpoints to retain."""
+    keep_best: int = 1
+    """Number of models with the best evaluations to retain, in a folder of their own."""
     best_by: Goal = LOSS
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
 
     @property
     def best_folder(self) -> Path:
-        """The folder of the best models."""
-        return self.here.parent / "best"
+        """Folder of the best models."""
+        return self.current_folder.parent / "best"
 
     @property
-    def here(self) -> Path:
-        """`folder`, wherever it was moved to since this process holds it."""
+    def current_folder(self) -> Path:
+        """Path of `folder` now. The run may have been moved since this process locked it."""
         return current_path(self.folder.parent) / self.folder.name
 
-    def asks(self) -> Requests:
-        """A request to stop and save, if the run's folder is not at its place any more."""
-        moved = self.here != self.folder
-        return Requests(stop=moved, save=moved, reason=MOVED if moved else "")
+    def requests(self) -> Requests:
+        """Request to stop and save if the run's folder was moved."""
+        if self.current_folder == self.folder:
+            return Requests()
+        return Requests(stop=True, save=True, reason=MOVED)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about how the run is held against other processes, if unusually."""
+        """Messages for the user about an unusual lock of the run."""
         lock = acquired_lock(self.folder / LOCK)
         return (lock.note,) if lock is not None and lock.note is not None else ()
 
     @contextmanager
-    def claimed(self) -> Iterator[list[str]]:
-        """Remove what killed saves left, whose names are given; the caller holds the lock."""
+    def swept(self) -> Iterator[list[str]]:
+        """Remove leftovers of killed saves and yield their names.
+
+        The caller must have locked the run.
+
+        Raises:
+            CheckpointError: The run was moved before the end of the context.
+        """
         yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
         refuse_moved(self.folder)
 
@@ -146,13 +161,19 @@ class CheckpointStore:
         *,
         metrics: Mapping[str, float] = NO_METRICS,
     ) -> Saved:
-        """Write a checkpoint and, once it is durable, remove those no longer kept.
+        """Write a durable checkpoint, then remove the checkpoints that are no longer retained.
 
-        `tensors` are by file stem and name; `metrics` make it one of the best models, kept apart.
-        What the file system refuses is a SaveError; the older checkpoints are untouched.
+        Args:
+            step: Number of updates so far.
+            tensors: Tensors by file stem and name.
+            state: Content of `state.json`.
+            metrics: Held-out metrics, if this is a best model.
+
+        Raises:
+            SaveError: The file system refuses. Older checkpoints are intact.
         """
         started = time.perf_counter()
-        parent = self.best_folder if metrics else self.here
+        parent = self.best_folder if metrics else self.current_folder
         with self.writing(parent, step, sum(map(bytes_of, tensors.values()))) as writer:
             files = [
                 writer.write(f"{stem}.safetensors", partial(write_tensors, named))
@@ -163,21 +184,25 @@ class CheckpointStore:
         return Saved(parent / step_name(step), step, size, time.perf_counter() - started)
 
     def is_among_best(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """True if a model with these metrics is among the `keep_best` best."""
+        """Check whether a model with these metrics is one of the `keep_best` best."""
         rank = self.best_by.rank(metrics)
         if self.keep_best < 1 or not math.isfinite(rank):
             return False
-        kept = [self.best_by.rank(c.metrics) for c in self._best_first() if c.step != step]
-        return len(kept) < self.keep_best or rank < kept[self.keep_best - 1]
+        ranks = [self.best_by.rank(m.metrics) for m in self._best_models() if m.step != step]
+        return len(ranks) < self.keep_best or rank < ranks[self.keep_best - 1]
 
     def newest_valid(self, *, before: int | None = None) -> Checkpoint | None:
-        """The newest checkpoint that verifies; a CheckpointError if there are and none does.
+        """Verify and return the newest valid checkpoint, or None if the run has no checkpoint.
 
-        Given a step, of those `before` it.
+        Args:
+            before: Step that the checkpoint must precede.
+
+        Raises:
+            CheckpointError: There are checkpoints, but none is valid.
         """
         skipped: list[tuple[str, str]] = []
-        for path in step_folders(self.here):
-            if before is not None and step_of(path) >= before:
+        for path in step_folders(self.current_folder):
+            if before is not None and step_of(path.name) >= before:
                 continue
             try:
                 return replace(verify_checkpoint(path), skipped=tuple(skipped))
@@ -189,66 +214,76 @@ class CheckpointStore:
             reasons = " ".join(reason for _, reason in skipped)
             raise CheckpointError(
                 f"None of the {len(skipped)} checkpoints in {self.folder} can be used. {reasons} "
-                "Put a whole copy in their place, or move them away to start from the beginning."
+                "Replace one with a good copy, or move all of them away to start from the "
+                "beginning."
             )
         return None
 
     def best(self) -> Checkpoint | None:
-        """The model with the best evaluation, verified; None when none was kept."""
-        for manifest in self._best_first():
-            try:
+        """Verify and return the best model, or None if the run has no valid best model."""
+        for manifest in self._best_models():
+            with contextlib.suppress(CheckpointError):  # try the next best model
                 return verify_checkpoint(self.best_folder / step_name(manifest.step))
-            except CheckpointError:
-                continue  # a damaged best model is no best model; the next one stands in
         return None
 
-    def measures_as(self, manifest: Manifest) -> bool:
-        """True if evaluations are now as they were then, where `best_by` is concerned."""
-        then, now = (s.get("evaluation") for s in (manifest.settings, self.identity.settings))
-        if not isinstance(then, dict) or not isinstance(now, dict):
-            return True  # of no configuration
-        return self.best_by.measured_by(then) == self.best_by.measured_by(now)
+    def is_comparable(self, manifest: Manifest) -> bool:
+        """Check that a checkpoint's evaluation had the current settings that affect `best_by`."""
+        saved = manifest.settings.get("evaluation")
+        current = self.identity.settings.get("evaluation")
+        if not isinstance(saved, dict) or not isinstance(current, dict):
+            return True  # a trainer without a configuration
+        return self.best_by.measured_by(saved) == self.best_by.measured_by(current)
 
-    def _best_first(self) -> list[Manifest]:
-        """Those that compare: evaluated as evaluations are now."""
-        found = []
+    def _best_models(self) -> list[Manifest]:
+        """Manifests of the best models with comparable evaluations, the best first."""
+        manifests = []
         for path in step_folders(self.best_folder):
             try:
                 manifest = read_manifest(path)
             except CheckpointError:
                 continue
-            same = self.measures_as(manifest)
-            if same and path.name == step_name(manifest.step) and "loss" in manifest.metrics:
-                found.append(manifest)
-        return sorted(found, key=lambda m: (self.best_by.rank(m.metrics), m.step))
+            is_scored = path.name == step_name(manifest.step) and "loss" in manifest.metrics
+            if is_scored and self.is_comparable(manifest):
+                manifests.append(manifest)
+        return sorted(manifests, key=lambda m: (self.best_by.rank(m.metrics), m.step))
 
     @contextmanager
     def writing(self, parent: Path, step: int, needed: int) -> Iterator[FolderWriter]:
-        """A checkpoint's folder to fill; it appears in `parent` when the block ends well."""
+        """Yield a checkpoint's folder to fill. It appears in `parent` if the block succeeds.
+
+        Args:
+            parent: Folder of the checkpoint.
+            step: Number of updates so far.
+            needed: Bytes of the tensors.
+
+        Raises:
+            SaveError: The file system refuses, or the run was moved.
+            CheckpointError: Another process has taken over the run.
+        """
         lock = acquired_lock(self.folder / LOCK)
         if lock is not None and not lock.is_mine():
-            raise CheckpointError(  # no failed save, which a run survives
-                f"Another process has taken {self.folder} over, because this one did not renew its "
-                "lock for too long: it was stopped, or the disk did not answer. What was saved "
-                "before is intact, and the other goes on."
+            raise CheckpointError(  # not a SaveError, which a run survives
+                f"Another process has taken over {self.folder}, because this process did not renew "
+                "its lock in time: it was paused, or the disk did not answer. Earlier checkpoints "
+                "are intact, and the other process continues the run."
             )
         try:
             parent.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(parent).free
-            if free < needed:  # rather than fill the disk to the last byte
+            if free < needed:  # do not fill the disk to the last byte
                 raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
             with atomic_folder(parent / step_name(step), after=self.after) as writer:
                 yield writer
         except CheckpointError as error:
-            if self.here == self.folder:
+            if self.current_folder == self.folder:
                 raise
-            # The run was moved meanwhile: the loop sees that next, and saves in the new place.
+            # The run was moved meanwhile. The loop detects that next and saves in the new folder.
             raise SaveError(str(error)) from error
         except OSError as error:
             raise SaveError(
-                f"Step {step} could not be saved in {parent}: {error.strerror or error}. Earlier "
+                f"Cannot save step {step} in {parent}: {error.strerror or error}. Earlier "
                 "checkpoints are intact. Free some space or repair the disk. The next save tries "
-                "again. If the run ends first, run the same command again: it continues."
+                "again. If the run ends first, run the same command again to continue."
             ) from error
 
     def seal(
@@ -261,32 +296,39 @@ class CheckpointStore:
         *,
         version: int,
     ) -> int:
-        """Write the state and, last, the manifest over all files; the bytes of them."""
+        """Write the state and, last, the manifest of all files.
+
+        Returns:
+            The bytes of the files, without the manifest.
+        """
         text = json.dumps(state, indent=1, allow_nan=False).encode()
-        every = (*files, writer.put(STATE, text))
+        entries = (*files, writer.put(STATE, text))
         manifest = Manifest(
             format=version,
             step=step,
             progress=dict(state.get("progress", {})),
             cursor=dict(state.get("cursor", {})),
             **vars(self.identity),
-            files=every,
+            files=entries,
             metrics={name: float(v) for name, v in metrics.items() if math.isfinite(v)},
         )
         writer.put(MANIFEST, manifest.to_json())
-        return sum(entry.bytes for entry in every)
+        return sum(entry.bytes for entry in entries)
 
-    def prune(self, step: int, *, best: bool = False) -> None:
-        """Remove what is no longer kept, once the checkpoint or best model of `step` is durable."""
+    def prune(self, step: int, *, best: bool) -> None:
+        """Remove checkpoints or best models that are no longer retained.
+
+        Call this once the checkpoint or best model of `step` is durable.
+        """
         if best:
-            worse = self._best_first()[self.keep_best :]
-            doomed = [self.best_folder / step_name(manifest.step) for manifest in worse]
+            worse = self._best_models()[self.keep_best :]
+            outdated = [self.best_folder / step_name(manifest.step) for manifest in worse]
         else:
-            # Steps beyond the present one were found damaged when the run continued: they neither
-            # count as kept nor are they ours to delete.
-            present = [path for path in step_folders(self.here) if step_of(path) <= step]
-            doomed = present[max(1, self.keep_last) :]
-        for path in doomed:
-            # An old checkpoint that cannot be deleted, or was moved, is no reason to stop.
+            # Later steps were damaged when the run continued. Neither count nor delete them.
+            folders = step_folders(self.current_folder)
+            intact = [path for path in folders if step_of(path.name) <= step]
+            outdated = intact[max(1, self.keep_last) :]
+        for path in outdated:
+            # Training continues even if an old checkpoint was moved or cannot be deleted.
             with contextlib.suppress(OSError, CheckpointError):
                 remove_folder(path, after=self.after)

@@ -1,8 +1,8 @@
-"""Tensors in safetensors files, whole or in shards: writing, and reading what a rank holds.
+"""Tensors in safetensors files, whole or in shards.
 
-FSDP holds a parameter as a DTensor, cut along one dimension over the ranks. `shards.json` says
-which file holds which slice (torch's distributed checkpoints say it in a pickle, which can run code
-while it loads); the manifest holds its SHA-256 beside those of the shards.
+FSDP divides a parameter along one dimension over the ranks, as a DTensor. `shards.json` maps each
+slice to its file, and the manifest has the SHA-256 of all of them. The distributed checkpoints of
+torch store this mapping in a pickle, which can run code while it loads.
 """
 
 from __future__ import annotations
@@ -22,144 +22,160 @@ from torch import Tensor
 from toque.errors import CheckpointError
 from toque.storage.array_headers import opened_weights
 from toque.storage.json_files import decode_json
-from toque.training.distributed.sharing import is_divided
+from toque.training.distributed.data_parallel import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Shard
 
 LAYOUT: Final = "shards.json"
 DTYPES: Final[Mapping[str, torch.dtype]] = {
-    str(found).removeprefix("torch."): found
-    for found in vars(torch).values()
-    if isinstance(found, torch.dtype)
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
 }
+_REPLACE: Final = (
+    "Replace the checkpoint with a good copy, or move it away to continue from the previous one."
+)
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 def shard_name(rank: int, world_size: int) -> str:
-    """The file of one rank, e.g. shard-00000-of-00004.safetensors."""
+    """Name the file of one rank, e.g. shard-00000-of-00004.safetensors."""
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 class CutTensor(msgspec.Struct, frozen=True):
-    """A tensor as one process has it, and where its slices are."""
+    """Shape and type of a whole tensor, and the positions of its slices."""
 
     dtype: str
-    """The dtype by torch's name, e.g. float32."""
+    """Name of the type in torch, e.g. float32."""
     shape: tuple[Count, ...]
-    dim: Count  # along which it is cut; 0 of a whole one
+    dim: Count
+    """Dimension that is divided. 0 for a tensor in one slice."""
     slices: tuple[tuple[Count, Count, Count], ...]
-    """(number of the file, start, stop along `dim`), which adjoin and cover the tensor."""
+    """(number of the file, start, stop along `dim`). The slices adjoin and cover the tensor."""
 
-    @property
-    def length(self) -> int:
-        """Size along `dim`; 1 of a scalar, which is one slice [0, 1)."""
-        return self.shape[self.dim] if self.shape else 1
+    def refuse_invalid(self, n_files: int) -> None:
+        """Refuse slices that overlap, leave a gap or are in unknown files.
 
-    def refuse_nonsense(self, n_files: int) -> None:
-        """Refuse slices that overlap, leave a gap, or are in files there are not: ValueError."""
+        Raises:
+            ValueError: The layout of this tensor is invalid.
+        """
         if self.dtype not in DTYPES:
-            raise ValueError(f"{self.dtype!r:.40} is no dtype")
+            raise ValueError(f"{self.dtype!r:.40} is not a dtype")
         if self.dim and self.dim >= len(self.shape):
             raise ValueError(f"it is cut along dimension {self.dim} of {len(self.shape)}")
-        at = 0
+        end = 0
         for file, start, stop in self.slices:
             if file >= n_files:
                 raise ValueError(f"a slice is in file {file} of {n_files}")
-            if start != at or stop < start:
-                raise ValueError(f"after {at:,} comes the slice from {start:,} to {stop:,}")
-            at = stop
-        if at != self.length:
-            raise ValueError(f"its slices end at {at:,} of {self.length:,}")
+            if start != end or stop < start:
+                raise ValueError(f"after {end:,} comes the slice from {start:,} to {stop:,}")
+            end = stop
+        length = self.shape[self.dim] if self.shape else 1  # a scalar is one slice [0, 1)
+        if end != length:
+            raise ValueError(f"its slices end at {end:,} of {length:,}")
 
 
 class ShardLayout(msgspec.Struct, frozen=True):
-    """The content of `shards.json`."""
+    """Content of `shards.json`."""
 
     files: tuple[str, ...]
     tensors: dict[str, CutTensor]
-    """The tensors by `<stem>/<name>`, their name in the files, e.g. `model/wte.weight`."""
+    """Tensors by `<stem>/<name>`, their name in the files, e.g. `model/wte.weight`."""
 
     def to_json(self) -> bytes:
-        """One line; a manifest that people read stays short."""
+        """Encode as one line of JSON."""
         return msgspec.json.encode(self) + b"\n"
 
 
-def parse_layout(text: bytes, place: str, listed: set[str]) -> ShardLayout:
-    """The layout in `text`, read from `place`; CheckpointError unless the listed files fit it."""
+def parse_layout(text: bytes, path: str, listed: set[str]) -> ShardLayout:
+    """Parse a layout that was read from `path`.
+
+    Raises:
+        CheckpointError: The layout is invalid, or has files that the manifest has not `listed`.
+    """
     try:
         layout = decode_json(text, ShardLayout)
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{place} is not the layout of shards: {error}.") from error
+        raise CheckpointError(f"{path} is not the layout of shards: {error}.") from error
     missing = [name for name in layout.files if name not in listed]
     if missing:
         raise CheckpointError(
-            f"{place} names {missing[0]!r}, which the manifest beside it does not: they are of two "
-            "saves. Put a whole copy in its place, or move it away to continue from the one "
-            "before it."
+            f"{path} lists {missing[0]!r}, but the manifest does not. They belong to different "
+            f"saves. {_REPLACE}"
         )
     for name, tensor in layout.tensors.items():
         try:
-            tensor.refuse_nonsense(len(layout.files))
+            tensor.refuse_invalid(len(layout.files))
         except ValueError as error:
-            raise CheckpointError(
-                f"{place} is wrong about {name}: {error}. Put a whole copy in its place, or move "
-                "it away to continue from the one before it."
-            ) from error
+            raise CheckpointError(f"{path} is wrong about {name}: {error}. {_REPLACE}") from error
     return layout
 
 
-def joined_layout(shards: Mapping[str, Mapping[str, CutTensor]]) -> ShardLayout:
-    """The layout of all shards, by file: each tensor with that one slice, its file number 0."""
-    found: dict[str, CutTensor] = {}
-    for number, held in enumerate(shards.values()):
-        for name, part in held.items():
-            ((_, start, stop),) = part.slices
-            before = found[name].slices if name in found else ()
-            slices = tuple(sorted([*before, (number, start, stop)], key=lambda s: s[1]))
-            found[name] = msgspec.structs.replace(part, slices=slices)
-    return ShardLayout(tuple(shards), found)
+def join_layouts(shards: Mapping[str, Mapping[str, CutTensor]]) -> ShardLayout:
+    """Join the layouts of all shards, which are given by file.
+
+    Before, each tensor has only the slice of its shard, with file number 0.
+    """
+    joined: dict[str, CutTensor] = {}
+    for number, shard in enumerate(shards.values()):
+        for name, part in shard.items():
+            [(_, start, stop)] = part.slices
+            earlier = joined[name].slices if name in joined else ()
+            slices = tuple(sorted([*earlier, (number, start, stop)], key=lambda s: s[1]))
+            joined[name] = msgspec.structs.replace(part, slices=slices)
+    return ShardLayout(tuple(shards), joined)
 
 
-Region = tuple[slice, ...]  # part of a tensor: one range for each dimension
+Region = tuple[slice, ...]
+"""Part of a tensor: a range per dimension."""
 Like = Callable[[str], Tensor | None]
-"""The tensor of this run that a stored one belongs to, by the stored one's name."""
+"""Function that returns this run's tensor for the name of a stored tensor."""
 
 
 def _part_of(tensor: DTensor) -> tuple[int, int, int]:
-    """This rank's part of a DTensor: (dim, start, stop), of which it holds [start, stop)."""
+    """Return (dim, start, stop) of this rank's part of a DTensor."""
     (placement,) = tensor.placements
-    # Alone `Shard` itself; what FSDP makes of a tensor that was cut before is another.
+    # Subclasses of `Shard`, which FSDP uses for a tensor that was cut before, are not supported.
     assert type(placement).__name__ == "Shard", "cut along one dimension of the tensor"
-    dim, index = cast("Shard", placement).dim % tensor.ndim, tensor.device_mesh.get_local_rank()
+    dim = cast("Shard", placement).dim % tensor.ndim
     length = tensor.shape[dim]
-    most = -(-length // tensor.device_mesh.size())  # as torch.chunk, by which DTensor cuts
-    return dim, min(length, most * index), min(length, most * (index + 1))
+    size = -(-length // tensor.device_mesh.size())  # DTensor divides like torch.chunk
+    start = size * tensor.device_mesh.get_local_rank()
+    return dim, min(length, start), min(length, start + size)
 
 
 def _ranges(shape: Sequence[int], dim: int, start: int, stop: int) -> Region:
-    """The region [start, stop) along `dim` of a tensor of `shape`."""
+    """Return the region [start, stop) along `dim` of a tensor of `shape`."""
     return tuple(slice(start, stop) if d == dim else slice(0, n) for d, n in enumerate(shape))
+
+
+def _all_of(shape: Sequence[int]) -> Region:
+    return tuple(slice(0, length) for length in shape)
 
 
 def shard_of(
     tensors: Mapping[str, Mapping[str, Tensor]], *, rank: int, world_size: int
 ) -> tuple[dict[str, Tensor], dict[str, CutTensor]]:
-    """The slices that one rank writes, by `<stem>/<name>`, and where in a whole tensor each is.
+    """Cut the slices that one rank writes.
 
-    A plain tensor is equal on all ranks, which deal them out by their bytes: all know the same ones
-    in the same order, so all deal alike.
+    Tensors that are not sharded are equal on all ranks. Every rank distributes them in the same
+    way, by their bytes.
+
+    Returns:
+        The slices by `<stem>/<name>`, and their positions in the whole tensors.
     """
-    loads = [0] * world_size  # bytes dealt to each
+    loads = [0] * world_size  # bytes of whole tensors per rank
     slices: dict[str, Tensor] = {}
     cut: dict[str, CutTensor] = {}
     for stem, named in tensors.items():
         for name, tensor in named.items():
-            shape, local = tuple(tensor.shape), tensor
-            dim, start, stop = 0, 0, shape[0] if shape else 1
-            if is_divided(tensor):
-                (dim, start, stop), local = _part_of(tensor), tensor.to_local()
+            shape = tuple(tensor.shape)
+            if is_sharded(tensor):
+                dim, start, stop = _part_of(tensor)
+                local = tensor.to_local()
                 if start == stop and tensor.numel():
                     continue
             else:
@@ -167,110 +183,125 @@ def shard_of(
                 loads[owner] += tensor.numel() * tensor.element_size()
                 if owner != rank:
                     continue
-            key, dtype = f"{stem}/{name}", str(tensor.dtype).removeprefix("torch.")
+                dim, start = 0, 0
+                stop = shape[0] if shape else 1
+                local = tensor
+
+            key = f"{stem}/{name}"
+            dtype = str(tensor.dtype).removeprefix("torch.")
             slices[key] = local
             cut[key] = CutTensor(dtype, shape, dim, ((0, start, stop),))
     return slices, cut
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file; what the file system refuses is an OSError."""
+    """Write a safetensors file.
+
+    Raises:
+        OSError: The file system refuses.
+    """
     seen: set[int] = set()
-    separate = {}  # contiguous and each in memory of its own, which the library insists on
+    separate = {}  # the library requires contiguous tensors that share no memory
     for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        separate[name] = (tensor.clone() if place in seen else tensor.detach()).contiguous()
-        seen.add(place)
+        address = tensor.untyped_storage().data_ptr()
+        separate[name] = (tensor.clone() if address in seen else tensor.detach()).contiguous()
+        seen.add(address)
     try:
         save_file(separate, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # names the system's reason and has no errno
+    except SafetensorError as error:  # has the system's reason, but no errno
         raise OSError(str(error)) from error
 
 
 def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
-    """Bytes the tensors take, headers not counted."""
+    """Count the bytes of tensors. A DTensor counts with its full size."""
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
-    """The tensors of a file that holds whole ones, or this rank's slices of them."""
+    """Read the whole tensors of a file, or this rank's slices of them."""
     with opened_weights(path) as file:
-        return {
-            name: _as_held(like(name), tuple(file.get_slice(name).get_shape()), read)
-            for name in file.keys()  # noqa: SIM118 - no mapping
-            for read in [partial(_region, file, name)]
-        }
+        tensors = {}
+        for name in file.keys():  # noqa: SIM118  # the file is not a mapping
+            shape = tuple(file.get_slice(name).get_shape())
+            tensors[name] = _read_like(like(name), shape, partial(_read_region, file, name))
+        return tensors
 
 
 def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> dict[str, Tensor]:
-    """The tensors that `folder` holds in shards, or this rank's slices of them."""
-    cut = {k: t for k, t in layout.tensors.items() if k.startswith(f"{stem}/")}
+    """Read the tensors of `stem` from the shards in `folder`, or this rank's slices of them.
+
+    Raises:
+        CheckpointError: The tensors are missing, damaged or differ from the layout.
+    """
+    prefix = f"{stem}/"
+    cut = {key: tensor for key, tensor in layout.tensors.items() if key.startswith(prefix)}
     if not cut:
         raise CheckpointError(f"{folder} has no tensors of the {stem}.")
     with ExitStack() as stack:
         opened = cache(lambda n: stack.enter_context(opened_weights(folder / layout.files[n])))
-        return {
-            name: _as_held(like(name), tensor.shape, partial(_joined_region, key, tensor, opened))
-            for key, tensor in cut.items()
-            for name in [key.removeprefix(f"{stem}/")]
-        }
+        tensors = {}
+        for key, tensor in cut.items():
+            name = key.removeprefix(prefix)
+            read = partial(_join_region, key, tensor, opened)
+            tensors[name] = _read_like(like(name), tensor.shape, read)
+        return tensors
 
 
-def _as_held(
-    own: Tensor | None, shape: tuple[int, ...], read: Callable[[Region], Tensor]
+def _read_like(
+    model_tensor: Tensor | None, shape: tuple[int, ...], read: Callable[[Region], Tensor]
 ) -> Tensor:
-    """A stored tensor whole, or divided as this run's own is where that has the same shape."""
-    if own is None or not is_divided(own) or tuple(own.shape) != shape:
-        return read(tuple(slice(0, length) for length in shape))
+    """Read a stored tensor, only this rank's slice if `model_tensor` is sharded and of `shape`."""
+    if model_tensor is None or not is_sharded(model_tensor) or tuple(model_tensor.shape) != shape:
+        return read(_all_of(shape))
     from torch.distributed.tensor import DTensor  # loading it takes a second
 
     return DTensor.from_local(
-        read(_ranges(shape, *_part_of(own))),
-        own.device_mesh,
-        own.placements,
+        read(_ranges(shape, *_part_of(model_tensor))),
+        model_tensor.device_mesh,
+        model_tensor.placements,
         run_check=False,
-        shape=own.shape,
-        stride=own.stride(),
+        shape=model_tensor.shape,
+        stride=model_tensor.stride(),
     )
 
 
-def _joined_region(
-    key: str, tensor: CutTensor, opened: Callable[[int], Any], wanted: Region
+def _join_region(
+    key: str, tensor: CutTensor, opened: Callable[[int], Any], region: Region
 ) -> Tensor:
-    """A region of a tensor from the slices that it overlaps."""
-    result = torch.empty([r.stop - r.start for r in wanted], dtype=DTYPES[tensor.dtype])
+    """Read a region of a tensor from the slices that it overlaps."""
+    result = torch.empty([r.stop - r.start for r in region], dtype=DTYPES[tensor.dtype])
     for number, start, stop in tensor.slices:
         stored = _ranges(tensor.shape, tensor.dim, start, stop)
-        common = [
+        overlap = [
             slice(max(a.start, b.start), min(a.stop, b.stop))
-            for a, b in zip(stored, wanted, strict=True)
+            for a, b in zip(stored, region, strict=True)
         ]
-        if any(r.start >= r.stop for r in common):
+        if any(r.start >= r.stop for r in overlap):
             continue
-        found = _region(opened(number), key, _within(common, stored))
-        into = result[_within(common, wanted)]
-        if found.shape != into.shape or found.dtype != into.dtype:
+        part = _read_region(opened(number), key, _shift(overlap, stored))
+        target = result[_shift(overlap, region)]
+        if part.shape != target.shape or part.dtype != target.dtype:
             raise CheckpointError(
-                f"The slice of {key} from {start:,} to {stop:,} is not as the layout beside it "
-                f"says: {found.dtype} {tuple(found.shape)}. The files are of two saves; put a "
-                "whole copy in their place, or move the checkpoint away."
+                f"The slice of {key} from {start:,} to {stop:,} is {part.dtype} "
+                f"{tuple(part.shape)}, which differs from {LAYOUT}. They belong to different "
+                f"saves. {_REPLACE}"
             )
-        into.copy_(found)
+        target.copy_(part)
     return result
 
 
-def _within(common: Sequence[slice], region: Region) -> Region:
-    """The ranges of `common`, counted from the beginning of `region`."""
-    pairs = zip(common, region, strict=True)
+def _shift(ranges: Sequence[slice], region: Region) -> Region:
+    """Shift ranges so that they count from the start of `region`."""
+    pairs = zip(ranges, region, strict=True)
     return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in pairs)
 
 
-def _region(file: Any, name: str, region: Region) -> Tensor:
-    """A region of a tensor in an open safetensors file."""
+def _read_region(file: Any, name: str, region: Region) -> Tensor:
+    """Read a region of a tensor from an open safetensors file."""
     stored = file.get_slice(name)
-    if region == tuple(slice(0, length) for length in stored.get_shape()):
-        whole: Tensor = file.get_tensor(name)
-        return whole
+    if region == _all_of(stored.get_shape()):
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
     if any(r.start >= r.stop for r in region):
         return torch.empty([r.stop - r.start for r in region], dtype=stored[:1].dtype)
     part: Tensor = stored[region]

@@ -1,8 +1,9 @@
-"""Upload of checkpoints to a bucket, in the background while training goes on.
+"""Upload of checkpoints to a bucket, in the background during training.
 
-A checkpoint to be uploaded is hard-linked into `outbox/`: retention may delete the original. While
-the service is down, the newest and the best stay there and older ones are given up, counted.
-Content goes first, verified; the manifest goes last, and only it makes a checkpoint of it.
+A waiting checkpoint is hard-linked into `outbox/`, because retention may delete the original. While
+the service is down, only the newest checkpoints and the best models wait, and the dropped ones are
+counted. The manifest is uploaded last, after the verified content, so a killed upload leaves no
+checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from toque.errors import CheckpointError
-from toque.runs.run_files import grows, is_own
+from toque.runs.run_files import is_growing, is_run_file
 from toque.storage.atomic import atomic_folder, link_or_copy, remove_folder, sweep
 from toque.storage.bucket import Bucket, RunBucketError
 from toque.storage.bucket_lock import BucketLock
@@ -27,65 +28,73 @@ from toque.training.checkpoint.saved import MANIFEST, read_manifest, step_name, 
 from toque.training.stopping import TAKEN_OVER
 from toque.units import Progress
 
-QUEUE: Final = 2  # checkpoints that wait at most, best models not counted
-_KINDS: Final = ("best", "checkpoints")  # in the order in which they are uploaded
-_AGAIN_AFTER: Final = 30.0
-"""Seconds until a store that was down is tried again, if no new checkpoint comes before."""
+QUEUE: Final = 2
+"""Number of checkpoints that may wait. Best models do not count."""
+_KINDS: Final = ("best", "checkpoints")
+"""Folders to upload, in this order."""
+_RETRY_SECONDS: Final = 30.0
+"""Seconds until a failed upload is retried. A new checkpoint ends the wait."""
 
 
 @dataclass
 class UploadCounts:
-    """The uploads of a session, counted by their outcome."""
+    """Number of uploads in a session by outcome."""
 
     uploaded: int = 0
     failed: int = 0
-    given_up: int = 0
+    dropped: int = 0
     newest_step: int | None = None
 
-    def in_words(self) -> str:
-        """The counts as a sentence."""
+    def summary(self) -> str:
+        """Summarise the counts for the user."""
         newest = f", newest step {self.newest_step:,}" if self.newest_step else ""
         return (
-            f"{self.uploaded} uploaded{newest}, {self.failed} tries failed, {self.given_up} given "
-            "up for newer ones"
+            f"{self.uploaded} uploaded{newest}, {self.failed} failed tries, {self.dropped} dropped "
+            "for newer checkpoints"
         )
 
 
 @final
 class Uploads:
-    """The bucket's side of one run; entering takes over uploads that an earlier session left."""
+    """Uploads of one run. The start of the context continues the uploads of earlier sessions."""
 
     def __init__(self, run: Path, bucket: Bucket, lock: BucketLock, *, keep_last: int) -> None:
-        self._run, self._bucket, self._lock, self._keep = run, bucket, lock, keep_last
+        self._run = run
+        self._bucket = bucket
+        self._lock = lock
+        self._keep_last = keep_last
         self._outbox = run / OUTBOX
         self.counts = UploadCounts()
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._changed = threading.Event()
         self._closing = False
         self._done: set[str] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
+        """Names of other files that a message has mentioned."""
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="toque-upload", daemon=True)
 
     def __enter__(self) -> Self:
         self._outbox.mkdir(parents=True, exist_ok=True)
         sweep(self._outbox)
+
         names = self._bucket.names()
         folders = {"/".join(n.split("/")[:2]) for n in names if n.split("/")[0] in _KINDS}
         for folder in sorted(folders):
-            if f"{folder}/{MANIFEST}" not in names:  # content that a killed upload left
+            if f"{folder}/{MANIFEST}" not in names:  # leftovers of a killed upload
                 self._remove(folder, names)
-        # What lies here and not there: the newest checkpoint, and the best models.
+
+        # Add the newest checkpoint and the best models, unless the bucket has them.
         for kind in _KINDS:
             steps = sorted((self._run / kind).glob("step-*"), reverse=True)
-            for path in steps[: 1 if kind == "checkpoints" else None]:
+            for path in steps if kind == "best" else steps[:1]:
                 if f"{kind}/{path.name}/{MANIFEST}" not in names and (path / MANIFEST).exists():
                     self.add(path)
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        """Upload what is left, unless the user interrupted (Ctrl-C)."""
+        """Upload the waiting checkpoints, unless the user has interrupted (Ctrl-C)."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self._bucket.retry.stop.set()
         self._closing = True
@@ -93,16 +102,16 @@ class Uploads:
         self._thread.join()
 
     def is_lost(self) -> bool:
-        """True if another process has taken the run over."""
+        """Check whether another process has taken over the run."""
         return self._lock.lost.is_set()
 
     def _is_lost_now(self) -> bool:
-        """`is_lost`, by a look into the bucket: who has just slept has not heard of it yet."""
+        """Check the lock in the bucket. A computer that slept may have lost it unnoticed."""
         self._lock.look()
         return self.is_lost()
 
     def add(self, checkpoint: Path) -> None:
-        """Have it uploaded; older ones that wait give way when the ring is full."""
+        """Queue a checkpoint for upload. If the queue is full, drop the oldest waiting one."""
         name = f"{checkpoint.parent.name}-{checkpoint.name}"
         with self._guard:
             if (self._outbox / name).exists() or name in self._done:
@@ -112,7 +121,7 @@ class Uploads:
                     for path in sorted(checkpoint.iterdir()):
                         link_or_copy(path, writer.folder / path.name)
             except FileNotFoundError:
-                return  # a better or newer one has taken its place meanwhile
+                return  # retention removed the checkpoint meanwhile
             except OSError as error:
                 self._messages.put(
                     f"{checkpoint.name} cannot wait for its upload: {error.strerror or error}"
@@ -120,28 +129,30 @@ class Uploads:
                 return
             for older in self._waiting("checkpoints")[QUEUE:]:
                 remove_folder(older)
-                self.counts.given_up += 1
+                self.counts.dropped += 1
         self._changed.set()
 
-    def finished(self) -> None:
-        """Upload the small files and the finished model, too.
+    def upload_model(self) -> None:
+        """Upload the finished model and the small files.
 
-        A RunBucketError, and nothing uploaded, where another process has taken the run over.
+        Raises:
+            RunBucketError: Another process has taken over the run. Nothing is uploaded.
         """
         refuse_moved(self._run)
         if self._is_lost_now():
             raise RunBucketError(
-                f"Another process has taken {self._bucket.address} over, because this one did not "
-                "renew its lock for too long: it slept, or had no network. Nothing more of it was "
-                f"uploaded; what it saved is in {self._run}, and the other goes on. Wait for that "
-                "one, or stop it and start this command again, which continues from the newest."
+                f"Another process has taken over {self._bucket.address}, because this process did "
+                "not renew its lock in time: the computer slept, or had no network. Nothing more "
+                f"was uploaded. The saved files are in {self._run}, and the other process "
+                "continues the run. Wait for it, or stop it and start this command again to "
+                "continue from the newest checkpoint."
             )
         for name in MODEL_FILES:
-            self._send(name)
-        self._small_files()
+            self._upload_file(name)
+        self._upload_small_files()
 
     def messages(self) -> list[str]:
-        """Sentences for the user since the last call."""
+        """Return the messages for the user since the last call."""
         return [self._messages.get() for _ in range(self._messages.qsize())]
 
     def _waiting(self, kind: str) -> list[Path]:
@@ -149,8 +160,8 @@ class Uploads:
 
     def _work(self) -> None:
         while not self.is_lost():
-            # The best first: a bucket that holds a step and lacks a best model from before it would
-            # continue to the same weights and finish with another model.
+            # Upload best models first. If a bucket had a checkpoint but not an earlier best model,
+            # a resumed run would have the same weights but finish with a different model.
             with self._guard:
                 path = next(iter(self._waiting("best") + self._waiting("checkpoints")), None)
             if path is None:
@@ -163,34 +174,35 @@ class Uploads:
                 self._upload(path)
             except (CheckpointError, OSError) as error:
                 if not path.exists():
-                    continue  # gave way while it was on its way
+                    continue  # dropped during its upload
                 self.counts.failed += 1
                 self._messages.put(f"{path.name} is not uploaded yet. {error}")
                 if self._closing:
-                    return  # it stays in the outbox for the next session
-                self._changed.wait(_AGAIN_AFTER)
+                    return  # it waits in the outbox for the next session
+                self._changed.wait(_RETRY_SECONDS)
                 self._changed.clear()
 
     def _upload(self, path: Path) -> None:
         refuse_moved(path)
-        kind, _, step = path.name.partition("-")
         try:
             manifest = read_manifest(path)
             verify_files(path, manifest, hashed=False)
         except CheckpointError as error:
             if path.exists():
-                self._give_up(path, error)
+                self._skip(path, error)
             return
-        place = f"{kind}/{step}"
+
+        kind, _, step = path.name.partition("-")
         if self._is_lost_now():
             return
         for entry in manifest.files:
-            self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
+            self._bucket.put_file(path / entry.file, f"{kind}/{step}/{entry.file}")
         if self._is_lost_now():
             return
-        self._small_files()
-        # One may be there, of the same step before continuing from an older one: the same bits.
-        self._bucket.put(f"{place}/{MANIFEST}", (path / MANIFEST).read_bytes())
+        self._upload_small_files()
+        # After a resume from an older checkpoint, the bucket may have this step with the same bits.
+        self._bucket.put(f"{kind}/{step}/{MANIFEST}", (path / MANIFEST).read_bytes())
+
         with self._guard:
             remove_folder(path)
         self.counts.uploaded += 1
@@ -199,28 +211,30 @@ class Uploads:
             self.counts.newest_step = max(self.counts.newest_step or 0, manifest.step)
         self._prune(kind)
 
-    def _give_up(self, path: Path, error: CheckpointError) -> None:
-        """Leave out, in this session, what cannot be read here: all others would wait for it."""
+    def _skip(self, path: Path, error: CheckpointError) -> None:
+        """Skip a damaged checkpoint in this session, so that it does not block the queue."""
         with self._guard:
             remove_folder(path)
         self._done.add(path.name)
         self.counts.failed += 1
         self._messages.put(f"{path.name} is not uploaded. {error}")
 
-    def _small_files(self) -> None:
-        """Configuration, figures and samples: what a run is continued with, and read by."""
+    def _upload_small_files(self) -> None:
+        """Upload the configuration, metrics and samples, which a resume and reports need."""
         names = {path.name for path in self._run.iterdir() if not path.is_dir()}
-        for name in sorted(filter(is_own, names)):
-            self._send(name)
-        others = {name for name in names if not (is_own(name) or name.startswith("."))}
-        if others - self._told:
-            self._messages.put(f"not uploaded, being no files of a run: {sorted(others)!s:.200}")
-        self._told |= others
+        for name in sorted(filter(is_run_file, names)):
+            self._upload_file(name)
+        other_files = {name for name in names if not (is_run_file(name) or name.startswith("."))}
+        if other_files - self._reported:
+            self._messages.put(
+                f"not uploaded, because they are not files of a run: {sorted(other_files)!s:.200}"
+            )
+        self._reported |= other_files
 
-    def _send(self, name: str) -> None:
-        """Upload a file of the run, if there is one."""
+    def _upload_file(self, name: str) -> None:
+        """Upload a file of the run if it exists."""
         try:
-            self._bucket.put_file(self._run / name, name, grows=grows(name))
+            self._bucket.put_file(self._run / name, name, grows=is_growing(name))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -229,40 +243,43 @@ class Uploads:
             self._messages.put(f"{self._run / name} is not uploaded: {error.strerror}")
 
     def _prune(self, kind: str) -> None:
-        """Remove there what is no longer kept; the manifest first, so that no half is one."""
+        """Remove checkpoints from the bucket that are no longer retained."""
         names = self._bucket.names(kind)
-        there = complete_steps(names, kind)
+        remote = complete_steps(names, kind)
         if kind == "best":
-            here = {path.name for path in (self._run / "best").glob("step-*")}
-            newest = max(here, default="")  # what is newer appears there before it does here
-            kept = [step for step in there if step in here or step > newest] or there
+            local = {path.name for path in (self._run / "best").glob("step-*")}
+            newest = max(local, default="")  # the bucket may list a newer one before the folder
+            retained = [step for step in remote if step in local or step > newest] or remote
         else:
-            # As in `CheckpointStore.prune`: later steps were found damaged when the run continued.
+            # As in `CheckpointStore.prune`: later steps were damaged when the run continued.
             newest = step_name(self.counts.newest_step or 0)
-            kept = there[: sum(step > newest for step in there) + self._keep]
-        for step in set(there) - set(kept):
+            retained = remote[: sum(step > newest for step in remote) + self._keep_last]
+        for step in set(remote) - set(retained):
             self._remove(f"{kind}/{step}", names)
 
     def _remove(self, folder: str, names: list[str]) -> None:
-        inside = [n for n in names if n.startswith(f"{folder}/")]
+        """Remove a folder from the bucket, its manifest first, so that no part counts as valid."""
+        inside = [name for name in names if name.startswith(f"{folder}/")]
         manifest = f"{folder}/{MANIFEST}"
         self._bucket.remove(sorted(inside, key=lambda name: name != manifest))
 
 
 class UploadProgress(Callback):
-    """Hands every durable checkpoint to `Uploads`, and passes its warnings on."""
+    """Callback that queues durable checkpoints for upload and reports warnings of `Uploads`."""
 
     def __init__(self, uploads: Uploads, run: Path, warn: Callable[[Progress, str], None]) -> None:
-        self._uploads, self._run, self._warn = uploads, run, warn
+        self._uploads = uploads
+        self._run = run
+        self._warn = warn
 
     def on_step(self, info: StepInfo) -> Requests | None:
-        """Stop when another machine has taken over: two writers would be two runs."""
-        for sentence in self._uploads.messages():
-            self._warn(info.progress, sentence)
+        """Stop if another process has taken over the run."""
+        for message in self._uploads.messages():
+            self._warn(info.progress, message)
         return Requests(stop=True, reason=TAKEN_OVER) if self._uploads.is_lost() else None
 
     def on_save(self, at: Progress, saved: Saved) -> None:
-        """Have it uploaded, and new best models before it."""
+        """Queue the new best models and the checkpoint."""
         for best in sorted((self._run / "best").glob("step-*")):
             self._uploads.add(best)
         self._uploads.add(saved.path)

@@ -1,9 +1,9 @@
-"""Launcher: which rank this process is, and a supervisor of the ranks that one machine starts.
+"""Launcher: start and supervision of the ranks on one machine.
 
-Every rank is the same command, told which one it is by the variables of `torchrun`, which starts
-ranks over several machines. It is not used on one: it ends every rank as soon as one has left, and
-so cuts off a rank that still saves or says why, starts again after errors that would only repeat,
-and ends with 1 whatever the ranks' exit codes were. Torch is loaded only where ranks are started.
+Every rank runs the same command. The environment variables of `torchrun` contain its number. Use
+`torchrun` for several machines. On one machine this launcher replaces it for three reasons:
+`torchrun` kills all ranks when one ends, even a rank that is saving. It also restarts after errors
+that would repeat, and its exit code is always 1. Torch is imported only when ranks are started.
 """
 
 from __future__ import annotations
@@ -25,66 +25,79 @@ from toque.errors import ConfigError, Interrupted, NonFiniteError, RankLost, arg
 from toque.hardware.processor import usable_cores
 
 LAUNCHER_VARIABLE: Final = "TOQUE_LAUNCHER"
-"""Environment variable of a rank: the process of the launcher that started it."""
+"""Environment variable of a rank: process id of its launcher."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_AGREED: Final = {0, Interrupted.exit_code}  # exit codes of ranks that left together
+_AGREED: Final = {0, Interrupted.exit_code}
+"""Exit codes of ranks that end together."""
 _FINAL: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
-"""Exit codes of errors that another attempt would only repeat."""
-_END_SECONDS: Final = 30
-"""Seconds from one rank's failure until the others, which mostly notice and say so, are killed."""
-_LOOK_SECONDS: Final = 0.1
+"""Exit codes of errors that another attempt would repeat."""
+_GRACE_SECONDS: Final = 30
+"""Seconds from the failure of a rank until the remaining ranks are killed."""
+_POLL_SECONDS: Final = 0.1
 
 
 def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[str], None]) -> int:
-    """Start the ranks, wait until they have ended, and start them again after a loss.
+    """Start the ranks, wait for them, and restart them after a loss.
 
-    The exit code is what the ranks agree on, or that of the first that failed; RankLost if they
-    were killed, and none is left to say so.
+    Returns:
+        The common exit code, or the code of the first failed rank.
+
+    Raises:
+        ConfigError: `gpus` or `restarts` is impossible.
+        RankLost: Ranks were killed, and no rank has reported it.
     """
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
 
     refuse_impossible(gpus, restarts)
     environment = environment_of(gpus)
-    count, each = f"{gpus} process{'es' if gpus > 1 else ''}", environment["OMP_NUM_THREADS"]
-    on_cpu = f" on the CPU, as this machine has no CUDA device (OMP_NUM_THREADS={each} each)"
-    say(f"{count}, one a GPU" if torch.cuda.is_available() else count + on_cpu)
-    # The ranks meet, and tell of their ends, at a store that outlives each of them.
+    count = f"{gpus} process{'es' if gpus > 1 else ''}"
+    if torch.cuda.is_available():
+        say(f"{count}, one per GPU")
+    else:
+        threads = environment["OMP_NUM_THREADS"]
+        say(
+            f"{count} on the CPU, as this machine has no CUDA device (OMP_NUM_THREADS={threads} "
+            "each)"
+        )
+    # The store connects the ranks and records how they ended. It outlives each of them.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     ranks = LaunchedRanks(command, environment | {"MASTER_PORT": str(store.port)}, gpus)
-    with ranks.passing_signals_on():
+    with ranks.forwarding_signals():
         ranks.run(0)
         for restart in range(1, restarts + 1):
-            if not ranks.may_start_again:
+            if not ranks.may_restart:
                 break
-            if killed := ranks.killed():
-                say(f"{killed}, out of memory perhaps")
+            if message := ranks.killed_ranks():
+                say(f"{message}, out of memory perhaps")
             say(f"starting again from the newest checkpoint: restart {restart} of {restarts}")
             ranks.run(restart)
     return ranks.exit_code()
 
 
 def refuse_impossible(gpus: int, restarts: int) -> None:
-    """Refuse numbers of processes below their least, and more than this machine has GPUs."""
+    """Refuse negative numbers, and more processes than this machine has GPUs.
+
+    Raises:
+        ConfigError: `gpus` or `restarts` is impossible.
+    """
     import torch
 
-    if gpus < 1 or restarts < 0:
+    if gpus < 1:
+        raise ConfigError(f"{argument('gpus')} must be at least 1, not {gpus}.")
+    if restarts < 0:
+        raise ConfigError(f"{argument('restarts')} must be at least 0, not {restarts}.")
+    n_devices = torch.cuda.device_count()
+    if 0 < n_devices < gpus:
         raise ConfigError(
-            f"{argument(f'gpus={gpus}')} and {argument(f'restarts={restarts}')} cannot be: GPUs "
-            "are counted from 1, restarts from 0."
-        )
-    found = torch.cuda.device_count()
-    if 0 < found < gpus:
-        raise ConfigError(
-            f"{argument('gpus')} is {gpus}, and this machine has {found} CUDA device"
-            f"{'s' if found > 1 else ''} (CUDA_VISIBLE_DEVICES is "
-            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}); each process needs one of "
-            f"its own. Give {argument(f'gpus={found}')} or fewer."
+            f"{argument('gpus')} must be at most {n_devices}, the number of CUDA devices on this "
+            f"machine, not {gpus}. Each process needs a device (CUDA_VISIBLE_DEVICES is "
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})."
         )
 
 
 def environment_of(gpus: int) -> dict[str, str]:
-    """Environment that all ranks share; the machine's cores are divided unless the user has."""
+    """Return the environment of all ranks. By default, it divides the machine's cores."""
     threads = max(1, len(usable_cores()) // gpus)
     ranks = {
         "WORLD_SIZE": str(gpus),
@@ -97,101 +110,118 @@ def environment_of(gpus: int) -> dict[str, str]:
 
 
 class LaunchedRanks:
-    """The processes of the ranks: started together, watched, and told of signals."""
+    """Processes of the ranks, which are started together and receive the launcher's signals."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], count: int) -> None:
-        self._command, self._environment, self._count = command, environment, count
+        self._command = command
+        self._environment = environment
+        self._count = count
         self._processes: list[subprocess.Popen[bytes]] = []
         self._codes: dict[int, int] = {}
-        """Exit codes by rank, in the order in which they ended; a signal's is negative."""
-        self._given_up: set[int] = set()
-        self._signal: signal.Signals | None = None  # the last that was passed on
+        """Exit codes by rank, in the order in which the ranks ended. Negative for a signal."""
+        self._killed_late: set[int] = set()
+        """Ranks that the launcher killed after the grace period."""
+        self._signal: signal.Signals | None = None
+        """Last signal that was forwarded."""
 
     def run(self, restart: int) -> None:
-        """Start all ranks and wait for their ends; `restart` counts the attempts before."""
-        self._codes, self._given_up, self._processes = {}, set(), []
+        """Start all ranks and wait until they end. `restart` is the number of earlier attempts."""
+        self._codes.clear()
+        self._killed_late.clear()
+        self._processes.clear()
         try:
             for rank in range(self._count):
-                own = {"RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RESTART_COUNT": restart}
-                environment = {**self._environment, **{name: str(own[name]) for name in own}}
-                # In the launcher's own process group: Ctrl-Z stops all of them.
-                started = subprocess.Popen(self._command, env=environment)  # noqa: S603 - our own
-                self._processes.append(started)
-            if self._signal is not None:  # it came while they started
-                self._pass_on(self._signal, None)
+                numbers = {"RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RESTART_COUNT": restart}
+                variables = {name: str(number) for name, number in numbers.items()}
+                # The ranks stay in the launcher's process group, so Ctrl-Z stops all of them.
+                process = subprocess.Popen(self._command, env={**self._environment, **variables})  # noqa: S603
+                self._processes.append(process)
+            if self._signal is not None:  # received while the ranks started
+                self._forward(self._signal, None)
+
             deadline = math.inf
             while len(self._codes) < self._count:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
                 for rank, process in enumerate(self._processes):
-                    if rank not in self._codes and (code := process.poll()) is not None:
+                    if rank in self._codes:
+                        continue
+                    code = process.poll()
+                    if code is not None:
                         self._codes[rank] = code
                         if code not in _AGREED:
-                            deadline = min(deadline, time.monotonic() + _END_SECONDS)
-                    elif rank not in self._codes and time.monotonic() > deadline:
-                        self._given_up.add(rank)
+                            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                    elif time.monotonic() > deadline:
+                        self._killed_late.add(rank)
                         process.kill()
         finally:
             for process in self._processes:
                 process.kill()
 
     @property
-    def may_start_again(self) -> bool:
-        """True after a loss that another attempt may mend, unless somebody asked for the end."""
+    def may_restart(self) -> bool:
+        """True if another attempt may succeed, and no signal has ended this one."""
         codes = set(self._codes.values())
         return not codes <= _AGREED and not codes & _FINAL and self._signal is None
 
-    def killed(self) -> str:
-        """Ranks that somebody else ended by a signal, in words, unless a rank has said so."""
+    def killed_ranks(self) -> str:
+        """Describe ranks that another process has killed, or return "" if a rank reported it."""
         if any(code > 0 and code not in _AGREED for code in self._codes.values()):
             return ""
         return "; ".join(
             f"Rank {rank} (process {self._processes[rank].pid} on {socket.gethostname()}) was "
             f"killed by {signal.Signals(-code).name}"
             for rank, code in self._codes.items()
-            if code < 0 and rank not in self._given_up
+            if code < 0 and rank not in self._killed_late
         )
 
     def exit_code(self) -> int:
-        """The command's exit code; RankLost if ranks were killed, and none was left to say so."""
+        """Compute the exit code of the command.
+
+        Raises:
+            RankLost: Ranks were killed, and no rank has reported it.
+        """
         codes = [code for code in self._codes.values() if code != 0]
-        if final := [code for code in codes if code in _FINAL]:
-            return final[0]
-        if killed := self.killed():
+        for code in codes:
+            if code in _FINAL:
+                return code
+        if message := self.killed_ranks():
             if self._signal is not None:
                 return 128 + self._signal  # the shell's convention
             raise RankLost(
-                f"{killed}, out of memory perhaps: `dmesg` tells. All ranks stop, and the last "
-                "checkpoint stands. The same command continues from it."
+                f"{message}, out of memory perhaps (see `dmesg`). All ranks stop. The last "
+                "checkpoint is intact, and the same command continues from it."
             )
-        lost = [code for code in codes if code > 0 and code != Interrupted.exit_code]
-        return lost[0] if lost else (Interrupted.exit_code if codes else 0)
+        for code in codes:
+            if code > 0 and code != Interrupted.exit_code:
+                return code
+        return Interrupted.exit_code if codes else 0
 
     @contextmanager
-    def passing_signals_on(self) -> Iterator[None]:
-        """While inside, signals go to the ranks; only the main thread can see to that."""
-        before: dict[signal.Signals, Any] = {}
+    def forwarding_signals(self) -> Iterator[None]:
+        """Forward signals to the ranks. This works only in the main thread."""
+        handlers: dict[signal.Signals, Any] = {}
         with contextlib.suppress(ValueError):  # another thread
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    before[number] = signal.signal(number, self._pass_on)
+                    handlers[number] = signal.signal(number, self._forward)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _pass_on(self, number: int, frame: object) -> None:
+    def _forward(self, number: int, frame: object) -> None:
         self._signal = signal.Signals(number)
         for process in self._processes:
-            process.send_signal(number)  # does nothing once the process has ended
+            process.send_signal(number)  # has no effect after the process has ended
 
 
 def is_launched() -> bool:
-    """True if our own launcher started this process."""
+    """Check whether Toque's launcher started this process."""
     return LAUNCHER_VARIABLE in os.environ
 
 
 def follow_launcher() -> None:
-    """Ask Linux for SIGTERM when the launcher is gone: no rank trains on unseen."""
+    """Make Linux send SIGTERM to this rank when its launcher ends, so that no rank is orphaned."""
     if os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid()) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

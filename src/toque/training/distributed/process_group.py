@@ -1,4 +1,4 @@
-"""Process group: joining the other ranks, comparing them, work of rank 0 alone, leaving."""
+"""Process group of a run: joining and leaving it, checks of the ranks, work of rank 0 alone."""
 
 from __future__ import annotations
 
@@ -29,43 +29,53 @@ from toque.training.distributed.collectives import RankFailures, Ranks
 from toque.version import __version__
 
 Strategy = Literal["auto", "single", "ddp", "fsdp"]
-_STARTING: Final = f"toque train CONFIG {argument('gpus=2')}"
-BEAT = 10.0  # seconds between two signs of life of rank 0 while it works alone
+_START_COMMAND: Final = f"toque train CONFIG {argument('gpus=2')}"
+HEARTBEAT_SECONDS = 10.0
+"""Seconds between two messages of rank 0 while it works alone."""
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
-"""Environment variable: seconds that ranks wait for each other before the run is given up."""
-_TIMEOUT_SECONDS: Final = 1800  # one rank's evaluating, writing texts and saving must fit in
-_KEPT: Final[list[ProcessGroup]] = []  # groups that were left; they live as long as the process
+"""Environment variable: seconds that ranks wait for each other before the run fails."""
+_TIMEOUT_SECONDS: Final = 1800
+"""Default of the timeout. One rank must evaluate, generate texts and save in this time."""
+_CLOSED_GROUPS: Final[list[ProcessGroup]] = []
+"""References to closed groups, so that their destructors run only when the process ends."""
 
 
 @contextmanager
 def joined(*, strategy: Strategy) -> Iterator[Ranks]:
-    """Be one of the ranks while inside; leaving without an error waits for the others."""
-    world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    """Join the ranks of the run. Without an error, the end of the context waits for all ranks.
+
+    Raises:
+        ConfigError: The strategy does not fit the number of processes.
+        RankLost: Another rank is missing.
+    """
+    world_size = _read_number("WORLD_SIZE", 1)
+    rank = _read_number("RANK", 0)
     if strategy == "single" and world_size > 1:
         raise ConfigError(
-            f"train.strategy is single, and this is one of {world_size} processes (WORLD_SIZE). "
-            "Start `toque train` without torchrun, or set train.strategy=auto."
+            f"train.strategy is single, but there are {world_size} processes (WORLD_SIZE). Start "
+            "`toque train` without torchrun, or set train.strategy=auto."
         )
-    sharded = strategy == "fsdp" and world_size == 1  # nothing to divide among
-    if sharded or (strategy == "ddp" and "WORLD_SIZE" not in os.environ):
-        found = os.environ.get("WORLD_SIZE", "not set")
+    is_lone_fsdp = strategy == "fsdp" and world_size == 1
+    if is_lone_fsdp or (strategy == "ddp" and "WORLD_SIZE" not in os.environ):
+        setting = os.environ.get("WORLD_SIZE", "not set")
         raise ConfigError(
-            f"train.strategy is {strategy}, and this process was started alone (WORLD_SIZE is "
-            f"{found}), as `accelerate launch --cpu` does whatever --num_processes says. Start "
-            f"several with `{_STARTING}`, or set train.strategy=auto."
+            f"train.strategy is {strategy}, but there is only one process (WORLD_SIZE is "
+            f"{setting}). `accelerate launch --cpu` starts one, whatever --num_processes is. Start "
+            f"several with `{_START_COMMAND}`, or set train.strategy=auto."
         )
     if world_size == 1:
-        device_named("auto")  # refused, where it is of no use, before anything begins
+        device_named("auto")  # refuse an unusable device before anything starts
         yield Ranks()
         return
-    ranks = _joined(rank, world_size, _number(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
+
+    ranks = _join(rank, world_size, _read_number(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
     assert ranks.failures is not None
     try:
         yield ranks
-        ranks.all_reduce_sum([0.0])  # nobody leaves while another may still need an answer
-        # A group's destructor waits for its own thread, which may be waiting for the interpreter's
-        # lock that the caller of the destructor holds: seen once as a rank that never ended.
-        _KEPT.extend(distributed_c10d._world.pg_map)  # noqa: SLF001  # it has no public name
+        ranks.all_reduce_sum([0.0])  # leave only when no other rank needs this one
+        # The destructor of a group waits for the group's thread, which may wait for the
+        # interpreter's lock, which the destructor's caller has. Once, a rank never ended.
+        _CLOSED_GROUPS.extend(distributed_c10d._world.pg_map)  # noqa: SLF001  # no public name
         dist.destroy_process_group()
         ranks.failures.leave()
     except BaseException as error:
@@ -75,94 +85,100 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _joined(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
-    local_rank = _number("LOCAL_RANK", rank)
+def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
+    local_rank = _read_number("LOCAL_RANK", rank)
     device = device_named("auto", local_rank=local_rank)
-    if cuda := device.type == "cuda":
+    is_cuda = device.type == "cuda"
+    if is_cuda:
         torch.cuda.set_device(device)
-    wait = timedelta(seconds=timeout_seconds)
+    timeout = timedelta(seconds=timeout_seconds)
     try:
-        # Under torchrun this is torchrun's own store, which outlives us.
-        found, _, _ = next(rendezvous("env://", timeout=wait))
-        # It also outlives a restart, and must not tell of processes that are gone.
+        # Under torchrun this store belongs to torchrun, so it outlives this process.
+        shared_store, _, _ = next(rendezvous("env://", timeout=timeout))
+        # It also outlives a restart, so each attempt has a prefix of its own.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"toque/{attempt}", found)
+        store = PrefixStore(f"toque/{attempt}", shared_store)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
             store=PrefixStore("group", store),
             rank=rank,
             world_size=world_size,
-            timeout=wait,
+            timeout=timeout,
         )
     except (RuntimeError, ValueError) as error:
         raise RankLost(
-            f"Rank {rank} of {world_size} could not join the others: "
-            f"{str(error).splitlines()[0]}. Start all of them together, e.g. `{_STARTING}`; across "
-            "machines each needs the same MASTER_ADDR and MASTER_PORT, reachable from all."
+            f"Rank {rank} of {world_size} cannot join the others: {str(error).splitlines()[0]}. "
+            f"Start all ranks together, e.g. `{_START_COMMAND}`. On several machines, all need the "
+            "same MASTER_ADDR and MASTER_PORT, and must be able to reach them."
         ) from error
     failures = RankFailures(PrefixStore("ranks", store), rank, world_size, timeout_seconds)
-    failures.enrol()
+    failures.register()
     return Ranks(rank, world_size, local_rank, failures)
 
 
-def _number(name: str, default: int) -> int:
+def _read_number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise ConfigError(
-            f"{name} is {text!r} in the environment, where a whole number belongs. The "
-            f"launcher sets what it takes to share a run (`{_STARTING}`); or unset {name}."
+            f"The environment variable {name} must be a whole number, not {text!r}. Unset it, or "
+            f"start the run with a launcher that sets it: `{_START_COMMAND}`."
         )
     return int(text)
 
 
 def while_others_wait(ranks: Ranks, work: Callable[[], None]) -> None:
-    """Do `work` on rank 0, however long it takes; the others return when it is done."""
+    """Do `work` on rank 0 while all ranks wait, without a timeout."""
     if not ranks.is_main:
         while not ranks.broadcast():
             pass
         return
     done = threading.Event()
 
-    def live() -> None:
-        while not done.wait(BEAT):
+    def send_heartbeats() -> None:
+        while not done.wait(HEARTBEAT_SECONDS):
             ranks.broadcast(False)
 
     with ThreadPoolExecutor(1, "toque-alive") as pool:
-        signs = pool.submit(live)
+        heartbeats = pool.submit(send_heartbeats)
         try:
             work()
         finally:
             done.set()
-    signs.result()  # RankLost, if another is gone
+    heartbeats.result()  # raises RankLost if another rank has ended
     ranks.broadcast(True)
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a number or the form of a file."""
+    """Collect the versions of software that affects numbers or file formats."""
     packages = {name: metadata.version(name) for name in ("torch", "transformers")}
     return {"toque": __version__, **packages, "python": platform.python_version()}
 
 
-def refuse_unlike(ranks: Ranks, facts: Mapping[str, str]) -> None:
-    """Compare the ranks' surroundings; where they differ, ConfigError says which has what."""
-    held = ranks.all_gather((socket.gethostname(), dict(facts)))
-    told = []
+def refuse_different_ranks(ranks: Ranks, facts: Mapping[str, str]) -> None:
+    """Check that all ranks have the same `facts`, e.g. versions.
+
+    Raises:
+        ConfigError: They differ. The message lists the values by host and rank.
+    """
+    facts_of_ranks = ranks.all_gather((socket.gethostname(), dict(facts)))
+    differences = []
     for name in facts:
-        having: dict[str, dict[str, list[str]]] = {}
-        for rank, (host, own) in enumerate(held):
-            places = having.setdefault(own.get(name, "not known"), {})
-            places.setdefault(host, []).append(str(rank))
+        ranks_by_value: dict[str, dict[str, list[str]]] = {}
+        for rank, (host, rank_facts) in enumerate(facts_of_ranks):
+            hosts = ranks_by_value.setdefault(rank_facts.get(name, "unknown"), {})
+            hosts.setdefault(host, []).append(str(rank))
+        if len(ranks_by_value) == 1:
+            continue
         values = []
-        for value, places in having.items():
-            where = [
-                f"{host} (rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)})"
-                for host, numbers in places.items()
+        for value, hosts in ranks_by_value.items():
+            places = [
+                f"{host} ({'ranks' if len(numbers) > 1 else 'rank'} {', '.join(numbers)})"
+                for host, numbers in hosts.items()
             ]
-            values.append(f"{value} on {' and '.join(where)}")
-        if len(having) > 1:
-            told.append(f"{name} is {', '.join(values)}")
-    if told:
+            values.append(f"{value} on {' and '.join(places)}")
+        differences.append(f"{name} is {', '.join(values)}")
+    if differences:
         raise ConfigError(
-            f"The {ranks.world_size} ranks are not alike: {'; '.join(told)}. They share every "
-            "update, so all need the same installation, and the same command with the same files."
+            f"The {ranks.world_size} ranks differ: {'; '.join(differences)}. All ranks share every "
+            "update, so they need the same installation and the same command with the same files."
         )

@@ -1,8 +1,8 @@
-"""Sharded weights by FSDP2 (Zhao et al. 2023, arXiv 2304.11277): each rank holds a part.
+"""Sharded weights with FSDP2 (Zhao et al. 2023, arXiv 2304.11277): each rank has a part.
 
-Weights, gradients and optimizer state are divided among the ranks. A block's weights are gathered
-for its forward and again for its backward, and dropped after each; its gradients are summed and
-divided again as soon as they are there, after every micro-batch.
+Weights, gradients and optimizer state are divided among the ranks. The weights of a block are
+gathered for its forward pass and again for its backward pass, and freed after each. Its gradients
+are summed and divided again in every micro-batch as soon as they exist.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from toque.batch import Batch
 from toque.hardware.glibc_malloc import return_freed_memory
 from toque.models.families import exchange_parameters
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.data_parallel import DataParallel, Entered, LossFn, full_tensor
 from toque.training.distributed.exchange import divided_modules
-from toque.training.distributed.sharing import Entered, LossFn, Sharing, whole
 
 
 @final
-class Sharded(Sharing):
-    """A model whose weights are divided among the ranks, in place, onto `device`.
+class Sharded(DataParallel):
+    """Model with weights that are divided among the ranks, in place, on `device`.
 
-    On CUDA the weights of blocks are gathered in `dtype`, that of matrix products; elsewhere in
-    their own, and autocast rounds them.
+    On CUDA the weights of a block are gathered in `dtype`, the type of its matrix products. On a
+    CPU they are gathered in their own type, and autocast rounds them.
     """
 
     strategy = "fsdp"
@@ -43,97 +43,97 @@ class Sharded(Sharing):
     ) -> None:
         super().__init__(model)
         self._ranks = ranks
-        self._outline = _outline(model, device)
+        self._skeleton = _copy_without_weights(model, device)
         mesh = init_device_mesh(device.type, (ranks.world_size,), mesh_dim_names=("shard",))
-        self._root = _divided(model, mesh, device, dtype)
+        self._root = _shard(model, mesh, device, dtype)
         if device.type == "cpu":
-            return_freed_memory()  # of the whole weights now, and of gathered ones later
+            return_freed_memory()  # the full weights now, and gathered weights later
 
     @property
     def may_repeat(self) -> bool:
-        """Never: the others wait in the middle of a forward or backward."""
+        """False, because all ranks take part in every forward and backward pass."""
         return False
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """The same number on every rank, that of the one with most: all gather weights together."""
-        own = batch.split(rows)
-        most = max(1, self._ranks.all_reduce_max(len(own)))
-        return own + [batch.unlabelled()] * (most - len(own))
+        """Split this rank's rows. All ranks get the same number of parts: they gather together."""
+        parts = batch.split(rows)
+        n_parts = max(1, self._ranks.all_reduce_max(len(parts)))
+        return parts + [batch.unlabelled()] * (n_parts - len(parts))
 
     def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
-        """[] `loss_fn(model, batch)`; every backward sums: no rank holds a whole gradient."""
+        """Compute `loss_fn(model, batch)`, a tensor []. Every backward pass sums the gradients."""
         del last
         return cast("Tensor", cast("nn.Module", self._root)(loss_fn, batch))
 
     def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
-        """[] `loss_fn(model, batch)` without gradients; all ranks together."""
+        """Compute `loss_fn(model, batch)`, a tensor [], without gradients, on all ranks."""
         with torch.no_grad():
-            found = cast("Tensor", cast("nn.Module", self._root)(loss_fn, batch))
-        self._root.reshard()  # where no backward comes, the outermost weights would stay whole
-        return found
+            loss = cast("Tensor", cast("nn.Module", self._root)(loss_fn, batch))
+        self._root.reshard()  # no backward pass follows, which would free the gathered weights
+        return loss
 
     def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
-        """Sums over the ranks."""
+        """Sum values over the ranks."""
         return self._ranks.all_reduce_sum(values)
 
     @contextmanager
-    def whole(self) -> Iterator[nn.Module]:
-        """A model like the one before it was divided, with weights that every rank gathers."""
+    def full_model(self) -> Iterator[nn.Module]:
+        """Yield the model as before it was divided, with weights that every rank gathers."""
         full: dict[str, nn.Parameter] = {}
         for name, parameter in self.model.named_parameters():
-            tensor = whole(parameter.detach())
+            tensor = full_tensor(parameter.detach())
             full[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
-        outlined = dict(self._outline.named_parameters())
-        exchange_parameters(self._outline, {id(outlined[name]): p for name, p in full.items()})
+        empty = dict(self._skeleton.named_parameters())
+        exchange_parameters(self._skeleton, {id(empty[name]): p for name, p in full.items()})
         try:
-            yield self._outline.train(self.model.training)
+            yield self._skeleton.train(self.model.training)
         finally:
-            exchange_parameters(self._outline, {id(p): outlined[name] for name, p in full.items()})
+            exchange_parameters(self._skeleton, {id(p): empty[name] for name, p in full.items()})
 
 
-class _Rooted(Entered):
-    """The outermost module that is divided: its own weights are those outside of the blocks."""
+class _Root(Entered):
+    """Outermost sharded module. Its own weights are those outside the blocks."""
 
     def forward(self, loss_fn: LossFn, batch: Batch) -> Tensor:
-        """[] `loss_fn(model, batch)`."""
-        # FSDP writes gathered weights without counting, and copies of weights go by the count.
+        """Compute `loss_fn(model, batch)`, a tensor []."""
+        # FSDP writes gathered weights without a new version, and copies of weights depend on it.
         gathered = [p for p in self.model.parameters() if not isinstance(p, DTensor)]
         torch.autograd.graph.increment_version(gathered)
         return super().forward(loss_fn, batch)
 
 
-def _divided(
+def _shard(
     model: nn.Module, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype
 ) -> FSDPModule:
-    """Divide `model` in place, block by block; the module to enter it by."""
-    # Inputs keep their format: what passes from block to block is float32, as it is under ddp.
+    """Divide `model` in place, block by block, and return the module to call."""
+    # Inputs keep their type: values between blocks are float32, as with ddp.
     rounded = dtype if device.type == "cuda" and dtype != torch.float32 else None
     policy = MixedPrecisionPolicy(
         param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # Packed rows leave a block as a view. Nothing here adds to one in place.
+    # Packed rows leave a block as a view. Toque never adds to such a view in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for module, is_block in divided_modules(model):
         if is_block:
             fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
         else:
             fully_shard(module, mesh=mesh)
-    root = fully_shard(_Rooted(model), mesh=mesh, reshard_after_forward=False)
+    root = fully_shard(_Root(model), mesh=mesh, reshard_after_forward=False)
     for module in cast("nn.Module", root).modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
     return root
 
 
-def _outline(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of a model on `device` whose parameters have no memory."""
+def _copy_without_weights(model: nn.Module, device: torch.device) -> nn.Module:
+    """Copy a model to `device` without memory for its parameters."""
     empty = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         for p in model.parameters()
     }
-    outline = copy.deepcopy(model, dict(empty))
-    for module in outline.modules():
+    skeleton = copy.deepcopy(model, dict(empty))
+    for module in skeleton.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)  # noqa: SLF001  # what __setattr__ writes to
-    return outline
+    return skeleton

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
-from toque.training.distributed.sharing import Sharing, own_part
+from toque.training.distributed.data_parallel import DataParallel, local_part
 from toque.training.observers.system_sampler import Record
 from toque.training.phases import UNWATCHED, Phase, Phases
 from toque.units import Duration, Progress
@@ -52,7 +52,7 @@ class Gradients(Callback):
         every: Duration | None,
         model: nn.Module,
         phases: Phases,
-        sharing: Sharing,
+        sharing: DataParallel,
         record: Record | None,
     ) -> list[Self]:
         """Build the callback of the setting observe.gradients, if it is set.
@@ -105,7 +105,7 @@ class Gradients(Callback):
 
 def _gradient_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the norm of each parameter's gradient, 0 without a gradient, [parameters] float32."""
-    gradients = [own_part(p.grad) for p in parameters if p.grad is not None]
+    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
     # On a GPU this is one call for all gradients. It has no public name.
     computed = iter(torch._foreach_norm(gradients) if gradients else ())  # noqa: SLF001
     zero = torch.zeros((), device=parameters[0].device)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from toque.reporter import Reporter, clock_text, one_line
-from toque.runs.outlined_update import Peak
+from toque.runs.peak import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.bottlenecks import GRAD_NORM
 from toque.training.callbacks import LOSS, Callback, RunEnd, RunStart, Saved, State, StepInfo

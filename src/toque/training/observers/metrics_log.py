@@ -29,12 +29,12 @@ from toque.hardware.processor import usable_cores
 from toque.hardware.thread_waits import waits_in
 from toque.models.flops import parameter_counts
 from toque.runs.history import METRICS
-from toque.runs.outlined_update import Peak
+from toque.runs.peak import Peak
 from toque.storage.json_files import JsonLines, append_json_lines
 from toque.training.arithmetic import Arithmetic, rate_of_bf16
 from toque.training.callbacks import Callback, RunEnd, RunStart, Saved, StepInfo
+from toque.training.distributed.data_parallel import DataParallel
 from toque.training.distributed.process_group import versions
-from toque.training.distributed.sharing import Sharing
 from toque.training.optimisations import attention_in
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
@@ -139,7 +139,7 @@ def start_event(
     model: PreTrainedModel,
     stream: BatchStream,
     runtime: Runtime,
-    sharing: Sharing,
+    sharing: DataParallel,
     resources: Resources,
     arithmetic: Arithmetic,
 ) -> dict[str, Any]:

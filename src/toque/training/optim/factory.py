@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from toque.config.schema import OptimConfig
 from toque.config.user_code import import_user_code
 from toque.errors import ConfigError
-from toque.training.distributed.sharing import divided_like, own_part
+from toque.training.distributed.data_parallel import local_part, shard_like
 from toque.training.optim.hidden_state import GENERATORS, Facts, first_difference, hidden_state
 from toque.training.optim.matrix_optimizers import WithAdamW, adamw_8bit, muon
 from toque.training.state_values import all_finite, refuse
@@ -413,7 +413,7 @@ def _find_impossible_value(entry: str, value: Tensor, steps: int | None) -> str 
         return None
     if not all_finite(value):
         return "has numbers that are not finite"
-    if entry in _NEVER_NEGATIVE and bool((own_part(value) < 0).any()):
+    if entry in _NEVER_NEGATIVE and bool((local_part(value) < 0).any()):
         return "is an average of squares, but has negative numbers"
     return None
 
@@ -436,5 +436,5 @@ def _copy_to_optimizer(
         return value.to(parameter.device if on_device else "cpu").clone()
     if value.shape == parameter.shape:
         copy_like_parameter = torch.empty_like(parameter, dtype=value.dtype)
-        return copy_like_parameter.copy_(divided_like(copy_like_parameter, value))
+        return copy_like_parameter.copy_(shard_like(copy_like_parameter, value))
     return value.to(parameter.device).clone()

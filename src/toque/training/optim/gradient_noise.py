@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from toque.keyed_random import key_of
-from toque.training.distributed.sharing import divided_like
+from toque.training.distributed.data_parallel import shard_like
 
 _PURPOSE = 0x6E6F697365
 """Part of the key that makes the noise differ from dropout's numbers of the same (seed, step)."""
@@ -49,4 +49,4 @@ class GradientNoise:
             noise = torch.randn(
                 gradient.shape, generator=generator, device=gradient.device, dtype=torch.float32
             )
-            gradient.add_(divided_like(gradient, noise.to(gradient.dtype)), alpha=deviation)
+            gradient.add_(shard_like(gradient, noise.to(gradient.dtype)), alpha=deviation)

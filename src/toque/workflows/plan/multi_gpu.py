@@ -122,7 +122,7 @@ def _shard_memory(memory: Memory, groups: Sequence[GatheredGroup], ranks: int) -
     # and as sent, and the rank's part of them.
     end = 2 * root.gradients + root.gradients // ranks - root.gathered
     parts = {
-        "its part of the weights": sum(group.held for group in groups) // ranks,
+        "its part of the weights": sum(group.stored for group in groups) // ranks,
         "weights gathered at once": root.gathered + largest.gathered,
         "its part of the gradients": gradients // ranks,
         "its part of the optimizer states": 2 * gradients // ranks,  # only AdamW's are sharded
@@ -169,7 +169,7 @@ def estimate_exchange(
         return SharedUpdate(exchange, rows)
     name, rate = card.link
     seconds = exchange.sent / (_LINK_SHARE * rate)
-    shown = exchange.shown(seconds, time.update_seconds)
+    shown = exchange.exposed_seconds(seconds, time.update_seconds)
     return SharedUpdate(exchange, rows, f"{name}, {rate / 1e9:,.0f} GB/s", seconds, shown)
 
 

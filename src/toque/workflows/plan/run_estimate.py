@@ -27,7 +27,8 @@ from toque.models.families import DTYPES, Family, family_of
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.outline import OutlinedRows, Where
 from toque.runs.estimate import Estimator, Machine, Memory, Work
-from toque.runs.outlined_update import Peak, outlining, peak_of
+from toque.runs.outlined_update import outlining
+from toque.runs.peak import Peak, peak_of
 from toque.training.arithmetic import arithmetic_of
 from toque.training.optim.factory import optimizer_of, state_bytes
 from toque.training.runtime import Runtime

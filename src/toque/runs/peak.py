@@ -1,0 +1,116 @@
+"""Peak speed of a device in dense matrix products, for model FLOPs utilisation.
+
+The maker states the peak of known GPUs in 16 bits. Any other peak is measured in the run's
+precision and with the shapes of the model's weights, because both change it several times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from toque.hardware.cards import card_of_device
+from toque.models.onednn import onednn_is_faster, product
+
+_KINDS: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_MEASURE_SECONDS: Final = 0.2
+_MIN_ROUNDS: Final = 2
+"""Rounds per shape. The first round loads and chooses kernels."""
+_MIN_TOKENS: Final = 512
+_MAX_TOKENS: Final = 4096
+_FLOPS_PER_ROUND: Final = 2e10
+"""Limit that reduces the tokens for large matrices, such as the output head."""
+Products = Mapping[tuple[int, int], float]
+"""FLOPs in products with matrices by their (in, out), as from `models.flops.products_of`."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Floating-point operations per second, and the origin of this number."""
+
+    flops_per_second: float
+    origin: str
+
+    @property
+    def too_low(self) -> str:
+        """Message in place of a utilisation over 100 %."""
+        message = f"the updates are faster than the peak speed of this machine ({self.origin})"
+        if self.origin.startswith("measured"):
+            return (
+                f"{message}. Other programs probably slowed the measurement. End them before the "
+                "next session, which measures again"
+            )
+        return f"{message}. This peak belongs to a slower device"
+
+    def of_ranks(self, ranks: int) -> Peak:
+        """Return the peak of all ranks together, with a device per rank."""
+        if ranks == 1:
+            return self
+        rate = self.flops_per_second
+        return Peak(rate * ranks, f"{ranks} ranks of {rate:.3g}; {self.origin}")
+
+
+def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Peak:
+    """Look up the stated peak of a known GPU in 16 bits, or measure the peak in 0.2 s."""
+    if device.type == "cuda" and dtype in _KINDS:
+        name = torch.cuda.get_device_name(device)
+        card = card_of_device(name)
+        rate = card.flops_per_second.get(_KINDS[dtype]) if card is not None else None
+        if rate is not None:
+            return Peak(rate, f"stated for {name}, dense 16-bit")
+    return measure_peak(device, dtype, products)
+
+
+def measure_peak(
+    device: torch.device, dtype: torch.dtype, products: Products, *, seconds: float | None = None
+) -> Peak:
+    """Measure the rate of `products` in sequence: forward pass and both gradients.
+
+    Each shape counts with its best round.
+
+    Args:
+        device: The device.
+        dtype: Type of the matrices.
+        products: The products.
+        seconds: Time for all measurements, 0.2 by default. Each shape has at least two rounds.
+    """
+    share = (_MEASURE_SECONDS if seconds is None else seconds) / len(products)
+    needed = sum(
+        flops / _rate(shape, device, dtype, seconds=share) for shape, flops in products.items()
+    )
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    kind = str(dtype).removeprefix("torch.")
+    origin = f"measured in {kind}, products of {len(products)} shapes{threads}"
+    return Peak(sum(products.values()) / needed, origin)
+
+
+def _rate(
+    shape: tuple[int, int], device: torch.device, dtype: torch.dtype, *, seconds: float
+) -> float:
+    """Measure the FLOP/s of one layer's products: y = x W', and the gradients of x and W."""
+    n_in, n_out = shape
+    flops_per_token = 6 * n_in * n_out
+    n = int(min(_MAX_TOKENS, max(_MIN_TOKENS, _FLOPS_PER_ROUND / flops_per_token)))
+    x = torch.randn(n, n_in, dtype=dtype, device=device)
+    w = torch.randn(n_out, n_in, dtype=dtype, device=device)
+    dy = torch.randn(n, n_out, dtype=dtype, device=device)
+    uses_onednn = device.type == "cpu" and dtype == torch.float32 and onednn_is_faster()
+
+    best = float("inf")
+    rounds = 0
+    end = time.perf_counter() + seconds
+    while rounds < _MIN_ROUNDS or time.perf_counter() < end:
+        started = time.perf_counter()
+        if uses_onednn:
+            _ = product(x, w), product(dy, w.t()), product(dy.t(), x.t())
+        else:
+            _ = x @ w.t(), dy @ w, dy.t() @ x
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - started)
+        rounds += 1
+    return n * flops_per_token / best

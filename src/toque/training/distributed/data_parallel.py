@@ -1,0 +1,191 @@
+"""Data parallelism: how the ranks of a run compute an update together.
+
+A loss is a sum, divided by the target tokens of the entire update before any backward pass. So the
+sum of the ranks' gradients is the gradient of one process. PyTorch sums them during the backward
+pass: DistributedDataParallel if every rank has all weights (here), FSDP2 if each rank has a part
+(`sharding.py`). Both average by default and are configured to sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from toque.batch import Batch
+from toque.models.glibc_malloc import keep_freed_memory
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor  # loading it takes a second
+
+LossFn = Callable[[nn.Module, Batch], Tensor]
+BUCKET_MIB: Final = {"cpu": 4, "cuda": 25}
+"""Size of the buckets in which gradients are exchanged during the backward pass, in MiB. 25 is the
+default of DDP. With gloo, smaller buckets start earlier (lab/performance.md)."""
+
+
+class DataParallel:
+    """Model of a run and its share of each update. This base class is for a single process."""
+
+    strategy = "single"  # single, ddp or fsdp
+    is_sharded = False
+    """True if a rank has only a part of the weights. Then all ranks must compute together."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @property
+    def may_repeat(self) -> bool:
+        """True if this rank alone may repeat the current attempt at an update."""
+        return True
+
+    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
+        """Start an attempt at an update: split this rank's rows into parts of at most `rows`."""
+        return batch.split(rows)
+
+    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
+        """Compute `loss_fn(model, batch)`, a tensor [].
+
+        Args:
+            loss_fn: The loss, a sum over target tokens.
+            batch: A micro-batch.
+            last: Whether this is the last micro-batch. Its backward pass sums the gradients.
+        """
+        del last
+        return loss_fn(self.model, batch)
+
+    def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
+        """Compute `loss_fn(model, batch)`, a tensor [], without gradients."""
+        with torch.no_grad():
+            return loss_fn(self.model, batch)
+
+    def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
+        """Sum values over the parts of the weights, from each rank's values of its own part."""
+        return values
+
+    def full_model(self) -> AbstractContextManager[nn.Module]:
+        """Yield the model with all weights, for use by this rank alone. All ranks must enter."""
+        return nullcontext(self.model)
+
+
+class Entered(nn.Module):
+    """Module with any loss of a model as its forward pass. DDP and FSDP wrap this module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        # All ranks have equal buffers. DDP reads this attribute. The argument with the same effect
+        # has a different name in torch 2.11.
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
+
+    def forward(self, loss_fn: LossFn, batch: Batch) -> Tensor:
+        """Compute `loss_fn(model, batch)`, a tensor []."""
+        return loss_fn(self.model, batch)
+
+
+@final
+class Replicated(DataParallel):
+    """Model with all weights on every rank. DistributedDataParallel sums the gradients.
+
+    `find_unused_parameters` keeps the first layout of the buckets, and leaves unreached weights
+    without a gradient. With more than two ranks, the order in which a number is added up depends on
+    its position in the bucket, so a resumed run needs the same layout.
+    """
+
+    strategy = "ddp"
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._exchanging = False
+        device = next(model.parameters()).device
+        if device.type == "cpu":
+            keep_freed_memory()
+        entered = Entered(model)
+        # An unreached weight: DDP warns if it looks for unused weights and finds none.
+        entered.idle = nn.Parameter(torch.zeros(1, device=device))
+        self._ddp = DistributedDataParallel(
+            entered,
+            init_sync=False,  # `assert_in_sync` checks that the weights are equal
+            bucket_cap_mb=BUCKET_MIB[device.type],
+            gradient_as_bucket_view=True,
+            find_unused_parameters=True,
+        )
+        # DDP rejects a function with string annotations, so register a lambda.
+        self._ddp.register_comm_hook(None, lambda _, bucket: _sum_bucket(bucket))
+
+    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
+        """Split this rank's rows. There is at least one part, because all ranks must sum."""
+        self._exchanging = False
+        return batch.split(rows) or [batch.unlabelled()]
+
+    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
+        """Compute `loss_fn(model, batch)`, a tensor []. Only the last backward pass exchanges."""
+        self._ddp.require_backward_grad_sync = last
+        loss = cast("Tensor", self._ddp(loss_fn, batch))
+        self._exchanging = last
+        return loss
+
+    @property
+    def may_repeat(self) -> bool:
+        """True if the ranks have not exchanged gradients yet."""
+        return not self._exchanging
+
+
+def _sum_bucket(bucket: Any) -> Any:
+    """Communication hook that sums over the ranks. The default of DDP averages."""
+    work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Check whether each rank has a part of the tensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, without its gradient history. It shares the memory."""
+    tensor = tensor.detach()
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return the entire tensor. If it is sharded, this is a collective of all ranks."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def shard_like(model_tensor: Tensor, tensor: Tensor) -> Tensor:
+    """Shard a tensor that every rank has like `model_tensor`. The ranks exchange nothing."""
+    if not is_sharded(model_tensor) or is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = model_tensor.device_mesh, model_tensor.placements
+    # No rank sends: each takes its own rows.
+    return distribute_tensor(tensor.to(model_tensor.device), mesh, placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def gather_tensors(
+    files: Mapping[str, Mapping[str, Tensor]], *, keep: bool
+) -> dict[str, dict[str, Tensor]]:
+    """Gather the sharded tensors of a save in CPU memory, one by one.
+
+    All ranks must take part.
+
+    Args:
+        files: Tensors by file stem and name.
+        keep: Whether this rank needs the tensors. Other ranks get none.
+    """
+    gathered: dict[str, dict[str, Tensor]] = {}
+    for stem, tensors in files.items():
+        gathered[stem] = {}
+        for name, tensor in tensors.items():
+            full = full_tensor(tensor).cpu() if is_sharded(tensor) else tensor
+            if keep:
+                gathered[stem][name] = full
+    return gathered
