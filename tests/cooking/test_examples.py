@@ -142,7 +142,7 @@ def test_neighbours_of_one_body_and_of_two_tasks_are_two_records(tmp_path: Path)
 
 
 def test_a_task_without_any_label_is_refused_with_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"asks for cuisine, and none of the 24 .*no field cuisine"):
+    with pytest.raises(DataError, match=r"has cuisine, but none of the 24 .*no field cuisine"):
         stored(tmp_path, written(tmp_path / "a.jsonl", cuisine=False), "write", "cuisine")
 
 
