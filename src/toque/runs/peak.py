@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from toque.hardware.cards import card_of_device
-from toque.models.onednn import onednn_is_faster, product
+from toque.hardware.onednn import onednn_is_faster, product
 
 _KINDS: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MEASURE_SECONDS: Final = 0.2

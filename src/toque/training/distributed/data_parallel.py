@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from toque.batch import Batch
-from toque.models.glibc_malloc import keep_freed_memory
+from toque.hardware.glibc_malloc import keep_freed_memory
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor  # loading it takes a second
