@@ -61,7 +61,7 @@ REFUSED = {
     "generate run --choices a --choices b --no-repeat-ngram-size 0 --prompt x": "--no-repeat-ngram",
     "generate run --choices a --choices b --seed 1 --prompt x": "--seed is for texts",
     "generate run --temperature nan --prompt x": "--temperature is nan; use 0 or more",
-    "generate run --by form --prompt x": "Write several with --best-of 8",
+    "generate run --by form --prompt x": "Add --best-of 8",
     "generate run --task difficulty --must-use --prompt x": "--must-use is for texts",
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
     "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be",
@@ -76,9 +76,9 @@ REFUSED = {
     "drill run --steps 3": "--steps must be at least 8 and --kills at least 0",
     "ablate run.yaml --seeds 1": "--seeds must be at least 2",
     "ablate run.yaml --steps 0": "--steps is 0",
-    "show-batch run.yaml --step 0": "--step is 0",
+    "show-batch run.yaml --step 0": "--step must be at least 1",
     "prepare run.yaml data.max_target_tokens=99": "replace the store: run prepare with --replace",
-    "train run.yaml data.max_target_tokens=99": "another data.store (or --replace)",
+    "train run.yaml data.max_target_tokens=99": "another data.store or with --replace",
 }
 CODES = {
     "train run.yaml --from run": 4,
