@@ -46,7 +46,7 @@ def test_measure_in_each_unit():
 
 @pytest.mark.parametrize("whole", [None, Duration(50, "%")])
 def test_a_share_needs_a_whole(whole):
-    with pytest.raises(ConfigError, match="no known whole"):
+    with pytest.raises(ConfigError, match="length is unknown"):
         Duration(10, "%").measure(Progress(step=1), whole)
 
 

@@ -76,9 +76,9 @@ REFUSED = {
     "drill run --steps 3": "--steps must be at least 8 and --kills at least 0",
     "ablate run.yaml --seeds 1": "--seeds must be at least 2",
     "ablate run.yaml --steps 0": "--steps is 0",
-    "show-batch run.yaml --step 0": "--step is 0",
+    "show-batch run.yaml --step 0": "--step must be at least 1",
     "prepare run.yaml data.max_target_tokens=99": "replace the store: run prepare with --replace",
-    "train run.yaml data.max_target_tokens=99": "another data.store (or --replace)",
+    "train run.yaml data.max_target_tokens=99": "another data.store or with --replace",
 }
 CODES = {
     "train run.yaml --from run": 4,

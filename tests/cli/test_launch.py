@@ -7,7 +7,7 @@ import pytest
 
 from toque.cli import main
 from toque.cli.commands_run import _raise_interrupted
-from toque.cli.launch import must_start_ranks, without_secrets
+from toque.cli.launch import check_rank_flags, starts_ranks, without_secrets
 from toque.errors import Interrupted
 from toque.workflows.results import TrainedRun
 
@@ -35,7 +35,8 @@ def test_gpus_beside_a_launcher_of_somebody_else(monkeypatch, capsys):
 def test_a_rank_of_our_own_starts_none(monkeypatch):
     monkeypatch.setenv("TOQUE_LAUNCHER", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert not must_start_ranks(4, None)
+    check_rank_flags(4, None)
+    assert not starts_ranks(4)
 
 
 def test_words_that_continue_a_run_can_be_pasted_and_hold_no_secret():

@@ -115,7 +115,7 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model.family=auto"], ["scratch", "Name one of"]),
+        (["model.family=auto"], ["scratch", "Choose t5, gpt2"]),
         (["model.start_from=folder"], ["`model.shape`", "has its own shape"]),
         (["train.precision=fp16"], ["65504", "bf16"]),
         (["optim.min_lr=1"], ["`optim.min_lr` is 1 and `optim.peak_lr` is", "Lower `optim.min"]),

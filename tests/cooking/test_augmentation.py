@@ -17,7 +17,7 @@ from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, parse_text, to_text
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.reader import RecipeReader
-from toque.cooking.substitutions import edited, joined, spliced, words_of
+from toque.cooking.substitutions import apply_edits, join_words, splice, words_of
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_training import train_codec
 from toque.keyed_random import key_of
@@ -45,7 +45,7 @@ def augmented(
     """On text, the slow and plain way."""
     p, t = [w for w in words(prompt) if w], [w for w in words(target) if w]
     of_prompt, of_target = edits_of(rules, p, t, key=key, is_complete=True)
-    return joined(edited(p, of_prompt)), joined(edited(t, of_target))
+    return join_words(apply_edits(p, of_prompt)), join_words(apply_edits(t, of_target))
 
 
 def check(codec: Codec, pairs: Iterator[tuple[str, str]]) -> Counter[str]:
@@ -59,7 +59,7 @@ def check(codec: Codec, pairs: Iterator[tuple[str, str]]) -> Counter[str]:
         edits = edits_of(ALL, read[0], read[1], key=key, is_complete=True)
         expected = augmented(prompt, target, key)
         for side, own, text in zip(ids, edits, expected, strict=True):
-            assert spliced(codec, side, own).tolist() == codec.encode(text), text
+            assert splice(codec, side, own).tolist() == codec.encode(text), text
         seen["changed"] += bool(edits[0] or edits[1])
         seen["examples"] += 1
         seen["swapped"] += any(edit.start > 3 for edit in edits[0])

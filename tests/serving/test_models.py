@@ -82,7 +82,7 @@ def test_an_adapter_of_another_base_is_refused(folders):
         (["base"], {"seconds": 0.5}, "seconds is 0.5"),
         (["base"], {"port": 70_000}, "port must be between 0 .* 65535, not 70000"),
         (["base"], {"host": "127.9.9.999.9", "token": "t"}, "Cannot listen"),
-        (["base/gone"], {}, "There is no folder"),
+        (["base/gone"], {}, "does not exist"),
     ],
 )
 def test_bad_input_is_refused_in_a_paragraph(models, settings, said, folders, monkeypatch):

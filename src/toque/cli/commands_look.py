@@ -113,8 +113,8 @@ def watch(
         run_or_folder: run folder, or a folder of runs, on this machine or at gs:// or s3://.
         host: the address to listen on. An address that other machines can reach needs a token.
         port: the port to listen on. 0 chooses a free port.
-        token: secret that the browser must send. Prefer the environment variable, because `ps`
-            shows flags.
+        token: secret that the browser must send. Prefer the environment variable TOQUE_TOKEN,
+            because `ps` shows flags.
     """
     from toque.workflows.inference.serve import watch as workflow
 

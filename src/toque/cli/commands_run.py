@@ -15,7 +15,13 @@ from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, load, loading
 from toque.cli.console import ConsoleReporter, StreamPrinter, flag, for_terminal, print_drill
-from toque.cli.launch import is_first_rank, is_secret, must_start_ranks, start_ranks
+from toque.cli.launch import (
+    check_rank_flags,
+    is_first_rank,
+    is_secret,
+    start_ranks,
+    starts_ranks,
+)
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.training.distributed.accelerate import refuse_lone_process
 from toque.user_paths import named_path
@@ -75,14 +81,15 @@ def train(
             of them was lost. Default: 3.
     """
     began = time.monotonic()
-    starts_ranks = must_start_ranks(gpus, restarts)
+    check_rank_flags(gpus, restarts)
+    is_launcher = starts_ranks(gpus)
     # Before torch loads, so that a mistyped setting is reported immediately.
     resolved = load(config, overrides, trust_code=trust_code or None, hardware=hardware)
-    if not starts_ranks:
+    if not is_launcher:
         refuse_lone_process(resolved.config.train.strategy)
 
     reporter = ConsoleReporter()
-    if no_prepare and not starts_ranks:
+    if no_prepare and not is_launcher:
         _refuse_unprepared(resolved.config)
     elif not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
@@ -91,7 +98,7 @@ def train(
 
         prepare_before_torch(resolved.config, start=start, reporter=reporter)
 
-    if starts_ranks and gpus is not None:
+    if is_launcher and gpus is not None:
         return start_ranks(gpus, restarts, reporter)
     with loading(reporter):
         from toque.training.stopping import CommandClock
@@ -225,9 +232,9 @@ def generate(
         schema: require JSON of this schema: a file, or "recipe" for schema.org's Recipe.
         best_of: number of texts to write per prompt. The best one (with --n, the n best) is
             printed with its score and the mean score.
-        by: how --best-of compares texts: recipe_score (for recipe prompts), another recipe score,
-            or likelihood, the mean log-probability of the tokens. By default, a soup or a drink
-            that heats an oven comes last.
+        by: the score with which --best-of compares texts: recipe_score, another recipe score, or
+            likelihood, the mean log-probability of the tokens. Default: recipe_score for recipe
+            prompts, with soups and drinks that heat an oven last, otherwise likelihood.
         json: print one JSON object per line.
     """
     reporter = ConsoleReporter()
@@ -315,11 +322,11 @@ def serve(
             its folder. To choose another name, write NAME=FOLDER.
         host: the address to listen on. An address that other machines can reach needs a token.
         port: the port to listen on. 0 chooses a free port.
-        token: secret that clients must send. Prefer the environment variable, because `ps` shows
-            flags.
+        token: secret that clients must send. Prefer the environment variable TOQUE_TOKEN, because
+            `ps` shows flags.
         rows: number of texts in a batch.
         queue: number of texts that may wait for a batch. More are refused with status 429.
-        seconds: time limit of a request.
+        seconds: time limit of a request, in seconds.
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
         precision: number format of the matrix products. bf16 is faster on processors that support
             it, but a text can then depend on other texts in its batch. auto uses bf16 only on these

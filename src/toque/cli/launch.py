@@ -29,8 +29,13 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def must_start_ranks(gpus: int | None, restarts: int | None) -> bool:
-    """Check whether this process starts the ranks.
+def starts_ranks(gpus: int | None) -> bool:
+    """Check whether this process starts the ranks."""
+    return gpus is not None and not is_launched()
+
+
+def check_rank_flags(gpus: int | None, restarts: int | None) -> None:
+    """Check --gpus and --restarts.
 
     Raises:
         ConfigError: --restarts without --gpus, or --gpus in a rank that torchrun started.
@@ -40,15 +45,12 @@ def must_start_ranks(gpus: int | None, restarts: int | None) -> bool:
             "--restarts needs --gpus, the number of processes to start. Add --gpus, or leave "
             "--restarts out."
         )
-    if gpus is None or is_launched():
-        return False
-    if is_rank():
+    if starts_ranks(gpus) and is_rank():
         raise ConfigError(
             f"--gpus {gpus} starts processes, but this process is already one of "
             f"{os.environ['WORLD_SIZE']} (WORLD_SIZE). Leave --gpus out, or start `toque train` "
             "without torchrun."
         )
-    return True
 
 
 def start_ranks(gpus: int, restarts: int | None, reporter: Reporter) -> int:

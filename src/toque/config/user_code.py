@@ -88,14 +88,14 @@ def refuse_foreign_code(foreign: ForeignCode, settings: Sequence[str] | None = N
         )
 
 
-def imported(foreign: ForeignCode, path: str, *, setting: str, wanted: str) -> Any:
+def import_user_code(foreign: ForeignCode, path: str, *, setting: str, kind: str) -> Any:
     """Import the object "module:name" that a setting names, from the current folder or a package.
 
     Args:
         foreign: Untrusted code.
         path: The object, as "module:name".
         setting: The setting with this value.
-        wanted: Kind of object that the setting needs, for the error message.
+        kind: Kind of object that the setting needs, for the error message.
 
     Raises:
         ConfigError: The code is untrusted, or cannot be imported.
@@ -110,7 +110,7 @@ def imported(foreign: ForeignCode, path: str, *, setting: str, wanted: str) -> A
     except (ImportError, AttributeError, SyntaxError) as error:
         raise ConfigError(
             f"{setting} names {path}, which cannot be imported: {error}. Write module:name of "
-            f"{wanted}. The module must be in the current folder or in an installed package."
+            f"{kind}. The module must be in the current folder or in an installed package."
         ) from error
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from toque.config.schema_methods import AugmentationConfig
 from toque.cooking.prompts import ASKS_FOR, PROMPT_FORMATS, WITH_INGREDIENTS
-from toque.cooking.substitutions import BREAK, Edit, spliced, substitution, words_of
+from toque.cooking.substitutions import BREAK, Edit, splice, substitution, words_of
 from toque.data.loader.epoch_plan import Sides, Varied
 from toque.data.store.token_column import Ids
 from toque.data.store.token_store import TokenStore
@@ -102,8 +102,8 @@ class Rewriting:
         if not prompt_edits and not target_edits:
             return (prompt, target), "plain"
 
-        new_request = spliced(self._codec, request, prompt_edits)
-        new_text = spliced(self._codec, text, target_edits)
+        new_request = splice(self._codec, request, prompt_edits)
+        new_text = splice(self._codec, text, target_edits)
         n_prompt = len(head) + len(new_request) + len(tail)
         n_target = len(new_text) + len(end)
         if self._encoder:

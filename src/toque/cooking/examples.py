@@ -34,7 +34,7 @@ from toque.cooking.prompts import (
     TASKS,
     WITH_INGREDIENTS,
     Task,
-    different,
+    distinct_names,
 )
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.text_keys import normalised
@@ -155,7 +155,7 @@ class _Fields:
         return _FIELDS[name](self)
 
     def names(self) -> list[str]:
-        return different(facts.name for facts in self.reading.lines if facts.has_clean_name)
+        return distinct_names(facts.name for facts in self.reading.lines if facts.has_clean_name)
 
     def using(self) -> str:
         names = self.names()

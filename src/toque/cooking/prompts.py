@@ -128,12 +128,12 @@ def write_prompt(title: str, ingredients: Sequence[str]) -> str:
 
 def prompt_of_names(title: str, ingredients: Iterable[str]) -> str:
     """Write the prompt for a recipe from its title and names of ingredients without commas."""
-    names = different(ingredients)
+    names = distinct_names(ingredients)
     request = f"{ASKS_FOR} {title}"
     return f"{request}{WITH_INGREDIENTS}{', '.join(names)}" if names else request
 
 
-def different(names: Iterable[str]) -> list[str]:
+def distinct_names(names: Iterable[str]) -> list[str]:
     """Drop duplicate names, ignoring case, and return the first `MAX_PROMPT_INGREDIENTS` names."""
     distinct: dict[str, str] = {}
     for name in names:

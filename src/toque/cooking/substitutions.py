@@ -67,7 +67,7 @@ class Edit(NamedTuple):
     words: tuple[str, ...]
 
 
-def edited(words: Sequence[str], edits: Sequence[Edit]) -> list[str]:
+def apply_edits(words: Sequence[str], edits: Sequence[Edit]) -> list[str]:
     """Apply edits, which must be in order."""
     result: list[str] = []
     position = 0
@@ -77,7 +77,7 @@ def edited(words: Sequence[str], edits: Sequence[Edit]) -> list[str]:
     return [*result, *words[position:]]
 
 
-def joined(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words with spaces, except at line breaks."""
     return _SPACED_BREAK.sub(BREAK, " ".join(words))
 
@@ -88,12 +88,12 @@ def words_of(codec: Codec, ids: Ids) -> list[str]:
     return [word for word in text.replace(BREAK, f" {BREAK} ").split(" ") if word]
 
 
-def spliced(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
+def splice(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
     """Apply edits to a tokenized text, or return `ids` if the codec does not reproduce the text."""
     words = words_of(codec, ids)
-    if not edits or codec.encode(joined(words)) != ids.tolist():
+    if not edits or codec.encode(join_words(words)) != ids.tolist():
         return ids
-    return np.array(codec.encode(codec.normalise(joined(edited(words, edits)))), np.int64)
+    return np.array(codec.encode(codec.normalise(join_words(apply_edits(words, edits)))), np.int64)
 
 
 def substitution(

@@ -16,7 +16,7 @@ import numpy as np
 
 from toque.config.field_types import ANY_TEXTS, METRIC_GROUPS, OF_CLASSES
 from toque.config.schema import DataConfig, EvaluationConfig
-from toque.config.user_code import ForeignCode, imported
+from toque.config.user_code import ForeignCode, import_user_code
 from toque.cooking.prompts import task_table
 from toque.cooking.recipe_scores import NAMES as RECIPE_NAMES
 from toque.errors import ConfigError
@@ -136,7 +136,7 @@ class TextScores:
         for path in names:
             if ":" not in path:
                 continue
-            function = imported(foreign, path, setting=setting, wanted=purpose)
+            function = import_user_code(foreign, path, setting=setting, kind=purpose)
             if not callable(function):
                 raise ConfigError(
                     f"{path} in {setting} must be a function of predictions and references, not a "

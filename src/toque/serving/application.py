@@ -13,12 +13,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from toque.models.generation.options import Precision
-from toque.serving.batcher import Batcher, ServedModels, failure
+from toque.serving.batcher import Batcher, ServedModels, internal_error
 from toque.serving.gate import Gate, Limits, read_body
 from toque.serving.page_routes import page_routes
 from toque.serving.protocol import ChatRequest, CompletionRequest, TextRequest, parse_request
 from toque.serving.reply import Reply
-from toque.serving.request_errors import RequestError, answer_to
+from toque.serving.request_errors import RequestError, error_response
 
 _log = logging.getLogger("toque.serving")
 _CLIENT_GONE = 499  # nginx's status for a client that closed its connection
@@ -106,10 +106,10 @@ def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Rout
 
 async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestError):
-        return answer_to(error)
+        return error_response(error)
     # Logs of libraries, including uvicorn's log of this error, do not appear on the terminal.
     _log.error("answering %.100r failed", request.scope["path"], exc_info=error)
-    return answer_to(failure())
+    return error_response(internal_error())
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
@@ -122,4 +122,6 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     else:
         message = str(error.detail)
     headers = dict(error.headers or {})
-    return answer_to(RequestError(error.status_code, message, code="invalid_url", headers=headers))
+    return error_response(
+        RequestError(error.status_code, message, code="invalid_url", headers=headers)
+    )

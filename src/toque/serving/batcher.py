@@ -335,7 +335,7 @@ class Batcher:
         for ticket, tokens in by_ticket.items():
             ticket.news.put_nowait(tokens)
         for ticket in {one for one in self._live.values() if one.served.name in failed}:
-            ticket.news.put_nowait(failure())
+            ticket.news.put_nowait(internal_error())
             self.cancel(ticket.orders)
 
     def _run_round(
@@ -444,7 +444,7 @@ class _Metrics:
         return generate_latest(self._registry)
 
 
-def failure() -> RequestError:
+def internal_error() -> RequestError:
     """Return the error of a failed batch. The log has the cause: a bug, or too little memory."""
     return RequestError(
         500,

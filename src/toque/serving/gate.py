@@ -11,7 +11,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toque.serving.request_errors import RequestError, answer_to
+from toque.serving.request_errors import RequestError, error_response
 
 _NEEDS_TOKEN: Final = ("/v1/", "/api/", "/metrics")
 """Prefixes of the paths that need the token."""
@@ -79,7 +79,7 @@ class Gate:
         error = self._check(Request(scope))
         self._n_open += 1
         try:
-            responder = self.app if error is None else answer_to(error)
+            responder = self.app if error is None else error_response(error)
             await responder(scope, receive, send_and_count)
         finally:
             self._n_open -= 1

@@ -25,10 +25,10 @@ from toque.evaluation.best_of import LIKELIHOOD, BestOf
 from toque.models.generation.constraints import Constraint
 from toque.models.generation.live_rows import NewToken, Order
 from toque.models.generation.options import GenerationOptions
-from toque.serving.batcher import Batcher, ServedModel, Ticket, failure
+from toque.serving.batcher import Batcher, ServedModel, Ticket, internal_error
 from toque.serving.gate import Limits
 from toque.serving.protocol import Json, Piece, TextRequest, TextToken
-from toque.serving.request_errors import RequestError, answer_to
+from toque.serving.request_errors import RequestError, error_response
 
 _log = logging.getLogger("toque.serving")
 
@@ -234,9 +234,9 @@ class Reply(Response):
             if not self._has_begun:  # the application sends the answer
                 raise
             _log.exception("an answer of %s was interrupted", self._served.name)
-            error = failure()
+            error = internal_error()
         if not self._has_begun:
-            await answer_to(error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):  # the client may not read
@@ -320,7 +320,7 @@ class Reply(Response):
                     tokens = await run_in_threadpool(self._batcher.read, self._served, order)
                 except (RuntimeError, MemoryError) as error:
                     _log.exception("reading a prompt with %s failed", self._served.name)
-                    raise failure() from error
+                    raise internal_error() from error
             is_all = order.most_tokens == 0
             add_prompt = partial(self._texts[order].add_prompt, tokens, is_all=is_all)
             piece = await run_in_threadpool(add_prompt)

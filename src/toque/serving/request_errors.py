@@ -51,6 +51,6 @@ class RequestError(Exception):
         """Body of the response."""
 
 
-def answer_to(error: RequestError) -> JSONResponse:
+def error_response(error: RequestError) -> JSONResponse:
     """Convert an error to a response."""
     return JSONResponse(error.record, status_code=error.status, headers=error.headers)

@@ -169,7 +169,7 @@ def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str
     return tuple(dict.fromkeys((*LOOPBACK_NAMES, host.lower()))) if is_local else None
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_socket(host: str, port: int) -> socket.socket:
     """Open a socket that listens at an address. Port 0 chooses a free port.
 
     Raises:

@@ -27,7 +27,7 @@ from toque.runs.places import RunFinder
 from toque.runs.run_record import RunRecord
 from toque.runs.run_state import RunStatus, state_of
 from toque.serving.gate import Gate
-from toque.serving.request_errors import RequestError, answer_to
+from toque.serving.request_errors import RequestError, error_response
 from toque.serving.static_files import PAGE, page_files
 
 _LIVE: Final = STYLE.parent.parent / "live"
@@ -268,6 +268,6 @@ def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         message = f"{request.scope['path'][:100]} does not exist on this server."
-        return answer_to(RequestError(error.status_code, message, code="invalid_url"))
+        return error_response(RequestError(error.status_code, message, code="invalid_url"))
     assert isinstance(error, RequestError)
-    return answer_to(error)
+    return error_response(error)

@@ -52,8 +52,9 @@ def test_the_example_of_the_format_is_a_dish():
     [
         ([{"eaten 50%": "2 slice bread"}], "listed twice"),
         ([{"eaten 50%": "1 cup unobtainium"}], "unobtainium"),
-        (["Toast the {bread} with {butter}."], "butter.*not listed"), (["Wait."], "does not use"),
-        ([{"soon": ["Toast the {bread}."]}], "'soon' is no command"),
+        (["Toast the {bread} with {butter}."], "butter.*not in the list"),
+        (["Wait."], "do not use"),
+        ([{"soon": ["Toast the {bread}."]}], "'soon' is not a command"),
         ([{"2-3 if butter min": ["Toast the {bread}."]}], "no time"),
         (["Toast the {bread} in $pan."], "pan"), ([{"use": "flambe"}], "flambe"),
     ],

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from toque.config.schema import ObserveConfig
-from toque.config.user_code import ForeignCode, imported
+from toque.config.user_code import ForeignCode, import_user_code
 from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.errors import ConfigError, nearest_hint
 from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
@@ -284,7 +284,7 @@ class Watchers:
 def _build_callback(foreign: ForeignCode, path: str) -> object:
     setting = "observe.callbacks"
     requirement = f"a class with any of {', '.join(METHODS)}"
-    callback_class = imported(foreign, path, setting=setting, wanted=requirement)
+    callback_class = import_user_code(foreign, path, setting=setting, kind=requirement)
     if not isinstance(callback_class, type):
         raise ConfigError(
             f"{setting} names {path}, which is a {type(callback_class).__name__}, not a class. "

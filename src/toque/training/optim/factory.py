@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from toque.config.schema import OptimConfig
-from toque.config.user_code import imported
+from toque.config.user_code import import_user_code
 from toque.errors import ConfigError
 from toque.training.distributed.data_parallel import local_part, shard_like
 from toque.training.optim.hidden_state import GENERATORS, Facts, first_difference, hidden_state
@@ -114,7 +114,7 @@ def _build_custom_optimizer(
     name: str, groups: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:
     """Build the user's optimizer, and refuse it if it fails or cannot continue a run."""
-    function = imported({}, name, setting="optim.name", wanted="a function or class")
+    function = import_user_code({}, name, setting="optim.name", kind="a function or class")
 
     def build(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         optimizer = function(groups, lr=1.0, **arguments)

@@ -62,7 +62,7 @@ def serve(
     """
     with needing("serve", "`toque serve`"):
         from toque.serving.gate import Limits
-        from toque.serving.server import Server, hosts_of, listening, url_of
+        from toque.serving.server import Server, hosts_of, open_socket, url_of
     named = name_models([models] if isinstance(models, TrainedRun | str | Path) else models)
     hosts = hosts_of(host, port=port, token=token, risk="use the models")
     GenerationOptions(precision=precision)  # checks the precision
@@ -70,7 +70,7 @@ def serve(
         if not value >= minimum:  # also refuses NaN
             raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {minimum}.")
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
-    with listening(host, port) as sock:  # fails before the slow import of torch
+    with open_socket(host, port) as sock:  # fails before the slow import of torch
         with reporter.working("loading torch"):
             from toque.models.generation.engine import emulation_in_words
             from toque.serving.application import build_app
@@ -155,11 +155,11 @@ def watch(
     """
     with needing("serve", "`toque watch`"):
         from toque.serving.gate import Limits
-        from toque.serving.server import Server, hosts_of, listening, url_of
+        from toque.serving.server import Server, hosts_of, open_socket, url_of
         from toque.serving.watch_app import Watcher, watching_app
     hosts = hosts_of(host, port=port, token=token, risk="read the texts and metrics of the runs")
     finder, every = _finder(run_or_folder, reporter)
-    with listening(host, port) as sock:
+    with open_socket(host, port) as sock:
         app = watching_app(Watcher(finder, every=every), token=token, hosts=hosts)
         reporter.line(f"{url_of(host, sock)} shows {finder.address}.")
         reporter.notice("The page updates itself. Ctrl-C stops the page, but not the runs.")
