@@ -12,7 +12,7 @@ from toque.units import Duration
 SCHEMA_FILE: Final = "toque-schema.json"
 _HARDWARE: Final = {
     "type": "object",
-    "description": "Settings for particular GPUs, by name, which --hardware applies.",
+    "description": "Settings for particular GPUs, by name, used if a command names that GPU.",
     "additionalProperties": {"type": "object"},
 }
 
