@@ -208,6 +208,12 @@ def test_a_recipe_with_a_step_cut_off_is_dropped(step):
     assert recipe_of(record, Counter()) == "text cut off"
 
 
+def test_the_next_step_is_not_joined_to_a_step_cut_off():
+    steps = ["Pour stock over the leeks and", "About an hour before supper, stir in the peas."]
+    record = {**SOUP, "directions": [*SOUP["directions"], *steps]}
+    assert recipe_of(record, Counter()) == "text cut off"
+
+
 @pytest.mark.parametrize(
     "step",
     ["Braten Sie das Fleisch an", "Keep the lid on", "Serve with rice.", "Prenez ce qu'il y a",

@@ -33,7 +33,7 @@ _NO_NAME: Final = re.compile(
     r"|(?:cups?|recipes?|teaspoons?|tablespoons?)(?!s?\b|cake|ful)[^\W\d_]"
 )  # an adverb without its participle, or a unit that lost the blank after it
 _DASH: Final = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
-_OPEN_REMARKS: Final = (" to ", " for ", " of ", " or ", " depending")
+_OPEN_REMARKS: Final = (" to ", " for ", " of ", " or ", " depending", " not")
 _ADVERB: Final = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
 MAX_NAME_WORDS: Final = 7  # most words of a food's name in a prompt
 _UNIT_OR_FOOD: Final = frozenset(
@@ -56,14 +56,15 @@ _OPENINGS: Final = frozenset(
     """.split()  # noqa: SIM905
 )  # first words of a remark, which begin no food's name
 _MEASURE: Final = re.compile(
-    r"(?:(?:branch(?:es)?|bushels?|capfuls?|couple|enough|fluid|hint|jiggers?|links?|metric cups?"
-    r"|pecks?|pony|ponies|shots?|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?"
-    r"|your fav(?:ou?rite)?|any flavou?r)(?: of)? )++(?=[^\W\d_])",
+    r"(?:(?:branch(?:es)?|bushels?|capfuls?|couple|enough|fluid|hint|jiggers?|links?"
+    r"|little(?! gem| neck| smok)|metric cups?|pecks?|pony|ponies|shots?"
+    r"|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?|your fav(?:ou?rite)?"
+    r"|any flavou?r)(?: of)? )++(?=[^\W\d_])",
     re.IGNORECASE,
 )  # a measure that the parser leaves at the beginning of a name
 _PURPOSE: Final = re.compile(
     r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])"
-    r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b)"
+    r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b|not\Z)"
 )  # a remark after a name that the parser leaves there
 _ORDERED: Final = frozenset({"a", "all", "an", "in", "into", "it", "the", "to", "until", "with"})
 _NO_ENDINGS: Final = frozenset(

@@ -40,6 +40,9 @@ _HANGS = re.compile(
     r"|when|with|your|\d++)\s*+\Z",
     re.IGNORECASE,
 )  # endings of a line that end no sentence ("bone-in" ends one); a number may precede its unit
+_OPENS_SENTENCE = re.compile(
+    r"\s*+(?:(?:About|After|Before|Once|When|While|If|Then|Next|Now|Meanwhile)\b|In an?\b)"
+)  # after such a line the rest of an unfinished sentence is missing
 _SURELY_HANGS = re.compile(r"\b(?:a|an|and|(?<!courtesy )of|than|the|with|your)\s*+\Z")
 _CUT_OFF = re.compile(
     r"(?<=[a-z] )(?:(?<! y )(?<! en )a|and|or|than|the|until|when|your|(?:in|into|on|with) an"
@@ -410,7 +413,8 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
         return " "
     goes_on = _GOES_ON.match(step) is not None
     goes_on = goes_on and (cased or step.startswith("of ") or not has_action_verb(step))
-    goes_on = goes_on or (cased and not ends and _SURELY_HANGS.search(before) is not None)
+    hangs_surely = cased and not ends and _SURELY_HANGS.search(before) is not None
+    goes_on = goes_on or (hangs_surely and _OPENS_SENTENCE.match(step) is None)
     lower = _LOWER.match(step) is not None
     if ends:
         return " " if (goes_on or (lower and cased)) and _SHORTENED.search(before) else None
