@@ -76,7 +76,9 @@ def run_page(
         trouble: Reason why the run cannot be read at present.
         over: Runs to show in the plots, by default only this run.
     """
-    history, state, evaluation = run.history, state_of(run), run.evaluation()
+    history = run.history
+    state = state_of(run)
+    evaluation = run.evaluation()
     head = PageHead(
         label,
         name,

@@ -253,7 +253,9 @@ class _Line:
 
     def _file(self, i: int, end: int) -> None:
         """Classify a run after the name, and the brackets in it, one after the other."""
-        words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
+        tokens = self.tokens
+        words = tokens.words
+        kinds = tokens.kinds
         waiting = [(i, end)]  # no recursion: brackets may be nested by the hundred
         while waiting:
             start, end = waiting.pop()
@@ -269,7 +271,9 @@ class _Line:
                 self._file_plain(start, end)
 
     def _file_plain(self, i: int, end: int) -> None:
-        words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
+        tokens = self.tokens
+        words = tokens.words
+        kinds = tokens.kinds
         if end - i > 2 and kinds[end - 2] == "N" and words[end - 1] == "ml":
             end -= 2 * self._measure(end - 2, end)  # "..., divided 325 mL"
         text = tokens.stripped(i, end)

@@ -86,7 +86,9 @@ class Quality:
 def quality_of(reading: Reading) -> Quality:
     """Score a recipe."""
     recipe, lines = reading.recipe, reading.lines
-    title, n_tokens, words = recipe.title, reading.n_tokens, reading.words
+    title = recipe.title
+    n_tokens = reading.n_tokens
+    words = reading.words
     named = bool(words_of(title)) and not _DIRT.search(title)
     too_long, shouted = len(title.split()) > MAX_TITLE_WORDS, title.isupper() and len(title) > 3
     length = MAX_WORDS / n_tokens if n_tokens > MAX_WORDS else min(1.0, n_tokens / MIN_WORDS)
