@@ -73,10 +73,12 @@ class _Line:
         tokens = self.tokens
         start = self._part_of() if "of" in tokens.words or "from" in tokens.words else 0
         start = self._head(start)
+
         while self._is_unsaid(start):
             self.remarks.append(("comment", tokens.words[start]))
             start += 1 + (tokens.words[start + 1] == ":")
             start = start if self.amounts else self._head(start)
+
         runs = segments(tokens, start)
         while len(runs) > 1 and tokens.words[runs[0][0]] in {"preferably", "ideally"}:
             self._file(*runs.pop(0))  # "small, preferably Greek, capers"
@@ -85,8 +87,10 @@ class _Line:
             self._name(runs[0][0], runs[named - 1][1])
             for run in runs[named:]:
                 self._file(*run)
+
         if not self.name and "(" in tokens.words:  # "1/2 stick ((4 tbsp) butter)"
             return _Line(" ".join(tokens.text.translate(_NO_BRACKETS).split())).read()
+
         first = self.amounts[0] if self.amounts else None
         return IngredientLine(
             first.quantity if first else None,
