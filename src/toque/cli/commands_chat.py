@@ -106,6 +106,7 @@ def _answer(line: str, talks: list[Talk], options: GenerationOptions) -> None:
     """Answer a question, or run a command such as /save."""
     word, _, argument = line.partition(" ")
     argument = argument.strip()
+
     if not line.startswith("/"):
         _ask(talks[0], line, options)
     elif word == "/compare":

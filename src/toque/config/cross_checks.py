@@ -53,37 +53,44 @@ def _model_conflicts(config: RunConfig) -> Iterator[str]:
     adapter = config.adapter
     from_scratch = model.start_from == "scratch"
     quantized = adapter is not None and adapter.quantize_base is not None
+
     if from_scratch and model.family == "auto":
         yield (
             "model.family, model.start_from: only a checkpoint determines its family. Choose t5, "
             "gpt2, neox or llama."
         )
+
     if not from_scratch and model.shape:
         yield (
             "model.shape, model.start_from: a checkpoint has its own shape. Remove `model.shape`, "
             "or set `model.start_from` to scratch."
         )
+
     if train.precision == "fp16" and model.family == "t5":
         yield (
             "train.precision, model.family: activations of T5 models exceed 65504, the largest "
             "number in fp16, and the loss becomes NaN. Use bf16, float32 or auto."
         )
+
     if adapter is not None and from_scratch:
         yield (
             "adapter, model.start_from: an adapter on random, frozen weights learns nothing "
             "useful. Set `model.start_from` to a checkpoint, or `adapter` to null."
         )
+
     if adapter is not None and quantized and adapter.kind == "dora":
         yield (
             "adapter.quantize_base, adapter.kind: dora needs the norms of the original weights. "
             "Use lora or rslora, or set `adapter.quantize_base` to null."
         )
+
     if quantized and train.strategy == "fsdp":
         yield (
             "adapter.quantize_base, train.strategy: fsdp shards only matrices of 16 or 32 bits. "
             "Use ddp, with a copy of the small base on each GPU, or set `adapter.quantize_base` to "
             "null."
         )
+
     if train.activation_offload and train.gradient_checkpointing is not True:
         yield (
             "train.activation_offload, train.gradient_checkpointing: offloading moves the "
@@ -94,12 +101,14 @@ def _model_conflicts(config: RunConfig) -> Iterator[str]:
 
 def _training_conflicts(config: RunConfig) -> Iterator[str]:
     optim, stop_after = config.optim, config.train.stop_after
+
     for name, schedule in {"cycles": "cosine_restarts", "cooldown": "wsd"}.items():
         if getattr(optim, name) is not None and optim.schedule != schedule:
             yield (
                 f"optim.{name}, optim.schedule: only {schedule} uses it. Set `optim.schedule` to "
                 f"{schedule}, or remove `optim.{name}`."
             )
+
     if ":" not in optim.name:  # an optimizer of the user may have any options
         unused = [] if optim.name == "muon" else ["momentum"]
         if optim.name == "adafactor":
@@ -110,21 +119,25 @@ def _training_conflicts(config: RunConfig) -> Iterator[str]:
                     f"optim.{name}, optim.name: this optimizer does not use it. Set "
                     f"`optim.{name}` to null."
                 )
+
     if optim.min_lr > optim.peak_lr:
         yield (
             "optim.min_lr, optim.peak_lr: the learning rate decreases from the peak to the "
             "minimum. Lower `optim.min_lr`."
         )
+
     if optim.schedule == "constant" and optim.min_lr > 0:
         yield (
             "optim.min_lr, optim.schedule: a constant rate never reaches the minimum. Set "
             "`optim.min_lr` to 0, or use the schedule linear or cosine."
         )
+
     if (share_of(optim.warmup, stop_after) or 0.0) >= 1.0:
         yield (
             "optim.warmup, train.stop_after: the run would end before the warmup. Shorten it, "
             'e.g. to "5 %".'
         )
+
     if config.curriculum is not None:
         yield from _curriculum_conflicts(config.curriculum, stop_after)
 
@@ -155,22 +168,26 @@ def _data_conflicts(config: RunConfig) -> Iterator[str]:
     pretrains = config.span_corruption is not None
     run = _real_path(config.run_dir)
     store = _real_path(data.store)
+
     if run.is_relative_to(store) or any(store.is_relative_to(run / name) for name in _RUN_FOLDERS):
         yield (
             "data.store, run_dir: one folder is inside the other, and their files would mix. "
             "Choose separate folders, e.g. stores/my and runs/my."
         )
+
     if data.validation and not data.sources:
         yield (
             "data.validation, data.sources: validation files are prepared together with training "
             "files. Set both, or neither if the store exists."
         )
+
     has_validation = data.validation_fraction > 0 or data.validation
     if config.train.early_stopping is not None and not has_validation:
         yield (
             "train.early_stopping, data.validation_fraction: without held-out examples there is no "
             "loss to watch. Hold some out, e.g. 0.05, or set `train.early_stopping` to null."
         )
+
     for name, task in data.own_tasks.items():
         class_metrics = [metric for metric in task.metrics if metric in OF_CLASSES]
         if class_metrics and not task.classes:
@@ -178,22 +195,26 @@ def _data_conflicts(config: RunConfig) -> Iterator[str]:
                 f"data.tasks.{name}.metrics, data.tasks.{name}.classes: {class_metrics[0]} needs "
                 "classes. Set them, or use exact_match."
             )
+
     unknown_tasks = [task for task in data.task_weights if task not in data.tasks]
     if unknown_tasks:
         yield (
             f"data.task_weights, data.tasks: {', '.join(unknown_tasks)} has a weight, but is not a "
             "task of the run. Add it to `data.tasks`, or remove the weight."
         )
+
     if data.task_weights and data.task_temperature is not None:
         yield (
             "data.task_temperature, data.task_weights: both set how often a task is sampled. "
             "Remove one."
         )
+
     if pretrains and config.model.family not in ("t5", "auto"):
         yield (
             "span_corruption, model.family: span corruption needs an encoder. Use t5, or set "
             "`span_corruption` to null."
         )
+
     augments = config.augmentation is not None
     if pretrains and (augments or data.tasks != ("write",)):
         yield (
@@ -201,6 +222,7 @@ def _data_conflicts(config: RunConfig) -> Iterator[str]:
             "a task of its own. Pretrain with it alone, and then start another run from "
             "runs/.../model without it."
         )
+
     if pretrains and config.evaluation.generate > 0:
         yield (
             "evaluation.generate, span_corruption: a model that predicts removed spans cannot "

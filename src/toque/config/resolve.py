@@ -282,6 +282,7 @@ def _read(name: str) -> Document:
     if name in preset_names:
         text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
         return _parse(text, f"presets/{name}.yaml")
+
     try:
         with named_path(name).open("rb") as file:  # also a pipe of the shell
             content = file.read(MAX_BYTES + 1)
@@ -306,6 +307,7 @@ def _read(name: str) -> Document:
             f"{name} cannot be read: {error.strerror or error}. Give a readable YAML file or one "
             f"of the presets {', '.join(preset_names)}."
         ) from error
+
     return _parse(text, name)
 
 

@@ -43,7 +43,9 @@ from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
 UNKNOWN: Final = 255  # column value of an unknown label
 UNCLEAN_NAMES: Final = "ingredient names left out of prompts: not only the name of a food"
-BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2  # our rule, the source's figures, its label
+BY_RULE = 0  # our rule
+BY_FIGURES = 1  # the source's figures
+BY_SOURCE = 2  # the source's label
 
 
 def examples_of(
@@ -93,7 +95,9 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
     else:
         difficulty, difficulty_from = recipe.difficulty, 1
         notes["difficulty as the source says"] += 1
-    nutrition, nutrition_from, coverage = recipe.nutrition_class, BY_SOURCE, 1.0
+    nutrition = recipe.nutrition_class
+    nutrition_from = BY_SOURCE
+    coverage = 1.0
     if nutrition is None:
         found = nutrition_of(reading)
         nutrition, coverage = found.klass, found.coverage
@@ -143,7 +147,9 @@ class _Fields:
     """
 
     def __init__(self, reading: Reading, codes: Mapping[Task, int], key: int) -> None:
-        self.reading, self.codes, self.key = reading, codes, key
+        self.reading = reading
+        self.codes = codes
+        self.key = key
 
     @property
     def n_before(self) -> int:

@@ -63,6 +63,7 @@ def choose(
         [np.array(ids, np.int64) for ids in prompts],
         [np.array(ids, np.int64) for ids in answer_ids],
     )
+
     layout = Layout(
         examples,
         # Unpacked rows are as long as their example.
@@ -71,12 +72,14 @@ def choose(
         start_id=getattr(model.config, "decoder_start_token_id", None) or 0,
         packed=False,
     )
+
     n = len(answers)
     scores = np.zeros((len(prompts), n))
     # Prompts of similar length share a batch, so that few tokens are padding.
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
     sizes = [n * (len(prompts[i]) + 8) for i in order]
     on_progress(0, len(prompts))
+
     with evaluating(model), torch.no_grad():
         for part in neighbours(sizes, max_wasted=TOKENS_PER_BATCH, max_tokens=TOKENS_PER_BATCH):
             chosen = order[part]
@@ -88,6 +91,7 @@ def choose(
             sums = torch.where(segments > 0, logprobs, 0.0).sum(1).reshape(len(chosen), n)
             scores[chosen] = sums.double().cpu().numpy()
             on_progress(part.stop, len(prompts))
+
     likely = np.exp(scores - scores.max(axis=1, keepdims=True))
     shares: NDArray[np.float64] = likely / likely.sum(axis=1, keepdims=True)
     return shares

@@ -263,7 +263,9 @@ class RunFinder:
     def _update(self, at: I64, positions: I64, row: I64) -> None:
         """Join adjacent pairs into runs, and record the runs that improve their text."""
         order = np.lexsort((at, at - positions))
-        at, positions, row = at[order], positions[order], row[order]
+        at = at[order]
+        positions = positions[order]
+        row = row[order]
         follows = (np.diff(at, prepend=-2) == 1) & (np.diff(positions, prepend=-2) == 1)
         heads = np.flatnonzero(~follows)
         begin, row = positions[heads], row[heads]

@@ -240,11 +240,13 @@ class TextScores:
             for n, parts in self._grams.items()
             if (score := distinct(parts)) is not None
         }
+
         for path, metric in self.user_metrics.items() if self.n_texts else ():
             try:
                 self._call(path, metric, measures, totals)
             except Exception as error:  # noqa: BLE001  # code of the user may raise anything
                 self.failed[path] = f"{type(error).__name__}: {error}".splitlines()[0]
+
         overall = estimates(measures, resamples=resamples) | totals
         slices: dict[str, dict[str, dict[str, Estimate]]] = {}
         sizes: dict[str, dict[str, int]] = {}
@@ -255,6 +257,7 @@ class TextScores:
                 label: estimates(measures, chosen, resamples=resamples)
                 for label, chosen in rows.items()
             }
+
         if n := self._unscored.total():
             reasons = "; ".join(f"{n} {reason}" for reason, n in self._unscored.most_common())
             self.failed["recipe"] = f"left out {n} of {self.n_texts} texts: {reasons}"

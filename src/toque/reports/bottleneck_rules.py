@@ -143,14 +143,17 @@ def _host(facts: Facts) -> Iterator[Finding]:
         "the process was paused by a limit on processor time (of a container or a job)",
         "raise the limit, or use only as many threads as it allows",
     )
+
     if not facts.host:
         return
+
     cores = facts.start_number("hardware", "cores")
     of_cores = f" of {cores:.0f}" if cores else ""
     has_spinning_threads = _has_spinning_threads(facts)
     lever = "end the other programs"
     if has_spinning_threads:
         lever += ", or let threads sleep while they wait for each other"
+
     yield _lost_time(
         "other programs",
         facts,
@@ -160,6 +163,7 @@ def _host(facts: Facts) -> Iterator[Finding]:
         lever,
         environment=PASSIVE if has_spinning_threads else None,
     )
+
     yield _lost_time(
         "standing still",
         facts,

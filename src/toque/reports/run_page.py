@@ -76,7 +76,10 @@ def run_page(
         trouble: Reason why the run cannot be read at present.
         over: Runs to show in the plots, by default only this run.
     """
-    history, state, evaluation = run.history, state_of(run), run.evaluation()
+    history = run.history
+    state = state_of(run)
+    evaluation = run.evaluation()
+
     head = PageHead(
         label,
         name,
@@ -85,6 +88,7 @@ def run_page(
         state.kind,
         history.done if state.kind == "running" else None,
     )
+
     curves = figures_over(over) if over else figures_of(history)
     machine = machine_figures(history)
     sessions = [
@@ -93,12 +97,15 @@ def run_page(
         else (f"{one.from_step:,}", f"{one.to_step:,}", clock_text(one.seconds), one.reason)
         for one in history.sessions
     ]
+
     fields = {k: v for k, v in history.start.items() if k not in _SHOWN_ELSEWHERE}
     environment = [(name.replace("_", " "), written(value)) for name, value in _flatten(fields)]
+
     configuration: Sentence | Folded = Sentence("The run folder has no config.yaml.")
     if text := run.text(CONFIG):
         origins = "config.yaml, with the origin of each value that is not a default"
         configuration = Folded(origins, [Passage(text)], is_open=True)
+
     sections = (
         Section("warnings", "", _warnings(history, trouble)),
         Section(
@@ -122,6 +129,7 @@ def run_page(
         Section("environment", "Where it ran", [Grid(("what", "value"), environment)]),
         Section("configuration", "Configuration", [configuration]),
     )
+
     return Page(head, sections, f"the files in {run.place.address}")
 
 
@@ -129,8 +137,10 @@ def _facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     done, step = history.progress, history.step
     running = state.kind == "running"
     requested = mapping(history.start.get("train")).get("stop_after")
+
     # The length in a start event is the remaining length at the start of the session.
     pairs = [("until", str(requested or history.start.get("stop_after", "-")))]
+
     if done.step:
         pairs += [("step", f"{done.step:,}"), ("epochs", f"{done.epoch:.2f}")]
     if step is not None and step.loss is not None:
@@ -140,16 +150,19 @@ def _facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     if done.tokens and done.seconds:
         pairs.append(("tokens", f"{done.tokens:,}"))
         pairs.append(("tokens/s", f"{done.tokens / done.seconds:,.0f}"))
+
     if running and step is not None and step.tokens_per_second is not None:
         pairs.append(("tokens/s now", f"{step.tokens_per_second:,.0f}"))
     if running and (left := history.seconds_left) is not None:
         pairs.append(("training left, about", clock_text(left)))
+
     counts: Any = history.start.get("parameters") or {}
     total, trained = counts.get("total") or 0, counts.get("trainable") or 0
     if counts:
         pairs.append(("parameters", millions(total)))
     if 0 < trained < total:  # an adapter's
         pairs.append(("trainable", f"{trained:,} ({trained / total:.2%})"))
+
     pairs.append(("training time", clock_text(done.seconds)))
     if history.saved:
         pairs.append(("newest checkpoint", f"step {history.saved:,}"))

@@ -276,7 +276,8 @@ def _divide_time(facts: Facts) -> dict[str, float]:
     host = facts.part("observers")
     if facts.device == "cuda":
         # The host queues work ahead of the GPU, so its waits do not belong to a part.
-        computing, optimizer, host = computing + optimizer + host, 0.0, 0.0
+        computing += optimizer + host
+        optimizer = host = 0.0
 
     lost = _lost_seconds(facts, busy=computing + optimizer)
     remaining = 1.0 - sum(lost.values()) / max(computing + optimizer, 1e-9)

@@ -23,6 +23,7 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     """
     intervals = mapping(evaluation.get("intervals"))
     n_texts = mapping(evaluation.get("applies_to"))
+
     rows = [
         (_title(f"held-out {name}"), _first(value), _NONE, _NONE)
         for name, value in mapping(evaluation.get("heldout")).items()
@@ -31,23 +32,28 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
         (_title(n), _first(v), _interval(intervals.get(n)), written(n_texts.get(n, _NONE)))
         for n, v in mapping(evaluation.get("generated")).items()
     ]
+
     step = evaluation.get("step")
     title = "Final evaluation"
     if step is not None:
         title += f", step {written(step)}"
+
     method = mapping(evaluation.get("method"))
     note = "; ".join(f"{name}: {value}" for name, value in method.items())
+
     tasks: dict[str, Mapping[str, Any]] = {
         name: scores
         for name, scores in mapping(evaluation.get("tasks")).items()
         if isinstance(scores, Mapping)
     }
+
     grids = [
         Grid(("measure", "value", "interval", "over"), rows, note, title),
         _memorisation(mapping(evaluation.get("memorisation"))),
         _tasks(tasks),
         *_confusions(tasks),
     ]
+
     for slicing, parts in mapping(evaluation.get("slices")).items():
         if isinstance(parts, Mapping) and parts:
             # A row per metric and a column per label. The intervals are only in the file.
@@ -57,6 +63,7 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
                 for name in dict.fromkeys(name for part in columns.values() for name in part)
             ]
             grids.append(Grid(("measure", *columns), cells, title=f"By {_title(slicing)}"))
+
     failed = [(name, written(error)) for name, error in mapping(evaluation.get("failed")).items()]
     grids.append(Grid(("metric", "why"), failed, title="Metrics that failed"))
     return [grid for grid in grids if grid.rows]

@@ -78,9 +78,11 @@ def store_page(folder: Path, report: Report) -> Page:
         ("tokenizer", report.tokenizer),
         ("prepared in", f"{report.seconds:,.1f} s"),
     ]
+
     head = PageHead("Data report", folder.resolve().name, counted, facts)
     used = [_folded(excerpt) for excerpt in report.kept_examples]
     dropped = [_folded(excerpt) for excerpt in report.dropped_examples]
+
     lengths = [
         _histogram("Prompt lengths", report.prompt_histogram, "tokens"),
         _histogram("Target lengths", report.target_histogram, "tokens"),
@@ -90,8 +92,10 @@ def store_page(folder: Path, report: Report) -> Page:
         for column in report.columns
         if column.known and (_is_counted(column) or column.name not in _LABELS)
     ]
+
     left_out = list(report.left_out.items())
     repaired = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
+
     sections = (
         Section("warnings", "", [Sentence(text, "warn") for text in _warnings(report)]),
         Section("kept", f"{len(used)} kept, as the model reads them", used),
@@ -104,6 +108,7 @@ def store_page(folder: Path, report: Report) -> Page:
         Section("columns", "What the examples are like", [Figures(columns), _labels(report)]),
         Section("cut", "Cut and split", [*map(Sentence, (*report.losses(), report.splitting()))]),
     )
+
     return Page(head, sections, f"{folder}/report.json")
 
 

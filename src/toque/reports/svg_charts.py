@@ -53,7 +53,9 @@ def histogram(
     y = Scale(0, max(counts), frame.height - _BOTTOM, _TOP)
     parts = [*_axis_y(y, of, frame, whole=True), *_axis_x(x, unit, frame)]
     for i, count in enumerate(counts):
-        left, right, top = x(edges[i]), x(edges[i + 1]), y(count)
+        left = x(edges[i])
+        right = x(edges[i + 1])
+        top = y(count)
         words = f"{written(edges[i])} to {written(edges[i + 1])} {unit}: {count:,} {of}"
         gap = min(1.0, (right - left) / 4)
         parts.append(

@@ -213,6 +213,7 @@ class Reply(Response):
         self._receive = receive
         self._send = send
         self._has_begun = False
+
         try:
             async with asyncio.timeout(self._seconds):
                 await _run_while_connected(receive, self._write())
@@ -235,6 +236,7 @@ class Reply(Response):
                 raise
             _log.exception("an answer of %s was interrupted", self._served.name)
             error = internal_error()
+
         if not self._has_begun:
             await error_response(error)(scope, receive, send)
             return

@@ -203,7 +203,8 @@ def _read_integers(file: BinaryIO) -> dict[int, int]:
 
 
 def _varint(file: BinaryIO) -> int:
-    value, shift, byte = 0, 0, 128
+    value = shift = 0
+    byte = 128
     while byte & 128 and shift < 64:
         byte = file.read(1)[0]
         value |= (byte & 127) << shift

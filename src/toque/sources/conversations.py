@@ -117,6 +117,7 @@ class ConversationReader:
                 turns.append(Turn(role, text))
             elif role != "system":
                 return f"no {column}"
+
         *prompt_fields, last = self._fields.get("messages", ("",))
         for name in prompt_fields:
             prompt = _turns_of(record.get(name), notes)
@@ -128,11 +129,13 @@ class ConversationReader:
                 msgspec.structs.replace(turn, learnt=turn.learnt and turn.role != ASSISTANT)
                 for turn in prompt
             )
+
         if last:
             messages = _turns_of(record.get(last), notes)
             if isinstance(messages, str):
                 return messages
             turns += messages
+
         return _example(turns, notes)
 
 

@@ -221,6 +221,7 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
     """
     if path.is_dir():
         raise DataError(f"{path} must be a file, not a folder. List the files in it instead.")
+
     try:
         with path.open("rb") as raw:
             magic = raw.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]

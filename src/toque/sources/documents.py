@@ -39,7 +39,9 @@ from toque.sources.records import (
 )
 
 PART_BYTES = 4 << 20
-NO_TEXT, NO_PROMPT, NO_TARGET = "no text", "no prompt", "no target"
+NO_TEXT = "no text"
+NO_PROMPT = "no prompt"
+NO_TARGET = "no target"
 LOST_BYTES = "bytes that are not UTF-8"
 CONTROLS = "control characters removed"
 SEPARATORS = "vertical tabs, form feeds and other separators made line breaks"

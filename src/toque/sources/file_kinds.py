@@ -125,13 +125,16 @@ class FileJudge:
         refuse_pickle(file.path, file.name)
         source, encoding = self.source, self.encoding
         columns: Columns = {str(role): name for role, name in source.columns.items()}
+
         if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
             return TokenReader()
+
         with named(file.path, file.name):
             if source.format == "text" and not columns:
                 if is_columnar(file.path):
                     return self.reader_for({"text": "text"}, encoding=encoding)
                 return TextReader(encoding=encoding)
+
             reader = self.reader_for(columns, encoding=encoding)
             if source.format == "auto":
                 try:

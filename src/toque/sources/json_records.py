@@ -127,20 +127,24 @@ def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterato
                 yield Block(0, str(path), first_line, run)
             first_line += count_lines(run)
         return
+
     splitter = JsonSplitter(_DEPTHS[form])
     texts: list[bytes] = []
     numbers: list[int] = []
     size = n_records = 0
+
     try:
         for piece in splitter.pieces(chunks(path, encoding=encoding)):
             n_records += 1
             # In a file of one line, the records are numbered instead of the lines.
             number = piece.line if splitter.line > 1 or form == "objects" else n_records
+
             reason = _why_unreadable(path, piece)
             if texts and (reason or size > CHUNK_BYTES):
                 yield _records_block(path, texts, numbers)
                 texts, numbers = [], []
                 size = 0
+
             if reason:
                 yield unreadable(path, number, reason)
             elif piece.text is not None:
@@ -152,6 +156,7 @@ def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterato
         raise DataError(
             f"{path} is not valid JSON at line {splitter.line}: it has {error}. Export it again."
         ) from error
+
     if texts:
         yield _records_block(path, texts, numbers)
     if not n_records:
@@ -347,11 +352,14 @@ class JsonSplitter:
             if kind == "cut" or (kind == "word" and match.end() == len(self._buffer)):
                 self._scan, self._string = at, at + 1 if kind == "cut" else None
                 return None
+
             self._scan = match.end()
             if kind == "open" and self.closed:
                 self._around = self._depth_in(match[0])
+
             innermost = self._open[-1:]
             inside = len(self._open) == self._around and (self._around < 2 or innermost == [b"["])
+
             if kind == "open":
                 if inside and (self._around or match[0] == b"{"):
                     self._begin(at)
@@ -359,6 +367,7 @@ class JsonSplitter:
                     return b""
                 self._push(match[0])
                 continue
+
             if kind == "close":
                 fits = innermost == [_OPENING[match[0]]]
                 if fits or len(self._open) > self._around:
@@ -366,10 +375,12 @@ class JsonSplitter:
                 counts = not fits
             else:
                 counts = self.closed or (inside and (kind == "word" or innermost == [b"["]))
+
             if counts:  # an unreadable record, after which the search continues
                 self._begin(at)
                 self._start = None
                 return match[0]
+
         self._scan = len(self._buffer)
         return None
 

@@ -125,6 +125,7 @@ def _iterate_rows(data: object, name: str, say: Callable[[str], None]) -> Iterat
     """Iterate over the rows of a list, another iterable, a dataset or a frame."""
     label = argument(name)
     frame = cast("Any", data)
+
     if isinstance(data, str | bytes | Path):
         path = f"{str(data)[:60]!r}"
         raise DataError(
@@ -137,6 +138,7 @@ def _iterate_rows(data: object, name: str, say: Callable[[str], None]) -> Iterat
             "DatasetDict, e.g. data=splits['train'], validation=splits['test']. Convert a dict of "
             "columns with datasets.Dataset.from_dict(columns)."
         )
+
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         return _pandas_rows(frame, label, say)
     if hasattr(data, "iter_rows"):
@@ -144,6 +146,7 @@ def _iterate_rows(data: object, name: str, say: Callable[[str], None]) -> Iterat
     if hasattr(data, "to_batches"):
         batches = frame.to_batches(max_chunksize=_BATCH_ROWS)
         return (row for batch in batches for row in batch.to_pylist())
+
     try:
         if hasattr(data, "collect"):  # a LazyFrame of polars has __iter__, but no rows
             raise TypeError

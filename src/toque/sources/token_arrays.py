@@ -251,6 +251,7 @@ class ArrayFile(NamedTuple):
                     f"{self.path}: the header of the array {name} is damaged ({error}). Download "
                     "or write the file again."
                 ) from error
+
             problem = ""
             if dtype.hasobject:
                 problem = "has Python objects. They are not read, because unpickling may run code"
@@ -264,6 +265,7 @@ class ArrayFile(NamedTuple):
                 )
             if problem:
                 raise DataError(f"{self.path}: the array {name} {problem}. {_HOW}")
+
             body_bytes = n_bytes - file.tell()
             expected_bytes = math.prod(shape) * dtype.itemsize
             if body_bytes != expected_bytes:
@@ -272,6 +274,7 @@ class ArrayFile(NamedTuple):
                     f"requires {expected_bytes:,} for the shape {shape} of {dtype}. It is "
                     "truncated or damaged. Download or write it again."
                 )
+
             yield ArrayStream(self.path, name, shape, dtype, file)
 
     @contextmanager

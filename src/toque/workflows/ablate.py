@@ -363,26 +363,32 @@ def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Resul
     key = variant.key
     for name in ("runs", "logs", "results"):
         (out / name).mkdir(parents=True, exist_ok=True)
+
     log = out / "logs" / f"{key}.txt"
     words = [*variant.overrides, f"run_dir={out / 'runs' / key}"]
     resolved = load_config(config, words, trust_code=trust_code or None)
+
     processes = get_context("forkserver")
     processes.set_forkserver_preload(["toque.workflows.training_child"])
     child = processes.Process(target=_train, args=(resolved, out, key, log, dict(os.environ)))
     child.start()
+
     with _forward_signals(child) as signals:
         try:
             child.join()
         except KeyboardInterrupt:  # the terminal sent the child the same signal, so it saves
             child.join()
             raise
+
     if signals or child.exitcode == Interrupted.exit_code:
         raise Interrupted(
             f"A signal stopped a run of the ablation. {out} has all completed runs and the last "
             "checkpoint. The same command continues."
         )
+
     if child.exitcode == 0 and (result := _read_result(out, key)) is not None:
         return result
+
     last_line = ""
     if log.exists() and (lines := log.read_text(errors="replace").strip().splitlines()):
         last_line = lines[-1]

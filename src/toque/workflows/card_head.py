@@ -50,13 +50,16 @@ def card_head(
     is_adapter = config.adapter is not None
     if base is not None:
         facts["base_model_relation"] = "adapter" if is_adapter else "finetune"
+
     is_encoder_decoder = manifest.family_kind == "encoder-decoder"
     task = "text2text-generation" if is_encoder_decoder else "text-generation"
     tags = ["toque"]
     if config.model.family != "auto":
         tags.append(config.model.family)
+
     recorded = (recorded_dataset(entry.path) for entry in manifest.sources)
     datasets = list(dict.fromkeys(dataset for dataset in recorded if dataset is not None))
+
     data = ModelCardData(
         model_name=" ".join(Path(config.run_dir).name.split()) or "model",
         **facts,
@@ -66,9 +69,11 @@ def card_head(
         datasets=list(dict.fromkeys(dataset.name for dataset, _ in datasets)) or None,
         tags=tags,
     )
+
     only, commit = datasets[0] if len(datasets) == 1 else (None, None)
     scores = {name: estimate.value for name, estimate in evaluation.texts.overall.items()}
     scores = {**evaluation.of_examples, **scores}
+
     data.eval_results = [
         EvalResult(
             task_type=task,
@@ -85,6 +90,7 @@ def card_head(
         for name, value in scores.items()
         if math.isfinite(value) and name not in COUNTS
     ]
+
     return f"---\n{data.to_yaml()}\n---\n"
 
 

@@ -56,9 +56,11 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
             f"mapping of settings, not a {type(base).__name__}. Pass rows to train on as data: "
             "train(config, data=rows)."
         )
+
     config = resolve_values(_merge(values, sections), "configure").config
     if not isinstance(base, RunConfig):
         return config
+
     # Code in settings of this call is trusted. Code in settings of the base may be foreign.
     changed = names_of_code(
         {n: _plain(s) if isinstance(s, Config) else s for n, s in sections.items()}

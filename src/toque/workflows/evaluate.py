@@ -88,12 +88,14 @@ class Evaluation:
         if self.texts_left_out:
             generated["texts_left_out"] = self.texts_left_out
         generated |= {name: round(e.value, _DIGITS) for name, e in overall.items()}
+
         slices: dict[str, dict[str, dict[str, Any]]] = {}
         for slicing, labels in self.texts.slices.items():
             slices[slicing] = {}
             for label, estimates in labels.items():
                 scores = {n: [round(e.value, _DIGITS), *_interval(e)] for n, e in estimates.items()}
                 slices[slicing][label] = {"texts": self.texts.sizes[slicing][label], **scores}
+
         record = {
             "step": self.step,
             "heldout": dict(self.heldout),
@@ -111,6 +113,7 @@ class Evaluation:
                 "rouge": "F1 of each text, as rouge-score computes it, without stemming",
             },
         }
+
         return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
 
     def __str__(self) -> str:

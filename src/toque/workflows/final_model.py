@@ -284,8 +284,10 @@ def _data(config: RunConfig, manifest: StoreManifest) -> str:
     files_by_source: dict[int, list[SourceEntry]] = {}
     for entry in manifest.sources:
         files_by_source.setdefault(entry.source, []).append(entry)
+
     has_settings = len(configured) == len(files_by_source)
     held_out_from = manifest.settings.get("held_out_from", math.inf)
+
     rows = []
     for number, files in sorted(files_by_source.items()):
         path = files[0].path
@@ -293,14 +295,17 @@ def _data(config: RunConfig, manifest: StoreManifest) -> str:
         if has_settings and number < len(configured):
             path = configured[number].path
             licence = configured[number].licence
+
         if (dataset := recorded_dataset(files[0].path)) is not None:
             path = f"{dataset[0].address()}, commit {dataset[1]}"
         if number >= held_out_from:
             path += " (held out)"
+
         n_read = sum(file.read for file in files)
         n_examples = sum(file.kept for file in files)
         counts = (f"{n:,}" for n in (len(files), n_read, n_examples))
         rows.append((path, licence or "not recorded", *counts))
+
     dropped = ", ".join(f"{reason} {n:,}" for reason, n in manifest.dropped.items() if n)
     return (
         _table(("source", "licence", "files", "records", "examples"), rows)

@@ -76,9 +76,11 @@ def open_sources(
             "data.sources is empty, so there is nothing to prepare. Name at least one file: "
             "data.sources=[{path: recipes.jsonl}]."
         )
+
     # List every bucket before the first download, so that a wrong key fails immediately.
     listings = [listing(s.path, say) if is_remote(s.path) else None for s in configured]
     readers = partial(reader_for, tasks=own_templates(config.data))
+
     sources: list[Source] = []
     for source, remote in zip(configured, listings, strict=True):
         if remote is None:
@@ -90,8 +92,10 @@ def open_sources(
                 Located(file.address, path, sha256)
                 for file, (path, sha256) in zip(remote_files, local_files, strict=True)
             ]
+
         judged = FileJudge(source, config.data.encoding, readers).judged(files, say)
         judges = (judged.reader, *judged.readers.values())
+
         tokenizer = config.model.tokenizer_source
         if tokenizer.startswith(TRAINED) and any(isinstance(r, TokenReader) for r in judges):
             raise ConfigError(
@@ -99,6 +103,7 @@ def open_sources(
                 "cannot be learnt from ids. Set model.tokenizer to the tokenizer that wrote the "
                 "file."
             )
+
         sources.append(judged)
     return sources
 

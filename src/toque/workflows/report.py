@@ -74,6 +74,7 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
     folder = existing_folder(path)
     is_run = any(os.path.lexists(folder / name) for name in (METRICS, "config.yaml"))
     refuse_links(folder, CheckpointError if is_run else DataError)
+
     if (folder / METRICS).is_file():
         run = RunRecord(FolderPlace(folder))
         run.read_whole()
@@ -98,6 +99,7 @@ def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
             f"{folder} is not a run ({METRICS}) or a store (manifest.json). Name a folder such as "
             "runs/cookbook or stores/cookbook."
         )
+
     target = folder / "report.html" if out is None else named_path(out)
     return WrittenPage(target, write_page(target, page))
 

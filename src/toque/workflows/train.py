@@ -262,12 +262,14 @@ def _localise(resolved: Resolved) -> Resolved:
         ) from error
     if not remote:
         return resolved
+
     address = config.run_dir.rstrip("/")
     if config.checkpoint.upload not in (None, address):
         raise ConfigError(
             f"run_dir is {address} and checkpoint.upload is {config.checkpoint.upload}, but a run "
             "has only one folder in a bucket. Leave checkpoint.upload out."
         )
+
     scheme, _, rest = address.partition("://")
     parts = rest.split("/")
     if len(parts) < 2 or any(part in ("", ".", "..") for part in parts):
@@ -275,6 +277,7 @@ def _localise(resolved: Resolved) -> Resolved:
             f"run_dir must name a folder in the bucket, e.g. gs://my-bucket/runs/cookbook, not "
             f"{address}."
         )
+
     folder = cache_folder("runs").joinpath(scheme, *parts)
     checkpoint = config.checkpoint.model_copy(update={"upload": address})
     local = config.model_copy(update={"run_dir": str(folder), "checkpoint": checkpoint})

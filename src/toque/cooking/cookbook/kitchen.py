@@ -170,6 +170,7 @@ class _Kitchen:
         """Execute a command."""
         key, value = next(iter(entry.items()))
         verb, _, rest = key.partition(" ")
+
         if verb == "if":
             self._follow(self._first_true(entry), write)
         elif verb == "let":

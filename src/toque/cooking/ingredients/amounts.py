@@ -202,6 +202,7 @@ class AmountReader:
         unit, i = self.unit(self.i, numbered=bool(self.amounts))
         if unit is None or (not self.amounts and i >= self.end):
             return False
+
         if self.amounts and unit.kind != "count":
             last = self.amounts[-1]
             if last.role == "each" and last.unit is None:
@@ -217,6 +218,7 @@ class AmountReader:
                 return False
             self.i = i  # "¼ c cup milk"
             return True
+
         first = self.amounts[0] if self.amounts else None
         if first is not None and first.unit in CONTAINERS and unit.name in CONTAINERS:
             pass  # "1 can or bottle beer"

@@ -73,10 +73,12 @@ class _Line:
         tokens = self.tokens
         start = self._part_of() if "of" in tokens.words or "from" in tokens.words else 0
         start = self._head(start)
+
         while self._is_unsaid(start):
             self.remarks.append(("comment", tokens.words[start]))
             start += 1 + (tokens.words[start + 1] == ":")
             start = start if self.amounts else self._head(start)
+
         runs = segments(tokens, start)
         while len(runs) > 1 and tokens.words[runs[0][0]] in {"preferably", "ideally"}:
             self._file(*runs.pop(0))  # "small, preferably Greek, capers"
@@ -85,8 +87,10 @@ class _Line:
             self._name(runs[0][0], runs[named - 1][1])
             for run in runs[named:]:
                 self._file(*run)
+
         if not self.name and "(" in tokens.words:  # "1/2 stick ((4 tbsp) butter)"
             return _Line(" ".join(tokens.text.translate(_NO_BRACKETS).split())).read()
+
         first = self.amounts[0] if self.amounts else None
         return IngredientLine(
             first.quantity if first else None,
@@ -253,7 +257,9 @@ class _Line:
 
     def _file(self, i: int, end: int) -> None:
         """Classify a run after the name, and the brackets in it, one after the other."""
-        words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
+        tokens = self.tokens
+        words = tokens.words
+        kinds = tokens.kinds
         waiting = [(i, end)]  # no recursion: brackets may be nested by the hundred
         while waiting:
             start, end = waiting.pop()
@@ -269,7 +275,9 @@ class _Line:
                 self._file_plain(start, end)
 
     def _file_plain(self, i: int, end: int) -> None:
-        words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
+        tokens = self.tokens
+        words = tokens.words
+        kinds = tokens.kinds
         if end - i > 2 and kinds[end - 2] == "N" and words[end - 1] == "ml":
             end -= 2 * self._measure(end - 2, end)  # "..., divided 325 mL"
         text = tokens.stripped(i, end)

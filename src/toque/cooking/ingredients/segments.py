@@ -48,7 +48,9 @@ SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES  # words in a name that
 
 def segments(tokens: Tokens, i: int) -> list[Run]:
     """Runs of tokens between commas and the like, from token `i` on; brackets stay whole."""
-    kinds, words, end = tokens.kinds, tokens.words, len(tokens)
+    kinds = tokens.kinds
+    words = tokens.words
+    end = len(tokens)
     runs: list[Run] = []
     start = i
     while i < end:

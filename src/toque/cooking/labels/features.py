@@ -56,6 +56,7 @@ def line_facts(text: str) -> LineFacts:
     line = parse_line(text)
     named = find_food(line.name)
     food = named if is_food(line.name) else None
+
     grams, frying = 0.0, False
     if food is not None:
         grams = grams_of(line, food) or 0.0
@@ -64,10 +65,12 @@ def line_facts(text: str) -> LineFacts:
         frying = in_excess and "fry" not in line.purpose
         if (in_excess or in_brine) and not frying:
             grams *= TAKEN_UP
+
     stems = {stem(word) for word in words_of(line.name)}
     if named is not None:  # "spaghetti" is used by "cook the pasta"
         stems.add(stem(named.name.rpartition(" ")[2]))
     name = ingredient_name(text)
+
     return LineFacts(
         line=line,
         name=name,

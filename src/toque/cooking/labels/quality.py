@@ -86,12 +86,16 @@ class Quality:
 def quality_of(reading: Reading) -> Quality:
     """Score a recipe."""
     recipe, lines = reading.recipe, reading.lines
-    title, n_tokens, words = recipe.title, reading.n_tokens, reading.words
+    title = recipe.title
+    n_tokens = reading.n_tokens
+    words = reading.words
+
     named = bool(words_of(title)) and not _DIRT.search(title)
     too_long, shouted = len(title.split()) > MAX_TITLE_WORDS, title.isupper() and len(title) > 3
     length = MAX_WORDS / n_tokens if n_tokens > MAX_WORDS else min(1.0, n_tokens / MIN_WORDS)
     sentences = _SENTENCE_END.sub("\n", "\n".join(recipe.steps)).split("\n")
     english = sum(map(_ENGLISH.__contains__, words)) / max(len(words), 1)
+
     parts = {
         "title": 1.0 - 0.5 * too_long - 0.25 * shouted if named else 0.0,
         "ingredients": share(line.is_named for line in lines) * min(1.0, len(lines) / 2.0),
@@ -106,6 +110,7 @@ def quality_of(reading: Reading) -> Quality:
         "clean": _clean(reading),
         "language": min(1.0, english / ENGLISH_SHARE),
     }
+
     mean = sum(map(mul, WEIGHTS.values(), parts.values()))
     weakest = min(map(parts.__getitem__, ESSENTIAL))
     return Quality(round((1.0 - WEAKEST_SHARE) * mean + WEAKEST_SHARE * weakest, 4), parts)

@@ -170,32 +170,40 @@ def clean_text(text: str, notes: Counter[str]) -> str:
 
 def _repair(text: str, notes: Counter[str]) -> str:
     text = _LINE_ENDS.sub("\n", text)
+
     if "&" in text:
         unescaped = decoded_entities(decoded_entities(text))  # "&amp;frac12;" occurs: escaped twice
         notes["HTML entities decoded"] += unescaped != text
         text = _LINE_ENDS.sub("\n", unescaped)
+
     if "<" in text or ">" in text:
         plain = _RAISED_FRACTION.sub(r" \1/\2\3 ", text)
         bare = _REMNANT.sub("", _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", plain)))
         if bare != text:
             notes["HTML tags removed"] += 1
             text = SPACED_MARK.sub(r"\1", bare)
+
     if "](" in text:
         notes["texts with Markdown"] += 1
         text = _LINK.sub(r"\1", text)
+
     if text.isascii() and text.isprintable():
         return text
     text = replace_lone_surrogates(text)
+
     if "\ufffd" in text:
         notes["texts with lost characters (U+FFFD)"] += 1
         text = _LOST_DASH.sub("-", _LOST_DEGREE.sub("°", text))
         text = _LOST_APOSTROPHE.sub("'", LOST_FRACTION.sub("§", text)).replace("\ufffd", "")
+
     if not _REGISTERED.isdisjoint(text):
         notes[TRADEMARKS] += 1
         text = _TRADEMARK.sub("", text)
+
     if _CONTROLS.search(text):
         notes["texts with control characters"] += 1
         text = _CONTROLS.sub("", text.translate(_WINDOWS_1252))
+
     visible = _INVISIBLE.sub(r"\1", text)
     notes["texts with invisible characters"] += visible != text
     return composed(visible)
@@ -250,19 +258,24 @@ def _ingredient_item(line: str) -> tuple[str, str]:
     line = line[bullet.end() :] if bullet else line
     if not line:
         return "", "empty lines"
+
     note = ""
     if "-" in line:  # "Oil-", "Salt- to taste" and "Turmeric-1/4 tsp"
         line = _STRAY_HYPHEN.sub(" - ", line).removesuffix(" - ")
+
     if number := _GLUED_NUMBER.match(line):
         if line[-1] == ".":
             return "", STEPS_IN_LIST
         line, note = f"{number[1]} {line[number.end() :]}", LOST_SPACES
+
     if "(" in line or ")" in line:
         repaired = _with_flat_brackets(line)
         note = BRACKETS if repaired != line else note
         line = repaired
+
     if unit := _LOST_NUMBER.match(line):
         line, note = line[unit.end() :], "units that lost their number removed"
+
     if not _WORD.search(line):
         return "", "ingredient lines without a word"
     if len(line) <= _HEADING_CHARS and only_measures(line):
@@ -271,6 +284,7 @@ def _ingredient_item(line: str) -> tuple[str, str]:
         return "", "ingredient lines that only name a preparation"
     if _STEP_IN_LIST.match(line):
         return "", STEPS_IN_LIST
+
     return ("", "ingredient sub-headings") if is_subheading(line) else (line, note)
 
 
@@ -355,6 +369,7 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
     heading = ""
     lines = rejoined(list(_item_lines(items, notes)), notes)
     parted = list(_parted(lines, notes))
+
     for text in _without_bare_numbers(parted):
         bare = text.strip()
         if bullet := _BULLET.match(bare):
@@ -363,25 +378,31 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
             bare = bare[number.end() :]
         elif (glued := _GLUED_NUMBER.match(bare)) and _is_number_of_step(glued, len(steps) + 1):
             bare = bare[glued.end() :]
+
         if not _WORD.search(bare):
             notes["steps without a word"] += 1
             continue
+
         if bare.count("(") != bare.count(")") and bare[-1] in ".!?)":
             closed = _with_brackets(bare)
             notes[BRACKETS] += closed != bare
             bare = closed
+
         if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
             notes["step lines that only say Step 1, Method or the like"] += 1
             continue
+
         if bare[-1] == "," and bare[0].isupper():
             bare = f"{bare[:-1]}."
             notes["commas at the end of a step replaced"] += 1
         if bare[-1] == "-" and bare[-2:-1].isalpha():  # "For the icing-"
             bare = f"{bare[:-1]}:"
+
         if bare[-1] == ":" and _announces(bare):
             heading = f"{bare} "
             notes["step sub-headings joined to their step"] += 1
             continue
+
         steps.append(heading + bare)
         heading = ""
     return tuple(steps)

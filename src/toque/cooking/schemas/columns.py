@@ -257,7 +257,9 @@ def refuse_cut_schema(
         DataError: a named field is missing.
     """
     refuse_missing(path, layout, columns)
-    what, missing, folded = layout.described, shape.missing, shape.folded
+    what = layout.described
+    missing = shape.missing
+    folded = shape.folded
     if any(ingredients_in_steps(raw, shape, Counter()) for raw in layout.sample):
         missing = tuple(role for role in missing if role != "ingredients")
     if {"ingredients", "steps"} <= set(missing):

@@ -393,7 +393,8 @@ def _without_end(step: str, notes: Counter[str]) -> str:
             break
         notes[why] += 1
         end = at
-    return step[:end] + ")" * step.startswith(")", end)
+    bracket = ")" if step.startswith(")", end) else ""
+    return step[:end] + bracket
 
 
 def _is_on_wine(step: str) -> bool:

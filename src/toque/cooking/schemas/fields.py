@@ -46,6 +46,7 @@ def records_of(
 ) -> Iterator[Record | str]:
     """The records in a raw one (a graph may hold several), or the reason for having none."""
     raw = {name: _shortened(value, notes, 1) for name, value in raw.items()}
+
     if not columns and is_schema_org(raw):
         nodes = recipe_nodes(raw)
         for node in nodes:
@@ -55,14 +56,17 @@ def records_of(
         if not nodes:
             yield NO_NODE
         return
+
     if not columns and (recipe := unwrapped(raw)) is not raw:
         around = (name for name, value in raw.items() if value is not recipe and is_filled(value))
         notes.update(f"{UNUSED}{name}" for name in around)
         raw = recipe
+
     shape = shape_of(tuple(raw), columns)
     notes.update(f"{UNUSED}{name}" for name in shape.unused(raw))
     if shape.schema == "foodcom":  # R writes NA for what is missing
         raw = {name: None if value == "NA" else value for name, value in raw.items()}
+
     try:
         record = _generic(raw, shape, notes)
         if adapt := _ADAPTERS.get(shape.schema):

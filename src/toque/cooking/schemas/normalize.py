@@ -53,31 +53,39 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     """The cleaned recipe of a record, or the reason for dropping it; `notes` counts repairs."""
     title = record.get("title")
     title = title if isinstance(title, str) else ""
+
     lines, steps = _texts(record.get("ingredients")), _texts(record.get("directions"))
     title = without_misprints([clean_title(title, notes)], notes)[0]
     if not (title.isalnum() or any(map(str.isalnum, title))):
         return "no title"
+
     n_steps_before = notes[STEPS_IN_LIST]
     ingredients = without_sections(clean_ingredients(lines, notes), notes)
     if notes[STEPS_IN_LIST] - n_steps_before > MOST_STEPS_IN_LIST:
         return "steps among the ingredients"
+
     directions = tuple(without_repeat(list(clean_steps(steps, notes)), notes))
     directions = without_credits(directions, notes)
     directions = with_headings_joined(directions, notes)
+
     if not ingredients:
         return "no ingredients"
     notes[f"ingredient lines over {MAX_CHARS:,} characters, only their beginning parsed"] += sum(
         len(line) > MAX_CHARS for line in ingredients
     )
+
     if not directions:
         return "no steps"
     if damage := _damage(ingredients, directions):
         return damage
+
     source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
     tags = tags.split(",") if isinstance(tags, str) else _texts(tags)
+
     minutes, prep, cook = map(_duration, map(record.get, ("minutes", "prep_time", "cook_time")))
     if minutes is None:
         minutes = (prep or 0) + (cook or 0) or None
+
     recipe = Recipe(
         title=title,
         ingredients=ingredients,
@@ -90,6 +98,7 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
+
     text = to_text(recipe)
     if _is_short(text, MIN_CHARS):
         return "too short"

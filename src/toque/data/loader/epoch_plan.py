@@ -124,7 +124,9 @@ class EpochPlan:
     def at(self, cursor: Cursor) -> Update:
         """Plan the update at `cursor`."""
         rows: list[tuple[int, ...]] = []
-        epoch, window, row = cursor.epoch, cursor.window, cursor.row
+        epoch = cursor.epoch
+        window = cursor.window
+        row = cursor.row
         while True:
             window_rows = self.window_rows(epoch, window)
             n = len(window_rows) if self.update_rows is None else self.update_rows - len(rows)

@@ -51,7 +51,9 @@ class ConversationRows:
     def __init__(self, codec: Codec, settings: PrepareSettings) -> None:
         template = chat_template_of(codec)
         assert template is not None, "`with_template` comes first"
-        self._template, self._codec, self._settings = template, codec, settings
+        self._template = template
+        self._codec = codec
+        self._settings = settings
         self._reads_clock = CLOCK in codec.settings["chat_template"]
 
     def row(

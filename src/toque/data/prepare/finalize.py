@@ -269,8 +269,10 @@ class StoreFinalizer:
         in_use = division.split != LEFT_OUT
         prompts, targets = store.prompt_lengths[in_use], store.target_lengths[in_use]
         manifest = store.manifest
+
         lost_characters = self._summed("lost_characters")
         excerpts = [excerpt for shard in self.shards for excerpt in shard.excerpts]
+
         return Report(
             tokenizer=self.codec.name,
             sources=[
@@ -314,10 +316,12 @@ class StoreFinalizer:
         folder = self.plan.store
         settings = self.settings
         tokenizer = sorted(p for p in (folder / "tokenizer").iterdir() if p.is_file())
+
         columns = {name: kind for shard in self.shards for name, kind in shard.columns.items()}
         n_train, n_validation = (
             int((division.split == SPLIT_CODES[side]).sum()) for side in SPLIT_CODES
         )
+
         return StoreManifest(
             format=FORMAT,
             fingerprint=self.plan.fingerprint(settings),

@@ -139,6 +139,7 @@ def _open_existing(
     folder = plan.store
     if not holds_a_store(folder):
         return None
+
     manifest = read_manifest(folder)
     differences = plan.differences(manifest)
     if differences and not replace:
@@ -146,19 +147,23 @@ def _open_existing(
             f"{folder} has a token store of other inputs: {'; '.join(differences)}. Choose another "
             f"data.store, or replace the store: run prepare with {argument('replace=True')}."
         )
+
     report = None if differences else Report.read_from(folder)
     if report is None:
         return None
+
     try:
         check_files(folder, [*manifest.shards, *manifest.files], verify=False)
     except DataError as error:
         progress(0, 0, f"repairing the store: {error}")
         return None
+
     names = sorted({entry.file.split("/")[1] for entry in manifest.shards})
     if float(manifest.settings.get("max_bad_share", 1.0)) > plan.settings.max_bad_share:
         sidecars = [folder / "shards" / name / SIDECAR for name in names]
         shards = [read_json(sidecar, ShardResult) for sidecar in sidecars]
         refuse_bad_sources(plan, [shard for shard in shards if shard is not None])
+
     if (folder / BUILDING).exists():  # `prepare` was killed after it wrote the manifest
         with suppress(DataError), store_to_write(folder):  # another process may use the store
             _remove_leftovers(folder, len(names))

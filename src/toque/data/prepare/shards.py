@@ -124,10 +124,12 @@ class ShardWriter:
         for block in blocks:
             builder.read(block, self.readers[block.source, block.path])
         rows = builder.rows()
+
         folder = shard_folder(self.store, group)
         with disk_faults(self.store, f"writing {folder.name}"), atomic_folder(folder) as writer:
             for name, array in rows.items():
                 save_array(writer.folder / f"{name}.npy", array)
+
             n_rows = len(rows["prompt_ends"])
             place = f"shards/{folder.name}"
             result = ShardResult(
@@ -147,6 +149,7 @@ class ShardWriter:
                 tokenizer=self.tokenizer,
                 **builder.counts(),
             )
+
             writer.put(SIDECAR, msgspec.json.encode(result, order="deterministic"))
         sync_folder(folder)
         return result
@@ -425,6 +428,7 @@ def _write_on_ray(
             "data.engine=ray needs Ray, which is not installed. Install it with "
             "`pip install 'toque[ray]'`, or prepare on this machine with data.engine=local."
         ) from error
+
     starts_ray = not ray.is_initialized()
     if starts_ray:
         # By default, Ray sends usage statistics and serves a dashboard.
@@ -434,6 +438,7 @@ def _write_on_ray(
             ray.init(address="auto", **options)
         except ConnectionError:  # no cluster is running
             ray.init(num_cpus=workers, include_dashboard=False, **options)
+
     try:
         workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         yield from _write_by_actors(ray, writer, groups, workers)

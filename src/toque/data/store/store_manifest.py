@@ -108,6 +108,7 @@ def read_manifest(folder: Path) -> StoreManifest:
     """
     path = folder / NAME
     again = "prepare the data again with `toque prepare CONFIG`"
+
     if not path.is_file():
         if (folder / "building.json").is_file():
             raise DataError(
@@ -118,6 +119,7 @@ def read_manifest(folder: Path) -> StoreManifest:
             f"The token store {folder} {problem}. Write it with `toque prepare CONFIG`, or correct "
             "data.store."
         )
+
     try:
         if (size := path.stat().st_size) > _MAX_BYTES:
             raise DataError(
@@ -142,6 +144,7 @@ def read_manifest(folder: Path) -> StoreManifest:
         raise DataError(
             f"{path} is not the manifest of a token store: {error}. Remove it and {again}."
         ) from error
+
     for fault in _faults(manifest):
         raise DataError(
             f"{path} {fault}. The store is damaged or malicious. Remove it and {again}."

@@ -142,15 +142,19 @@ def _train_unigram(lines: list[str], vocab_size: int) -> Tokenizer:
         unk_token=_UNIGRAM_SPECIALS[2],
         show_progress=False,
     )
+
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )
+
     # Drop the rarest characters, so that they do not take the entries of words.
     counts = Counter(char for line in lines for char in line if not char.isspace())
     rare = sorted(counts, key=lambda char: (-counts[char], char))[n_pieces // 2 :]
     without_rare = dict.fromkeys(map(ord, rare), "")
+
     tokenizer.train_from_iterator([line.translate(without_rare) for line in lines], trainer)
     tokenizer.model = _reproducible(tokenizer, n_pieces)
+
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     names = [*_UNIGRAM_SPECIALS, *(f"<extra_id_{n}>" for n in reversed(range(_N_EXTRA)))]

@@ -249,6 +249,7 @@ class _GroupedAttention(torch.autograd.Function):
         heads = width if others is not None else width // 3
         added = _bias_and_mask(bias, causal=causal)
         rows, parts = groups.queries.allocate(packed, heads * size)
+
         saved: list[Tensor] = []
         for group, part in zip(groups.each, parts, strict=True):
             # Queries are [H, G, t, d], keys and values [H, G, s, d].
@@ -257,10 +258,12 @@ class _GroupedAttention(torch.autograd.Function):
                 q, k, v = stacked.chunk(3)
             else:
                 q, (k, v) = stacked, group.keys.stack(others).chunk(2)
+
             scores = _scores(q, k, _initial_scores(group, added, causal=causal), scale)
             # In place: the kernel has read a row's scores before it writes the row.
             shares = torch.softmax(scores, -1, out=scores)
             saved += [q, k, v, shares]
+
             if dropout > 0.0:
                 queries = None
                 if keys is not None:
@@ -268,7 +271,9 @@ class _GroupedAttention(torch.autograd.Function):
                     queries = queries.view(shares.shape[:2])
                 saved.append(keep_mask(shares, dropout, queries))
                 shares = shares * saved[-1]
+
             group.queries.unstack(torch.bmm(shares, v.flatten(0, 1)).view(q.shape), part)
+
         ctx.save_for_backward(*saved)
         ctx.groups, ctx.scale = groups, scale
         ctx.dropped = dropout > 0.0

@@ -155,23 +155,29 @@ class Gather:
     def _find_reads(self, heads: int, group: int, keys: Tensor) -> _Reads:
         _, n_tiles, _, size, _ = keys.shape
         kind = torch.int32 if keys.numel() // min(TILE, size) <= _MAX_INT32 else torch.int64
+
         tile = torch.arange(self.columns.start // TILE, self.columns.stop // TILE)
         bounds = torch.tensor([[part.start, part.stop] for part in self.tiles]) // TILE
         used = (tile >= bounds[:, :1]) & (tile < bounds[:, 1:])
+
         row = torch.arange(len(self.tiles))[:, None, None, None]
         of_cache = (row * n_tiles + tile[:, None, None]) * heads + torch.arange(heads)[:, None]
         of_cache = of_cache.to(kind).expand(-1, -1, -1, group)  # [n, K / T, H, G]
+
         places = torch.arange(of_cache.numel()).view(len(used), heads, group, len(tile))
         in_memory = places.permute(0, 3, 1, 2)[used].view(-1)
         scores = torch.full((of_cache.numel(),), len(in_memory))
         scores[in_memory] = torch.arange(len(in_memory))
+
         by_query = used[:, None, None].expand_as(places)
         keys_read = of_cache[used].view(-1, 1) * size + torch.arange(size, dtype=kind)
         values_read = of_cache.permute(0, 2, 3, 1)[by_query].view(-1, 1) * TILE
         values_read = values_read + torch.arange(TILE, dtype=kind)
+
         sizes = torch.full((len(in_memory) + 1,), size)
         sizes[-1] = 0
         counts = used.sum(1).repeat_interleave(heads * group)
+
         return _Reads(
             key_rows=keys_read.view(-1),
             key_ends=_ends(sizes, kind),

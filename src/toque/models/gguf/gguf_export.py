@@ -248,6 +248,7 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(config.num_attention_heads)
+
     if kind == "t5":
         # A T5 has no limit. llama.cpp allocates this many positions by default.
         writer.add_context_length(getattr(config, "n_positions", _T5_POSITIONS))
@@ -260,19 +261,24 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
         writer.add_decoder_start_token_id(config.decoder_start_token_id)
         return
+
     writer.add_context_length(config.max_position_embeddings)
+
     if kind == "gpt2":
         writer.add_feed_forward_length(config.n_inner or 4 * config.hidden_size)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
+
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
     if kind == "gpt_neox":
         share = config.rope_parameters["partial_rotary_factor"]
         writer.add_rope_dimension_count(int(head_size(config) * share))
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_parallel_residual(config.use_parallel_residual)
         return
+
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_dimension_count(head_size(config))
     writer.add_key_length(head_size(config))

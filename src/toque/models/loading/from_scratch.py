@@ -73,6 +73,7 @@ def build_model(
     built = FAMILIES[family]
     _check_shape(built, shape)
     has_own_head = built.name == "t5" and shape.get("tie_word_embeddings") is False
+
     arguments: dict[str, Any] = {
         **shape,
         "vocab_size": vocab_size,
@@ -82,6 +83,7 @@ def build_model(
     }
     if built.is_encoder_decoder:
         arguments["decoder_start_token_id"] = pad_id
+
     try:
         config: Any = built.config_class(**arguments)
         heads = config.num_attention_heads
@@ -111,6 +113,7 @@ def build_model(
             f"model.shape does not make a {built.name} model: {reason} See the arguments of "
             f"transformers' {built.config_class.__name__}."
         ) from error
+
     fuse_activations(model)
     return model
 
@@ -205,6 +208,7 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
     if "rope_parameters" in names:
         allowed |= set(_OLD_NAMES)
     allowed -= {*_FROM_TOKENIZER, "use_cache", "is_decoder", "is_encoder_decoder"}
+
     for name, value in shape.items():
         if name in _FROM_TOKENIZER:
             raise ConfigError(
@@ -225,6 +229,7 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
                 f"model.shape.{name} must be at least 4, not {value}. A T5's encoder divides the "
                 "buckets by direction and by distance."
             )
+
     missing = [name for name in _REQUIRED if name not in shape]
     if missing and family.name in _DEFAULTS_TOO_LARGE:
         model, size = _DEFAULTS_TOO_LARGE[family.name]

@@ -211,6 +211,7 @@ def stored_weights(folder: Path) -> StoredWeights:
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / "model.safetensors").exists():  # transformers also prefers it to an index
         return [folder / "model.safetensors"]
+
     if (folder / _INDEX).exists():
         try:
             index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
@@ -226,6 +227,7 @@ def _weight_files(folder: Path) -> list[Path]:
                 f"are allowed. {_DAMAGED}"
             )
         return [folder / name for name in names]
+
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
     if pickles:
         raise CheckpointError(
@@ -234,6 +236,7 @@ def _weight_files(folder: Path) -> list[Path]:
             "model.safetensors, or convert this one on a machine you trust: from_pretrained, then "
             "save_pretrained."
         )
+
     raise CheckpointError(
         f"{folder} has a config.json but no model.safetensors. Copy the model again."
     )

@@ -206,6 +206,7 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
 def _read_weights(folder: Path, family: Family, placement: Placement | None) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
+
     try:
         loaded: Any = auto.from_pretrained(
             folder,
@@ -222,6 +223,7 @@ def _read_weights(folder: Path, family: Family, placement: Placement | None) -> 
             f"{' '.join(str(error).split())[:600]}. Its config.json and its weights do not match, "
             "or one of them is damaged. Copy the model from its source again."
         ) from error
+
     model, info = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     missing = sorted(info["missing_keys"])
     if missing:
@@ -231,6 +233,7 @@ def _read_weights(folder: Path, family: Family, placement: Placement | None) -> 
             "config and the weights do not match, or the copy is incomplete. Copy the model from "
             "its source again."
         )
+
     return model  # from_pretrained returns it in evaluation mode
 
 

@@ -91,6 +91,7 @@ def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.set_device(device)
+
     timeout = timedelta(seconds=timeout_seconds)
     try:
         # Under torchrun this store belongs to torchrun, so it outlives this process.
@@ -111,6 +112,7 @@ def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
             f"Start all ranks together, e.g. `{_START_COMMAND}`. On several machines, all need the "
             "same MASTER_ADDR and MASTER_PORT, and must be able to reach them."
         ) from error
+
     failures = RankFailures(PrefixStore("ranks", store), rank, world_size, timeout_seconds)
     failures.register()
     return Ranks(rank, world_size, local_rank, failures)

@@ -232,6 +232,7 @@ def _check_gpus() -> Iterator[MachineCheck]:
         with suppress(OSError, subprocess.SubprocessError):
             result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - found on the path
             driver = next(iter(result.stdout.split()), None)
+
     if not torch.cuda.is_available():
         reason, is_error = no_gpu()
         if is_error or driver is not None:
@@ -245,6 +246,7 @@ def _check_gpus() -> Iterator[MachineCheck]:
         else:
             yield _build_check("GPU", f"none that is used: {reason}")
         return
+
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
         if problem := unusable(device):
@@ -254,6 +256,7 @@ def _check_gpus() -> Iterator[MachineCheck]:
         bf16 = "bf16" if has_fast_bf16(device) else "no bf16"
         free, total = torch.cuda.mem_get_info(device)
         value = f"{torch.cuda.get_device_name(device)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB"
+
         others = held_by_others(device)
         todo = ""
         if others:
@@ -318,6 +321,7 @@ def check_disk(folder: Path) -> MachineCheck:
     name = f"disk of {folder}"
     piece = os.urandom(_PIECE)  # random, because some disks compress
     done = 0
+
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".toque-doctor-") as file:
             descriptor, began = file.fileno(), time.perf_counter()
@@ -340,6 +344,7 @@ def check_disk(folder: Path) -> MachineCheck:
             "data.store.",
             needed=True,
         )
+
     value = f"writes {written / 1e6:,.0f} MB/s durably, reads {read / 1e6:,.0f} MB/s"
     todo = "Save less often (train.save_every), or put runs on a faster disk."
     return _build_check(name, value, todo if written < _SLOW_DISK else "")

@@ -199,11 +199,14 @@ def reference_update(
     core: Any = unwrapped(model)
     encoder = family_of(core.config).is_encoder_decoder
     spans = spans or [()] * len(pairs)
+
     # The first token of a decoder's text without a prompt is not predicted.
     counts = [len(target) - (not encoder and not prompt) for prompt, target in pairs]
     n_targets = sum(counts) - sum(sum(lengths[1::2]) for lengths in spans)
+
     total = 0.0
     model.zero_grad(set_to_none=True)
+
     for (prompt, target), lengths in zip(pairs, spans, strict=True):
         if encoder:
             labels = torch.tensor([list(target)], device=core.device)
@@ -219,12 +222,14 @@ def reference_update(
                 labels[0, first + begin : first + behind] = IGNORE
             # Without a mask, GPT-2 warns about padding.
             logits = core(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+
         loss = functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum",
             label_smoothing=smoothing,
         )  # fmt: skip
         torch.autograd.backward(loss / n_targets)
         total += loss.item()
+
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return total / n_targets, gradient
@@ -318,11 +323,14 @@ class _Ways:
         yield self.compared(name, packed=False, rows_at_once=third)
         yield self.compared(f"packed in {self.step(packed=True).batch.n_rows} rows, all together")
         yield self.compared("packed rows, one at a time", rows_at_once=1)
+
         # One process computes the shares of both ranks, so the network is not tested.
         yield self.compared("packed rows, shared by two ranks", ranks=2)
+
         recompute_blocks(self.model)
         yield self.compared("packed rows, activations recomputed")
         stop_recomputing(self.model)
+
         if self.config.train.compile is True:
             compile_blocks(self.model)
             yield self.compared("packed rows, compiled")
@@ -330,12 +338,15 @@ class _Ways:
         else:
             reason = "train.compile is not true, and compiling takes a minute"
             yield UpdateWay("packed rows, compiled", "skipped", reason=reason)
+
         yield from self.with_dropout()
+
         # The precision and the matrix products of the run.
         runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
         if runtime.precision == "float32" and not onednn_is_faster():
             yield UpdateWay("packed rows, 16 bits", "skipped", reason="this run is in float32")
             return
+
         use_cpu_layers(self.model)
         kind = "float32 by oneDNN" if runtime.precision == "float32" else runtime.precision
         # A loss scale would scale the gradients.

@@ -49,6 +49,7 @@ class Plan:
         time, memory = self.time, self.memory
         machine = self.machine
         updates = self._count_updates()
+
         return {
             "machine": {
                 "name": machine.name,

@@ -195,16 +195,19 @@ def _find_machine(
         where: Where = "cpu"
         if device.type == "cuda":
             name, where = torch.cuda.get_device_name(), "cuda"
+
         if gpus > 1 and where == "cpu":
             raise ConfigError(
                 f"{argument('gpus')} is {gpus}, but this machine does not have a GPU. Name one: "
                 f"{argument('hardware=rtx-4090')}."
             )
+
         local_precision = Runtime.from_settings(config.train, family).precision
         peak = peak_of(device, DTYPES[local_precision], products).of_ranks(gpus)
         return Machine(
             _multiply(gpus, name), where, local_precision, free_bytes(device), None, peak
         )
+
     card = card_named(hardware)
     precision = config.train.precision
     if precision == "auto":
@@ -213,12 +216,14 @@ def _find_machine(
         else:
             precision = "fp16" if family.fp16_is_safe else "float32"
     kind = "fp32" if precision == "float32" else precision
+
     rate = card.flops_per_second.get(kind)
     if rate is None:
         raise ConfigError(
             f"train.precision is {precision}, but {card.name} only supports "
             f"{', '.join(card.flops_per_second)}. Use one of these."
         )
+
     peak = Peak(rate, f"stated: {card.source}, dense {kind}").of_ranks(gpus)
     return Machine(_multiply(gpus, card.name), "cuda", precision, card.memory_bytes, card, peak)
 
