@@ -142,11 +142,13 @@ class RecipeReader:
 
     def _recognised(self, path: Path) -> tuple[str, Callable[[], Iterator[Block]]]:
         start, is_entire_file = head(path, encoding=self.encoding)
-        layout = structured_layout(path, start, whole=is_entire_file, encoding=self.encoding)
+        layout = structured_layout(
+            path, start, is_entire_file=is_entire_file, encoding=self.encoding
+        )
         if layout is None and is_page(start):
             return "web-page", lambda: page_blocks(path, encoding=self.encoding)
         layout = layout or table_layout(
-            path, start, whole=is_entire_file, n_known=_n_parts, encoding=self.encoding
+            path, start, is_entire_file=is_entire_file, n_known=_n_parts, encoding=self.encoding
         )
         if layout is None or (not self.columns and _is_prose(layout)):
             raise UnknownFormatError(
