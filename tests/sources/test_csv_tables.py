@@ -59,7 +59,7 @@ def test_every_size_of_chunk_gives_the_same_rows(tmp_path, monkeypatch, size):
     monkeypatch.setattr(tables, "CHUNK_BYTES", 500)
     monkeypatch.setattr(tables, "chunks", lambda path, **_: iter_bytes(path.read_bytes(), size))
     found = []
-    dialect = tables.dialect_of(path, path.read_bytes(), whole=True, n_known=len)
+    dialect = tables.dialect_of(path, path.read_bytes(), is_entire_file=True, n_known=len)
     blocks = list(table_blocks(path, dialect))
     for block in blocks:
         found += list(table_records(unpack(block)))

@@ -68,16 +68,19 @@ FORMS = {
 
 @pytest.mark.parametrize("text", FORMS)
 def test_a_record_with_an_object_in_it_is_no_table_of_records(text):
-    assert json_files.form_of(text.encode(), whole=True) == FORMS[text]
+    assert json_files.form_of(text.encode(), is_entire_file=True) == FORMS[text]
 
 
 @pytest.mark.parametrize("n_seen", [1.5, 0.5])
 def test_lines_that_are_longer_than_the_head_are_lines(n_seen):
     lines = [json.dumps({"meta": {"from": "x"}, "body": BODY, "n": n}) for n in range(3)]
     start = "\n".join(lines)[: round(n_seen * len(lines[0]))].encode()
-    assert json_files.form_of(start, whole=False) == "lines"
+    assert json_files.form_of(start, is_entire_file=False) == "lines"
     for of_one_line in (json.dumps(RECIPES), json.dumps({"recipes": RECIPES})):
-        assert json_files.form_of(of_one_line[:300].encode(), whole=False) in ("array", "wrapped")
+        assert json_files.form_of(of_one_line[:300].encode(), is_entire_file=False) in (
+            "array",
+            "wrapped",
+        )
 
 
 @pytest.mark.parametrize("write", [lambda made: "\n".join(map(json.dumps, made)), json.dumps])

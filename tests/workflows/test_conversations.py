@@ -116,7 +116,7 @@ def test_rows_are_what_transformers_writes_and_answers_alone_are_learnt(base, tm
         np.concatenate([store.learnt_ids(row) for row in rows]).astype(np.int64)
     )
     assert torch.equal(labels, expected)
-    shown = str(show_batch(config, most=8))
+    shown = str(show_batch(config, max_examples=8))
     assert "\n[<|im_start|>user\nWhat of " in shown
     # The same update by transformers' own forward, each conversation alone.
     assert toque.check(config).passed

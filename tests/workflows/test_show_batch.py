@@ -23,7 +23,7 @@ def test_no_weight_is_read_and_the_batch_is_the_runs(adapter):
     store = TokenStore.open(Path("second"))
     stream = build_stream(config, store, build_language_model(config, store))
     (run.model / "model.safetensors").unlink()
-    shown = str(show_batch(config, most=1000))
+    shown = str(show_batch(config, max_examples=1000))
     batch = stream.at(Cursor()).batch
     rows = [row for packed in batch.example_ids for row in packed]
     assert shown.startswith(f"step 1: {len(rows)} examples in {batch.n_rows} rows")

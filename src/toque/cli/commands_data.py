@@ -98,7 +98,7 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
         from toque.workflows.diagnosis.show_batch import show_batch as workflow
 
     with ConsoleReporter().working("reading the store"):
-        shown = workflow(settings, step=step, most=most)
+        shown = workflow(settings, step=step, max_examples=most)
     print(shown)
     if shown.left:
         print(f"\n{shown.left:,} more examples. To see more, raise --most.")

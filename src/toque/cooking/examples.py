@@ -69,13 +69,15 @@ def examples_of(
             continue
         form = RECIPE_TASKS[task]
         try:
-            asked = str(form.prompt).format_map(fields), form.target.format_map(fields)
+            prompt_and_target = str(form.prompt).format_map(fields), form.target.format_map(fields)
         except KeyError:
             notes[missing_note(task, NEEDS[task])] += 1
             continue
         if tuple(tasks) != ("write",):  # which every recipe has
             notes[examples_note(task)] += 1
-        examples.append(Example(*asked, key, title_key, record_key, task=number, columns=columns))
+        examples.append(
+            Example(*prompt_and_target, key, title_key, record_key, task=number, columns=columns)
+        )
     return examples or f"{NO_LABEL} for {', '.join(tasks)}"
 
 
@@ -99,10 +101,10 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
     nutrition_from = BY_SOURCE
     coverage = 1.0
     if nutrition is None:
-        found = nutrition_of(reading)
-        nutrition, coverage = found.klass, found.coverage
-        nutrition_from = BY_RULE if found.estimated else BY_FIGURES
-        if found.estimated and not is_english:
+        recipe_nutrition = nutrition_of(reading)
+        nutrition, coverage = recipe_nutrition.klass, recipe_nutrition.coverage
+        nutrition_from = BY_RULE if recipe_nutrition.estimated else BY_FIGURES
+        if recipe_nutrition.estimated and not is_english:
             nutrition, coverage = None, 0.0
     nutrition_from = nutrition_from if nutrition else UNKNOWN
     notes[_ORIGINS[nutrition_from]] += 1
@@ -181,15 +183,15 @@ class _Fields:
 
     def request(self) -> str:
         recipe, foods = self.reading.recipe, self.names()[:_FOODS_OF_A_REQUEST]
-        known = {
+        recipe_fields = {
             "title": recipe.title,
             "foods": " and ".join(filter(None, (", ".join(foods[:-1]), *foods[-1:]))),
             "servings": str(recipe.servings or ""),
             "minutes": str(recipe.minutes or ""),
         }
-        unknown = [f"{{{name}}}" for name, value in known.items() if not value]
+        unknown = [f"{{{name}}}" for name, value in recipe_fields.items() if not value]
         forms = [form for form in REQUESTS if not any(name in form for name in unknown)]
-        return forms[key_of(self.key, _REQUEST) % len(forms)].format(**known)
+        return forms[key_of(self.key, _REQUEST) % len(forms)].format(**recipe_fields)
 
 
 _FIELDS: Final[dict[str, Callable[[_Fields], str]]] = {

@@ -281,7 +281,7 @@ def watched_metrics(
     if train.early_stopping is not None:
         metric_of_setting["train.early_stopping.metric"] = train.early_stopping.metric
 
-    known = [*HELD_OUT]
+    metric_names = [*HELD_OUT]
     has_user_metrics = False
     table = task_table(data)
     for task in dict.fromkeys(prompt.task for prompt in prompts):
@@ -292,17 +292,17 @@ def watched_metrics(
         scores = names_in(groups_in(names))
         if task and table[task].classes:
             scores.append(NO_CLASS)
-        known += [f"{task}_{name}" if task else name for name in scores]
+        metric_names += [f"{task}_{name}" if task else name for name in scores]
     if bits:
-        known.append(BITS)
+        metric_names.append(BITS)
 
     for setting, metric in metric_of_setting.items():
-        if metric in known or has_user_metrics:
+        if metric in metric_names or has_user_metrics:
             continue  # the names of user metrics are known only after the first call
-        hint = nearest_hint(metric, known)
+        hint = nearest_hint(metric, metric_names)
         message = (
             f"{setting} is {metric}, which the evaluations of this run do not measure.{hint} "
-            f"Allowed: {', '.join(known)}."
+            f"Allowed: {', '.join(metric_names)}."
         )
         if not prompts:
             message += (
@@ -310,4 +310,4 @@ def watched_metrics(
                 "evaluation.generate above 0."
             )
         raise ConfigError(message)
-    return list(dict.fromkeys(metric_of_setting.values())), known
+    return list(dict.fromkeys(metric_of_setting.values())), metric_names

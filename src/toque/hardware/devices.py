@@ -40,8 +40,8 @@ def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
         ConfigError: The device does not exist, cannot compute, or was never tested with Toque.
     """
     settle_cuda()
-    there = torch.cuda.is_available()
-    why, fails = ("", False) if there else no_gpu()
+    cuda_available = torch.cuda.is_available()
+    why, fails = ("", False) if cuda_available else no_gpu()
     if name == "auto":
         if fails:
             raise ConfigError(
@@ -49,7 +49,7 @@ def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
                 f"driver, or install a build of torch that it is new enough for; {_WITHOUT}."
             )
         gpu = "cuda" if local_rank is None else f"cuda:{local_rank}"
-        name = gpu if there else "cpu"
+        name = gpu if cuda_available else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -61,7 +61,7 @@ def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
             "wrong without a word. Use cpu, or an NVIDIA GPU: auto, cuda or cuda:N."
         )
     if device.type == "cuda":
-        count = torch.cuda.device_count() if there else 0
+        count = torch.cuda.device_count() if cuda_available else 0
         if (device.index or 0) >= count:
             why = f": {why}. Use cpu" if why else ". Use a lower number (each rank needs its own)"
             raise ConfigError(
@@ -82,7 +82,7 @@ def no_gpu() -> tuple[str, bool]:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         words = str(error).partition(". ")[0]
-        return words, not any(known in words for known in _NO_GPU)
+        return words, not any(message in words for message in _NO_GPU)
     return "none answers", False
 
 

@@ -37,8 +37,8 @@ class ProcessorUse:
         busy = sum(
             value for core in mine for name, value in core._asdict().items() if name not in _IDLE
         )
-        own = os.times()
-        return cls(time.monotonic(), busy, own.user + own.system)
+        process_times = os.times()
+        return cls(time.monotonic(), busy, process_times.user + process_times.system)
 
     def others_since(self, before: ProcessorUse) -> float:
         """Number of cores that other programs used between two readings.

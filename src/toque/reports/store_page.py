@@ -164,9 +164,9 @@ def _sources(report: Report) -> Grid:
 
 
 def _source_row(name: str, schema: str, files: Sequence[SourceReport]) -> tuple[str, ...]:
-    read, kept = sum(f.read for f in files), sum(f.kept for f in files)
-    share = f"{kept / read:.1%}" if read else "-"
-    return name, schema or "-", f"{read:,}", f"{kept:,}", share
+    n_read, n_kept = sum(f.read for f in files), sum(f.kept for f in files)
+    share = f"{n_kept / n_read:.1%}" if n_read else "-"
+    return name, schema or "-", f"{n_read:,}", f"{n_kept:,}", share
 
 
 def _folder(files: Sequence[SourceReport]) -> str:

@@ -51,7 +51,7 @@ def histogram(
     frame = Frame()
     x = Scale(edges[0], edges[-1], _LEFT, frame.width - _RIGHT)
     y = Scale(0, max(counts), frame.height - _BOTTOM, _TOP)
-    parts = [*_axis_y(y, of, frame, whole=True), *_axis_x(x, unit, frame)]
+    parts = [*_axis_y(y, of, frame, integers_only=True), *_axis_x(x, unit, frame)]
     for i, count in enumerate(counts):
         left = x(edges[i])
         right = x(edges[i + 1])
@@ -81,12 +81,12 @@ def bars(
     if not rows:
         return _nothing(title)
     width = Frame().width
-    most = max(1, *(sum(counts) for _, counts in rows))
+    largest_total = max(1, *(sum(counts) for _, counts in rows))
     longest = max(len(label) for label, _ in rows)
     left = min(width / 2.6, 12 + _LETTER * longest)
     fits = max(1, int((left - 12) / _LETTER))
-    room = 12 + _LETTER * len(f"{most:,}  100.0 %")
-    x = Scale(0, most, left, width - room)
+    room = 12 + _LETTER * len(f"{largest_total:,}  100.0 %")
+    x = Scale(0, largest_total, left, width - room)
     total = sum(sum(counts) for _, counts in rows) or 1
     drawn: list[str] = []
     for i, (label, counts) in enumerate(rows):
@@ -96,9 +96,9 @@ def bars(
         named = f"{escape(shown)}<title>{escape(label)}</title>"
         drawn.append(_text("tick", left - 8, middle, named, anchor="end"))
         for part, count in enumerate(counts):
-            known = part < len(parts_named)
-            name = f", {parts_named[part]}" if known else ""
-            style = f"part{part}" if known or not parts_named else "rest"
+            is_named = part < len(parts_named)
+            name = f", {parts_named[part]}" if is_named else ""
+            style = f"part{part}" if is_named or not parts_named else "rest"
             drawn.append(
                 f'<rect class="bar {style}" x="{x(at):.1f}" y="{top:.1f}" '
                 f'width="{x(at + count) - x(at):.1f}" height="{_BAR_HEIGHT:.0f}">'
@@ -127,12 +127,12 @@ def lines(
         return _nothing(title)
     ys = [y for s in drawn for y in _numbers(s)]
     xs = [x for s in drawn for x in s.xs]
-    least, most = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
-    room = (most - least) * 0.04 or abs(most) * 0.1 or 1.0
-    floor = least if from_zero and least == 0 else least - room
+    lowest, highest = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
+    room = (highest - lowest) * 0.04 or abs(highest) * 0.1 or 1.0
+    floor = lowest if from_zero and lowest == 0 else lowest - room
     x = Scale(min(xs), max(xs), _LEFT, frame.width - _RIGHT)
-    y = Scale(floor, most + room, frame.height - _BOTTOM, _TOP)
-    parts = [*_axis_y(y, y_name, frame), *_axis_x(x, x_name, frame, whole=True)]
+    y = Scale(floor, highest + room, frame.height - _BOTTOM, _TOP)
+    parts = [*_axis_y(y, y_name, frame), *_axis_x(x, x_name, frame, integers_only=True)]
     described: list[str] = []
     for one in drawn:
         parts += _path(one, x, y)
@@ -166,9 +166,11 @@ def _numbers(one: Series) -> list[float]:
     return [y for y in one.ys if y is not None and math.isfinite(y)]
 
 
-def _axis_x(x: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[str]:
+def _axis_x(x: Scale, name: str, frame: Frame, *, integers_only: bool = False) -> list[str]:
     base = frame.height - _BOTTOM
-    at = _labelled(ticks(x.least, x.most, max(3, int((x.end - x.start) / 62)), whole=whole))
+    at = _labelled(
+        ticks(x.least, x.most, max(3, int((x.end - x.start) / 62)), integers_only=integers_only)
+    )
     parts = [f'<line class="axis" x1="{x.start}" y1="{base}" x2="{x.end}" y2="{base}"/>']
     for value, label in at:
         # The last number would otherwise be cut at the edge of the plot.
@@ -181,8 +183,10 @@ def _axis_x(x: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[s
     return [*parts, _text("name", middle, frame.height - 8, escape(name), anchor="middle")]
 
 
-def _axis_y(y: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[str]:
-    at = _labelled(ticks(y.least, y.most, max(3, int((y.start - y.end) / 45)), whole=whole))
+def _axis_y(y: Scale, name: str, frame: Frame, *, integers_only: bool = False) -> list[str]:
+    at = _labelled(
+        ticks(y.least, y.most, max(3, int((y.start - y.end) / 45)), integers_only=integers_only)
+    )
     parts = []
     for value, label in at:
         parts.append(
@@ -246,23 +250,23 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
 
-def ticks(least: float, most: float, n: int = 5, *, whole: bool = False) -> list[float]:
-    """Choose about `n` multiples of 1, 2 or 5 times a power of ten within [least, most].
+def ticks(lowest: float, highest: float, n: int = 5, *, integers_only: bool = False) -> list[float]:
+    """Choose about `n` multiples of 1, 2 or 5 times a power of ten within [lowest, highest].
 
     >>> ticks(0, 1000), ticks(0.13, 0.52), ticks(3, 3)
     ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [0.2, 0.3, 0.4, 0.5], [3])
-    >>> ticks(0, 3, whole=True)
+    >>> ticks(0, 3, integers_only=True)
     [0.0, 1.0, 2.0, 3.0]
     """
-    if not most > least:
-        return [least]
-    rough = (most - least) / n
+    if not highest > lowest:
+        return [lowest]
+    rough = (highest - lowest) / n
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(s * power for s in (1.0, 2.0, 5.0, 10.0) if s * power >= rough * (1 - 1e-9))
-    if whole:
+    if integers_only:
         step = max(1.0, step)
     # Multiply the step instead of adding it, so that errors do not accumulate.
-    first, last = math.ceil(least / step - 1e-9), math.floor(most / step + 1e-9)
+    first, last = math.ceil(lowest / step - 1e-9), math.floor(highest / step + 1e-9)
     return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
 
 

@@ -78,7 +78,7 @@ def dialect_of(
     path: Path,
     start: bytes,
     *,
-    whole: bool,
+    is_entire_file: bool,
     n_known: Callable[[tuple[str, ...]], int],
     alone: Collection[str] = (),
 ) -> Dialect | None:
@@ -95,12 +95,14 @@ def dialect_of(
         start = start[sep_line.end() :]
 
     def dialects(delimiters: Iterable[str]) -> list[Dialect]:
-        candidates = (_delimited(start, delimiter, whole=whole) for delimiter in delimiters)
+        candidates = (
+            _delimited(start, delimiter, is_entire_file=is_entire_file) for delimiter in delimiters
+        )
         return [d for d in candidates if d and (len(d.columns) > 1 or d.columns[0] in alone)]
 
     possible = dialects([sep_line[1].decode().replace("\\t", "\t")]) if sep_line else []
     possible = possible or dialects(_DELIMITERS)
-    if not possible and b"\n" not in start and not whole:
+    if not possible and b"\n" not in start and not is_entire_file:
         raise DataError(
             f"{path} begins with a line of over {len(start):,} bytes that is not JSON. Recipes are "
             "read from JSON, JSON lines, CSV, Parquet and web pages. Check the export that wrote "
@@ -113,9 +115,9 @@ def dialect_of(
     return replace(best, n_before=count_lines(sep_line[0]))
 
 
-def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
+def _delimited(start: bytes, delimiter: str, *, is_entire_file: bool) -> Dialect | None:
     """Return the dialect with a delimiter, or None if the first row cannot be read."""
-    end = row_end(start, 0, delimiter, quoted=True, last=whole)
+    end = row_end(start, 0, delimiter, quoted=True, last=is_entire_file)
     if end is None or end < 0:
         return None
     names = _fields(start[:end].decode(errors="replace"), delimiter, quoted=True)
@@ -129,7 +131,7 @@ def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
         for i, name in enumerate(names)
     )
 
-    rows = {q: _first_rows(start[end:], delimiter, quoted=q, last=whole) for q in _BOTH}
+    rows = {q: _first_rows(start[end:], delimiter, quoted=q, last=is_entire_file) for q in _BOTH}
     n = len(columns)
     # Tab-separated files are often written without quoting: use the form that fits more rows.
     shares = {q: max(rows[q].share(n), rows[q].share(n + 1)) for q in _BOTH}

@@ -203,9 +203,11 @@ def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[
     return start[:size], len(start) <= size
 
 
-def more_of(path: Path, start: bytes, *, whole: bool, encoding: str) -> tuple[bytes, bool] | None:
+def more_of(
+    path: Path, start: bytes, *, is_entire_file: bool, encoding: str
+) -> tuple[bytes, bool] | None:
     """Read a longer head, up to the limit of a record. Return None if `start` is enough."""
-    if whole or len(start) >= MAX_RECORD_BYTES:
+    if is_entire_file or len(start) >= MAX_RECORD_BYTES:
         return None
     return head(path, MAX_RECORD_BYTES, encoding=encoding)
 

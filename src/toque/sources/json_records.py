@@ -59,13 +59,13 @@ _MESSAGES = re.compile(rb'\[\s*\{\s*"(?:role|from|content|value)"\s*:')
 _SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
 
 
-def form_of(start: bytes, *, whole: bool) -> JsonForm:
+def form_of(start: bytes, *, is_entire_file: bool) -> JsonForm:
     """Recognise the form of a file by its first bytes ("{" or "[" after white space)."""
     if start.lstrip().startswith(b"["):
         return "array"
     lines = [line for line in start.splitlines() if line.strip()]
     has_several = len(lines) > 1
-    if not whole and has_several:
+    if not is_entire_file and has_several:
         lines.pop()  # it may be incomplete
     sample = lines[:50]
     complete = sum(line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample)
@@ -93,14 +93,14 @@ def form_of(start: bytes, *, whole: bool) -> JsonForm:
         if n_objects > len(kinds) / 2:
             return "dict"
     # If the first line is longer than the sample, each line probably has a record.
-    return "objects" if whole or has_several else "lines"
+    return "objects" if is_entire_file or has_several else "lines"
 
 
-def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[str, Any]]:
+def sample_records(start: bytes, form: JsonForm, *, is_entire_file: bool) -> list[dict[str, Any]]:
     """Decode the first readable records of a file, for the recognition of its schema."""
     sample: list[dict[str, Any]] = []
     if form == "lines":
-        lines = start.splitlines() if whole else start.splitlines()[:-1] or [start]
+        lines = start.splitlines() if is_entire_file else start.splitlines()[:-1] or [start]
         texts: Iterator[bytes | None] = (line for line in lines if line.strip())
     else:
         texts = (piece.text for piece in JsonSplitter(_DEPTHS[form]).pieces([start]) if piece.whole)
@@ -393,9 +393,9 @@ class JsonSplitter:
 
     def _finish_record(self) -> JsonPiece | None:
         """Return the present record if it ends in the buffer."""
-        if self._scan == self._start and (whole := _WHOLE_RECORD.match(self._buffer, self._scan)):
-            self._scan, self._start = whole.end(), None
-            return JsonPiece(self._start_line, whole[0])
+        if self._scan == self._start and (record := _WHOLE_RECORD.match(self._buffer, self._scan)):
+            self._scan, self._start = record.end(), None
+            return JsonPiece(self._start_line, record[0])
         nested = len(self._open) - self._around
         for match in _IN_RECORD.finditer(self._buffer, self._scan):
             kind = match.lastgroup

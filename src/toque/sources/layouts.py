@@ -155,14 +155,14 @@ class FileLayout:
 
 
 def structured_layout(
-    path: Path, start: bytes, *, whole: bool, encoding: str = UTF_8
+    path: Path, start: bytes, *, is_entire_file: bool, encoding: str = UTF_8
 ) -> FileLayout | None:
     """Return the layout of a Parquet, Arrow or JSON file, or None for any other file.
 
     Args:
         path: The file.
         start: The file's first bytes in UTF-8.
-        whole: Whether `start` is the entire file.
+        is_entire_file: Whether `start` is the entire file.
         encoding: The file's text encoding.
     """
     if name := columnar_format(start):
@@ -176,10 +176,12 @@ def structured_layout(
     if start.lstrip()[:1] not in (b"{", b"["):
         return None
 
-    form = form_of(start, whole=whole)
-    sample = tuple(sample_records(start, form, whole=whole))
-    if not sample and (more := more_of(path, start, whole=whole, encoding=encoding)):
-        return structured_layout(path, more[0], whole=more[1], encoding=encoding)
+    form = form_of(start, is_entire_file=is_entire_file)
+    sample = tuple(sample_records(start, form, is_entire_file=is_entire_file))
+    if not sample and (
+        more := more_of(path, start, is_entire_file=is_entire_file, encoding=encoding)
+    ):
+        return structured_layout(path, more[0], is_entire_file=more[1], encoding=encoding)
     return FileLayout(
         "json-lines" if form == "lines" else "json",
         tuple(dict.fromkeys(name for record in sample for name in record)),
@@ -193,7 +195,7 @@ def table_layout(
     path: Path,
     start: bytes,
     *,
-    whole: bool,
+    is_entire_file: bool,
     n_known: Callable[[tuple[str, ...]], int],
     alone: Collection[str] = _ALONE,
     encoding: str = UTF_8,
@@ -203,17 +205,22 @@ def table_layout(
     Args:
         path: The file.
         start: The file's first bytes in UTF-8.
-        whole: Whether `start` is the entire file.
+        is_entire_file: Whether `start` is the entire file.
         n_known: Function that counts the known names in a header.
         alone: Names accepted as a table's only column.
         encoding: The file's text encoding.
     """
-    dialect = dialect_of(path, start, whole=whole, n_known=n_known, alone=alone)
+    dialect = dialect_of(path, start, is_entire_file=is_entire_file, n_known=n_known, alone=alone)
     if dialect is None:
         return None
-    if not dialect.n_rows and (more := more_of(path, start, whole=whole, encoding=encoding)):
-        start, whole = more
-        dialect = dialect_of(path, start, whole=whole, n_known=n_known, alone=alone) or dialect
+    if not dialect.n_rows and (
+        more := more_of(path, start, is_entire_file=is_entire_file, encoding=encoding)
+    ):
+        start, is_entire_file = more
+        dialect = (
+            dialect_of(path, start, is_entire_file=is_entire_file, n_known=n_known, alone=alone)
+            or dialect
+        )
     blocks = partial(table_blocks, path, dialect, encoding=encoding)
     return FileLayout(dialect.name, dialect.columns, lambda _: blocks(), fits=dialect.fits)
 
@@ -236,14 +243,14 @@ def layout_for(path: Path, names: set[str], *, encoding: str = UTF_8) -> FileLay
     Raises:
         UnknownFormatError: The format is unknown.
     """
-    start, whole = head(path, encoding=encoding)
+    start, is_entire_file = head(path, encoding=encoding)
 
     def n_known(fields: tuple[str, ...]) -> int:
         return len(names.intersection(fields))
 
-    layout = structured_layout(path, start, whole=whole, encoding=encoding)
+    layout = structured_layout(path, start, is_entire_file=is_entire_file, encoding=encoding)
     layout = layout or table_layout(
-        path, start, whole=whole, n_known=n_known, alone=names, encoding=encoding
+        path, start, is_entire_file=is_entire_file, n_known=n_known, alone=names, encoding=encoding
     )
     if layout is None:
         raise UnknownFormatError(

@@ -92,13 +92,13 @@ def _host() -> str:
     return socket.gethostname()[:64].replace("/", "-")
 
 
-def forget_rows(store: Path, kept: Collection[str]) -> None:
-    """Remove the files of rows from a store's folder, except the names in `kept`.
+def forget_rows(store: Path, retained_names: Collection[str]) -> None:
+    """Remove the files of rows from a store's folder, except the names in `retained_names`.
 
     Also remove the folders if they are then empty.
     """
     for path in (store / ROWS).glob("*.jsonl"):
-        if _NAME.fullmatch(path.name) and path.name not in kept:
+        if _NAME.fullmatch(path.name) and path.name not in retained_names:
             path.unlink(missing_ok=True)
     for folder in (store / ROWS, store):
         with suppress(OSError):  # the folder has other files or does not exist

@@ -17,16 +17,16 @@ MAX_COUNT: Final = 1 << 53
 """Largest allowed count. Floats represent all whole numbers up to it."""
 
 
-def count_in(state: Mapping[str, Any], name: str, *, most: int = MAX_COUNT) -> int:
-    """Return the whole number `name`, from 0 to `most`.
+def count_in(state: Mapping[str, Any], name: str, *, maximum: int = MAX_COUNT) -> int:
+    """Return the whole number `name`, from 0 to `maximum`.
 
     Raises:
         KeyError: The value is missing.
         ValueError: The value is anything else.
     """
     value = state[name]
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise ValueError(f"{name} is {value!r:.60}, not a whole number from 0 to {most:,}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum:
+        raise ValueError(f"{name} is {value!r:.60}, not a whole number from 0 to {maximum:,}")
     return value
 
 

@@ -117,11 +117,11 @@ class AmountReader:
 
     def measure(self) -> bool:
         """Read one number and its unit."""
-        found = read_number(self.tokens, self.i, self.end)
-        if found is None:
+        number_and_end = read_number(self.tokens, self.i, self.end)
+        if number_and_end is None:
             return False
         kinds, words = self.tokens.kinds, self.tokens.words
-        quantity, i = found
+        quantity, i = number_and_end
         if words[i] == "a" and quantity[1] < 1.0:
             i += 1  # "½ a lemon"
         after = words[i]

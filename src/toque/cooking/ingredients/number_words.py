@@ -111,17 +111,17 @@ def _value(words: str) -> int:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    whole, top, part, of, unit = match.group("whole", "top", "part", "of", "unit")
+    integer, top, part, of, unit = match.group("whole", "top", "part", "of", "unit")
     bottom = _PARTS[part.lower()]
-    if top is None and whole is None:
+    if top is None and integer is None:
         return match[0]  # "half": one word
     count = _value(top or "a")
     is_common = bottom in (2, 4) and (count == 1 or part.lower().endswith("s"))
     if count >= bottom or not (is_common or unit or of):
         return match[0]  # "two half breasts", "one fifth of gin"
     number = f"{count}/{bottom}"
-    if whole is not None:
-        return f"{_value(whole)} {number}{of or ''}{unit or ''}"
+    if integer is not None:
+        return f"{_value(integer)} {number}{of or ''}{unit or ''}"
     after = unit if unit is not None else ""
     return number + (" " + after.lstrip() if of else after)
 

@@ -130,60 +130,64 @@ class _Line:
     def _name(self, i: int, end: int) -> None:
         """Split a run of tokens into leading preparations, the name and what follows it."""
         words, kinds = self.tokens.words, self.tokens.kinds
-        kept: list[int] = []
+        name_indexes: list[int] = []
         while i < end:
             word = words[i]
             if kinds[i] == "W" and word not in SPECIAL_WORDS:
-                kept.append(i)
+                name_indexes.append(i)
                 i += 1
                 continue
-            if (kept and word in ENDS and ends_name(self.tokens, i)) or (
-                kept and self._opens_preparation(i, end, kept)
+            if (name_indexes and word in ENDS and ends_name(self.tokens, i)) or (
+                name_indexes and self._opens_preparation(i, end, name_indexes)
             ):
                 self._file(i, end)
                 break
-            i = self._skip(i, end, kept)
-        kept = self._without_unit(kept)
+            i = self._skip(i, end, name_indexes)
+        name_indexes = self._without_unit(name_indexes)
         at = 0
-        while at < len(kept) - 1 and (
-            words[kept[at]] in BEFORE_NAME
-            or (at and words[kept[at]] in _AFTER_JOINS)
-            or (at and kinds[kept[at]] == "N" and not self._begins_name(kept[at]))
+        while at < len(name_indexes) - 1 and (
+            words[name_indexes[at]] in BEFORE_NAME
+            or (at and words[name_indexes[at]] in _AFTER_JOINS)
+            or (at and kinds[name_indexes[at]] == "N" and not self._begins_name(name_indexes[at]))
         ):
             at += 1
-        del kept[:at]
-        kept = self._without_measure(kept)
-        while len(kept) > 1 and (words[kept[-1]] in _AT_END or words[kept[-1] + 1] == "%"):
-            del kept[-1]
-        self.name = join(self.tokens, kept)
+        del name_indexes[:at]
+        name_indexes = self._without_measure(name_indexes)
+        while len(name_indexes) > 1 and (
+            words[name_indexes[-1]] in _AT_END or words[name_indexes[-1] + 1] == "%"
+        ):
+            del name_indexes[-1]
+        self.name = join(self.tokens, name_indexes)
 
-    def _without_measure(self, kept: list[int]) -> list[int]:
+    def _without_measure(self, name_indexes: list[int]) -> list[int]:
         """Take "slices of" out of a name: "4 toasted slices of bread", "can of beans"."""
         words = self.tokens.words
-        unit = SPELLINGS.get(words[kept[0]]) if kept else None
-        if len(kept) < 3 or unit is None or words[kept[1]] != "of":
-            return kept
+        unit = SPELLINGS.get(words[name_indexes[0]]) if name_indexes else None
+        if len(name_indexes) < 3 or unit is None or words[name_indexes[1]] != "of":
+            return name_indexes
         if not self.amounts:
             self.amounts.append(Amount(None, unit.name))
         elif self.amounts[0].unit is None:
             self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
-        return kept[2 + (words[kept[2]] in {"a", "an", "the"} and len(kept) > 3) :]
+        return name_indexes[
+            2 + (words[name_indexes[2]] in {"a", "an", "the"} and len(name_indexes) > 3) :
+        ]
 
     def _begins_name(self, i: int) -> bool:
         """True if a number begins a name: "7-Up", but no "6-pack"."""
         return self.tokens.words[i + 1] == "-" and self.tokens.words[i + 2] not in SPELLINGS
 
-    def _opens_preparation(self, i: int, end: int, kept: list[int]) -> bool:
+    def _opens_preparation(self, i: int, end: int, name_indexes: list[int]) -> bool:
         """True if "chopped" or "sliced into rings" after the name starts at `i`."""
         j = participles_end(self.tokens, i, end)
-        if j == i or belongs_to_name(self.tokens.words[kept[-1]], self.tokens.words[i]):
+        if j == i or belongs_to_name(self.tokens.words[name_indexes[-1]], self.tokens.words[i]):
             return False
         after = self.tokens.words[j]
         if after == "or" and self.tokens.is_number(j + 1):
             return True  # "green beans drained or 2 pounds fresh"
         return j >= end or after in {"into", "in", "(", "with", "for", "from", "until"}
 
-    def _skip(self, i: int, end: int, kept: list[int]) -> int:
+    def _skip(self, i: int, end: int, name_indexes: list[int]) -> int:
         """Skip a token inside a name that is not part of it, or keep token `i`; the index after."""
         words, tokens = self.tokens.words, self.tokens
         word = words[i]
@@ -192,57 +196,60 @@ class _Line:
             for part in self._inside(i, close):
                 self._file(*part)
             return close + 1
-        if kept and tokens.kinds[i] == "N":
+        if name_indexes and tokens.kinds[i] == "N":
             close = next((k for k in range(i, end) if words[k] in CLOSING), end)
             if self._measure(i, close):  # "heavy cream 2 cups"
                 return close
         if word in PREPARED or word in ADVERBS:
             j = participles_end(tokens, i, end)
-            of_name = bool(kept) and belongs_to_name(words[kept[-1]], word)
+            of_name = bool(name_indexes) and belongs_to_name(words[name_indexes[-1]], word)
             if i < j < end and not of_name and words[j] not in {"or", "and", "("}:
                 self.remarks.append(("preparation", tokens.stripped(i, j)))
-                *before, last = [words[k] for k in kept] or [""]
+                *before, last = [words[k] for k in name_indexes] or [""]
                 if last in {"and", "or"} and all(map(QUALITIES.__contains__, before)):
-                    kept.pop()  # "pitted and finely chopped dates"
+                    name_indexes.pop()  # "pitted and finely chopped dates"
                 return j
         elif (
             word in SIZES
             and word not in SIZES_OF_MEASURES
             and words[i + 1] != "grain"
-            and all(words[k] in QUALITIES for k in kept)
+            and all(words[k] in QUALITIES for k in name_indexes)
         ):
             self.sizes.append(word)  # "ripe large avocados", "medium size"
             return i + 1 + (words[i + 1] in {"size", "sized"})
-        kept.append(i)
+        name_indexes.append(i)
         return i + 1
 
-    def _without_unit(self, kept: list[int]) -> list[int]:
+    def _without_unit(self, name_indexes: list[int]) -> list[int]:
         """Take the unit of "2 garlic cloves" out of the name."""
         words = self.tokens.words
-        if len(kept) < 2 or LATE_SPELLINGS.isdisjoint(words[k] for k in kept):
-            return kept
+        if len(name_indexes) < 2 or LATE_SPELLINGS.isdisjoint(words[k] for k in name_indexes):
+            return name_indexes
         if self.amounts and self.amounts[0].unit is not None:
-            if words[kept[-1]] in {"clove", "cloves"} and words[kept[-2]] == "garlic":
+            if (
+                words[name_indexes[-1]] in {"clove", "cloves"}
+                and words[name_indexes[-2]] == "garlic"
+            ):
                 self.amounts.append(Amount(None, "clove", "same"))  # "50 g garlic cloves"
-                kept.pop()
-            return kept
-        for at in range(len(kept) - 1, 0, -1):
-            unit = SPELLINGS.get(words[kept[at]])
+                name_indexes.pop()
+            return name_indexes
+        for at in range(len(name_indexes) - 1, 0, -1):
+            unit = SPELLINGS.get(words[name_indexes[at]])
             if unit is None or unit.name not in LATE:
                 continue
             if unit.name == "slice" and not self.amounts:
                 break  # "lime slices"
             foods = LATE[unit.name]
-            if at < len(kept) - 1 and words[kept[at + 1]] != "with":
+            if at < len(name_indexes) - 1 and words[name_indexes[at + 1]] != "with":
                 break
-            if foods is not None and foods.isdisjoint(words[k] for k in kept):
+            if foods is not None and foods.isdisjoint(words[k] for k in name_indexes):
                 break
             if self.amounts:
                 self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
             else:
                 self.amounts.append(Amount(None, unit.name))
-            return kept[:at] + kept[at + 1 :]
-        return kept
+            return name_indexes[:at] + name_indexes[at + 1 :]
+        return name_indexes
 
     def _inside(self, i: int, close: int) -> list[tuple[int, int]]:
         ends = [at for at in range(i + 1, close) if self.tokens.words[at] == ";"] + [close]

@@ -163,27 +163,27 @@ def remark_kind(words: list[str]) -> RemarkKind:
     return "comment" if _PREPARING.isdisjoint(words[:4]) else "preparation"
 
 
-def remarks(found: list[tuple[RemarkKind, str]]) -> Remarks:
+def remarks(kinds_and_texts: list[tuple[RemarkKind, str]]) -> Remarks:
     """Texts after a name, joined by their kind."""
-    if not found:
+    if not kinds_and_texts:
         return NO_REMARKS
     texts: dict[RemarkKind, list[str]] = {"preparation": [], "comment": [], "purpose": []}
-    for kind, text in found:
+    for kind, text in kinds_and_texts:
         texts[kind].append(text)
     preparation, comment, purpose = map(", ".join, texts.values())
     low = comment.lower()
     return preparation, comment, purpose, "optional" in low or "if desired" in low
 
 
-def join(tokens: Tokens, kept: list[int]) -> str:
-    """The text of the kept tokens, with one blank for each gap."""
-    if not kept:
+def join(tokens: Tokens, indexes: list[int]) -> str:
+    """The text of the tokens at `indexes`, with one blank for each gap."""
+    if not indexes:
         return ""
-    if kept[-1] - kept[0] == len(kept) - 1:
-        return tokens.stripped(kept[0], kept[-1] + 1)
+    if indexes[-1] - indexes[0] == len(indexes) - 1:
+        return tokens.stripped(indexes[0], indexes[-1] + 1)
     parts: list[str] = []
-    run = kept[0]
-    for last, this in zip(kept, [*kept[1:], -1], strict=True):
+    run = indexes[0]
+    for last, this in zip(indexes, [*indexes[1:], -1], strict=True):
         if this != last + 1:
             parts.append(tokens.stripped(run, last + 1))
             run = this

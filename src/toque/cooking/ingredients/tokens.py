@@ -46,9 +46,9 @@ class Tokens:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        found = list(_TOKEN.finditer(text))
-        originals = [token[0] for token in found]
-        self._starts = [token.start() for token in found]
+        matches = list(_TOKEN.finditer(text))
+        originals = [token[0] for token in matches]
+        self._starts = [token.start() for token in matches]
         words = [word.lower() for word in originals]
         self.kinds = [_KINDS.get(word[-1]) or _kind(word) for word in words]
         if "T" in originals:  # a tablespoon; "t" is a teaspoon
@@ -145,8 +145,8 @@ def number(text: str) -> float:
         return _MOST
     fraction = _FRACTION.fullmatch(text)
     if fraction:
-        whole, top, bottom = fraction.groups()
-        return int(whole or 0) + int(top) / int(bottom)
+        integer, top, bottom = fraction.groups()
+        return int(integer or 0) + int(top) / int(bottom)
     head, comma, tail = text.partition(",")
     if comma and len(tail) < 3:
         return float(f"{head}.{tail}")

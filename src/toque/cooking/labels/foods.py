@@ -52,9 +52,9 @@ def foods() -> tuple[Food, ...]:
         names, _, *figures, weights, typical = line.split("\t")
         pairs = (item.split("=") for item in weights.split(";") if item)
         grams = {unit: float(value) for unit, value in pairs}
-        known = tuple(names.split(","))
+        food_names = tuple(names.split(","))
         values = tuple(map(float, figures))
-        rows.append(Food(known[0], known, values, grams, float(typical or _SERVING_G)))
+        rows.append(Food(food_names[0], food_names, values, grams, float(typical or _SERVING_G)))
     return tuple(rows)
 
 
@@ -155,16 +155,16 @@ def _weight(amount: Amount, food: Food) -> float:
 
 def _counted(line: IngredientLine, food: Food) -> float:
     count, unit = _mean(line.amounts[0]), line.amounts[0].unit
-    own = food.weights_g
+    weights_g = food.weights_g
     if unit is None:
         factor = 1.0 if food.name in _SIZED_ALREADY else _factor(line)
-        return count * own.get("piece", _PIECE_G) * factor
+        return count * weights_g.get("piece", _PIECE_G) * factor
     if unit in _UNIT_ML:
-        return count * _UNIT_ML[unit] / CUP_ML * own.get("cup", _CUP_G)
-    if unit in own:
-        return count * own[unit]
-    if unit in _PIECES and "piece" in own:
-        return count * own["piece"]
+        return count * _UNIT_ML[unit] / CUP_ML * weights_g.get("cup", _CUP_G)
+    if unit in weights_g:
+        return count * weights_g[unit]
+    if unit in _PIECES and "piece" in weights_g:
+        return count * weights_g["piece"]
     return count * _UNIT_G.get(unit, _PIECE_G)
 
 

@@ -79,32 +79,34 @@ class Nutrition:
 
 def nutrition_of(reading: Reading) -> Nutrition:
     """The nutrition of a recipe: from its stated nutrients, else estimated from its ingredients."""
-    if given := reading.recipe.nutrition:
-        lights = traffic_lights(given)
+    if nutrients := reading.recipe.nutrition:
+        lights = traffic_lights(nutrients)
         if len(lights) >= MIN_LIGHTS:
-            known = [line for line in reading.lines if line.is_food and line.food is not None]
+            matched_lines = [
+                line for line in reading.lines if line.is_food and line.food is not None
+            ]
             # The stated nutrients have to give most energy to fat and sugar.
-            energy = given.get("energy_kcal", 0.0)
-            of_both = 9.0 * given.get("fat_g", 0.0) + 4.0 * given.get("sugar_g", 0.0)
+            energy = nutrients.get("energy_kcal", 0.0)
+            of_both = 9.0 * nutrients.get("fat_g", 0.0) + 4.0 * nutrients.get("sugar_g", 0.0)
             rich = energy > 0.0 and of_both >= _REFINED_ENERGY * energy
-            klass = _at_best(class_of(lights), refined=rich and mostly_refined(known))
-            return Nutrition(klass, dict(given), lights, False, 1.0, None)
+            klass = _at_best(class_of(lights), refined=rich and mostly_refined(matched_lines))
+            return Nutrition(klass, dict(nutrients), lights, False, 1.0, None)
     return estimate(reading)
 
 
 def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
     """Lights of a serving; without `serving_g` there is no green, and what is not red is amber."""
-    known = dict(per_serving)
-    if "salt_g" not in known and "sodium_mg" in known:
-        known["salt_g"] = known["sodium_mg"] / 1000.0 * SALT_PER_SODIUM
-    weight = known.get("serving_g", 0.0)
+    nutrients = dict(per_serving)
+    if "salt_g" not in nutrients and "sodium_mg" in nutrients:
+        nutrients["salt_g"] = nutrients["sodium_mg"] / 1000.0 * SALT_PER_SODIUM
+    weight = nutrients.get("serving_g", 0.0)
     lights: dict[str, Light] = {}
     for name, red in RED_PER_SERVING.items():
-        if name not in known:
+        if name not in nutrients:
             continue
-        lights[name] = "red" if known[name] > red else "amber"
+        lights[name] = "red" if nutrients[name] > red else "amber"
         if weight > 0.0:
-            share = known[name] * 100.0 / weight
+            share = nutrients[name] * 100.0 / weight
             if share > RED_PER_100_G[name]:
                 lights[name] = "red"
             elif share <= GREEN_PER_100_G[name] and lights[name] != "red":
@@ -125,24 +127,27 @@ def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
 @cache
 def _refined_names() -> frozenset[str]:
     """Names of foods that are a sugar, a fat, a sweet or an alcoholic drink."""
-    found: set[str] = set()
+    names: set[str] = set()
     for food in foods():
         energy, fat, sugar = (food.per_100_g[i] for i in (_ENERGY, _FAT, _SUGAR))
         protein, carbohydrate = food.per_100_g[_PROTEIN], food.per_100_g[_CARBOHYDRATE]
         alcohol = energy - 9.0 * fat - 4.0 * (carbohydrate + protein)
-        sweet_and_fat = any(fat + sugar >= least and protein < most for least, most in _REFINED)
+        sweet_and_fat = any(
+            fat + sugar >= min_fat_and_sugar and protein < max_protein
+            for min_fat_and_sugar, max_protein in _REFINED
+        )
         if sugar >= 45.0 or sweet_and_fat or alcohol > max(20.0, 0.4 * energy):
-            found.add(food.name)
-    return frozenset(found - _DRIED_FRUIT)
+            names.add(food.name)
+    return frozenset(names - _DRIED_FRUIT)
 
 
-def mostly_refined(known: Iterable[LineFacts]) -> bool:
+def mostly_refined(matched_lines: Iterable[LineFacts]) -> bool:
     """True if most of the foods, by weight without water, else by name, is refined."""
-    weights = [(line.grams, line.food) for line in known if line.food is not None]
+    weights = [(line.grams, line.food) for line in matched_lines if line.food is not None]
     if any(grams for grams, _ in weights):
-        whole = sum(grams for grams, food in weights if food.name != "water")
+        total_g = sum(grams for grams, food in weights if food.name != "water")
         refined = sum(grams for grams, food in weights if food.name in _refined_names())
-        return refined > max(_MOST_REFINED * whole, _LEAST_REFINED_G)
+        return refined > max(_MOST_REFINED * total_g, _LEAST_REFINED_G)
     names = {
         food.name: food.name in _refined_names()
         for _, food in weights
@@ -159,28 +164,32 @@ def estimate(reading: Reading) -> Nutrition:
     """Nutrition estimated from the food table, ignoring the nutrients it states."""
     recipe = reading.recipe
     lines = [line for line in reading.lines if line.is_food]
-    known = [line for line in lines if line.food is not None]
-    if not known:
+    matched_lines = [line for line in lines if line.food is not None]
+    if not matched_lines:
         return Nutrition(None, {}, {}, estimated=True, coverage=0.0, servings=None)
-    known = _without_frying_fat(known, recipe.steps)
-    measured = [line for line in known if line.grams > 0.0]
+    matched_lines = _without_frying_fat(matched_lines, recipe.steps)
+    measured = [line for line in matched_lines if line.grams > 0.0]
     if measured:
-        whole = _sum([line.nutrients for line in measured])
-        usual_kcal = sum([line.usual[_ENERGY] for line in known])
-        servings = servings_of(reading, known, energy_kcal=whole[_ENERGY], usual_kcal=usual_kcal)
-        figures = [value / servings for value in whole]
+        total_nutrients = _sum([line.nutrients for line in measured])
+        usual_kcal = sum([line.usual[_ENERGY] for line in matched_lines])
+        servings = servings_of(
+            reading, matched_lines, energy_kcal=total_nutrients[_ENERGY], usual_kcal=usual_kcal
+        )
+        figures = [value / servings for value in total_nutrients]
     else:
-        servings, figures = 1.0, _sum([line.usual for line in known])
+        servings, figures = 1.0, _sum([line.usual for line in matched_lines])
     per_serving = dict(zip(NUTRIENTS, figures, strict=True))
     known_g = sum([line.grams for line in measured]) / servings
-    loose_g = sum([line.food.serving_g for line in known if line.food and not line.line.amounts])
-    weight_g = known_g + loose_g + _UNKNOWN_G * (len(lines) - len(known))
+    loose_g = sum(
+        [line.food.serving_g for line in matched_lines if line.food and not line.line.amounts]
+    )
+    weight_g = known_g + loose_g + _UNKNOWN_G * (len(lines) - len(matched_lines))
     for tag in recipe.tags:
         for name in _CLAIMS.get(tag.lower().replace(" ", "-"), ()):
             per_serving[name] = min(per_serving[name], _LIMITS[name])
     lights = traffic_lights(per_serving)
     return Nutrition(
-        klass=_at_best(class_of(lights), refined=mostly_refined(known)),
+        klass=_at_best(class_of(lights), refined=mostly_refined(matched_lines)),
         per_serving=per_serving,
         lights=lights,
         estimated=True,
@@ -240,22 +249,22 @@ _MOST: Final = 40.0
 
 
 def servings_of(
-    reading: Reading, known: Iterable[LineFacts], *, energy_kcal: float, usual_kcal: float
+    reading: Reading, matched_lines: Iterable[LineFacts], *, energy_kcal: float, usual_kcal: float
 ) -> float:
     """Servings, stated or estimated; `usual_kcal` is what such foods give elsewhere."""
     if reading.recipe.servings:
         return float(reading.recipe.servings)
     for words, pattern in _DIVIDED:
-        found = None if words.isdisjoint(reading.different) else pattern.search(reading.text)
-        if found and 1 <= (number := _NUMBERS.get(found[1]) or int(found[1])) <= _MOST:
+        match = None if words.isdisjoint(reading.different) else pattern.search(reading.text)
+        if match and 1 <= (number := _NUMBERS.get(match[1]) or int(match[1])) <= _MOST:
             return float(number)
-    for facts in known:
+    for facts in matched_lines:
         if facts.food is None or facts.food.name not in _EATEN_WHOLE:
             continue
         line = facts.line
-        whole = line.quantity[0] if line.quantity and line.unit is None else 0.0
-        if 2.0 <= whole <= 12.0:
-            return whole
+        piece_count = line.quantity[0] if line.quantity and line.unit is None else 0.0
+        if 2.0 <= piece_count <= 12.0:
+            return piece_count
     whole_kcal = max(energy_kcal, 30.0)
     portion_kcal = _LAW_FACTOR * whole_kcal**_LAW_WHOLE * max(usual_kcal, 20.0) ** _LAW_USUAL
     return float(min(max(whole_kcal / portion_kcal, 1.0), _MOST))

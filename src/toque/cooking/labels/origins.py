@@ -46,8 +46,8 @@ _CODES: Final = {
 def cuisine_of(tags: Iterable[str]) -> int | None:
     """The code of the cuisine that `tags` name; None if they name none or several."""
     names = {tag.casefold().replace("-", " ").strip().removesuffix(" diet") for tag in tags}
-    found = {_CODES[name] for name in names if name in _CODES}
-    return found.pop() if len(found) == 1 else None
+    codes = {_CODES[name] for name in names if name in _CODES}
+    return codes.pop() if len(codes) == 1 else None
 
 
 _WORDS: Final = {

@@ -245,9 +245,9 @@ def clean_title(text: str, notes: Counter[str]) -> str:
 
 def clean_ingredients(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
     """Ingredient lines of a record without bullets, empty items and sub-headings."""
-    found = [_ingredient_item(text) for text in _item_lines(items, notes)]
-    notes.update(note for _, note in found if note)
-    return tuple(line for line, _ in found if line)
+    lines_and_notes = [_ingredient_item(text) for text in _item_lines(items, notes)]
+    notes.update(note for _, note in lines_and_notes if note)
+    return tuple(line for line, _ in lines_and_notes if line)
 
 
 @lru_cache(maxsize=1 << 15)
@@ -435,9 +435,9 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
         if ":" in line and _GLUED_NOTE.search(line):
             notes["sentences glued together parted"] += 1
             line = _GLUED_NOTE.sub(". ", line)  # noqa: PLW2901
-        if ("2. " in line or "2) " in line) and len(found := _numbered(line)) > 1:
+        if ("2. " in line or "2) " in line) and len(numbered_steps := _numbered(line)) > 1:
             notes["numbered steps on one line parted"] += 1
-            yield from found
+            yield from numbered_steps
         else:
             yield line
 

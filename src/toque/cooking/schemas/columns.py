@@ -106,9 +106,9 @@ class Shape:
 
     def fields(self, role: Role) -> list[str]:
         """The fields that may fill a role, its own first: exports of several sites are merged."""
-        own = [self.roles[role]] if role in self.roles else []
+        role_fields = [self.roles[role]] if role in self.roles else []
         others = (self.folded[name] for name in NAMES[role] if name in self.folded)
-        return own if role == "title" else list(dict.fromkeys([*own, *others]))
+        return role_fields if role == "title" else list(dict.fromkeys([*role_fields, *others]))
 
     def numbered_items(self, role: Role, raw: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The items of a part whose fields are numbered, without empty ones."""
@@ -169,12 +169,14 @@ def _numbered(folded: Mapping[str, str]) -> dict[Role, tuple[tuple[tuple[str, st
         numbers = {number for number, item in items["ingredients"].items() if name in item}
         if numbers and 1 not in numbers and name in folded:  # "Quantity", "Quantity02", ...
             items["ingredients"].setdefault(1, {})[name] = folded[name]
-    found: dict[Role, tuple[tuple[tuple[str, str], ...], ...]] = {}
+    fields_of_role: dict[Role, tuple[tuple[tuple[str, str], ...], ...]] = {}
     for role, by_number in items.items():
         key = "ingredient" if role == "ingredients" else "text"
         if sum(key in item for item in by_number.values()) > 1:
-            found[role] = tuple(tuple(by_number[number].items()) for number in sorted(by_number))
-    return found
+            fields_of_role[role] = tuple(
+                tuple(by_number[number].items()) for number in sorted(by_number)
+            )
+    return fields_of_role
 
 
 def ingredients_in_steps(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> list[str]:
@@ -195,18 +197,18 @@ def unwrapped(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return recipes[0] if len(recipes) == 1 else raw
 
 
-def _schema(there: frozenset[str]) -> str:
-    if {"recipeingredientparts", "recipeinstructions"} <= there:
+def _schema(names: frozenset[str]) -> str:
+    if {"recipeingredientparts", "recipeinstructions"} <= names:
         return "foodcom"
-    if "extendedingredients" in there:
+    if "extendedingredients" in names:
         return "spoonacular"
-    if there & {"type", "graph"} and not there & {"ingredients", "directions"}:
+    if names & {"type", "graph"} and not names & {"ingredients", "directions"}:
         return "schema.org"
-    if {"name", "ingredients"} <= there and there & {"nsteps", "ningredients", "contributorid"}:
+    if {"name", "ingredients"} <= names and names & {"nsteps", "ningredients", "contributorid"}:
         return "foodcom-raw"
-    if {"title", "ingredients", "directions", "ner"} <= there:
+    if {"title", "ingredients", "directions", "ner"} <= names:
         return "recipenlg"
-    if {"title", "ingredients", "directions"} <= there and there & {"desc", "categories"}:
+    if {"title", "ingredients", "directions"} <= names and names & {"desc", "categories"}:
         return "epicurious"
     return "generic"
 
@@ -274,7 +276,7 @@ def refuse_cut_schema(
             )
     if missing:
         words = " and ".join(missing)
-        known = "; ".join(f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing)
+        accepted_names = "; ".join(f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing)
         named: dict[str, str] = dict.fromkeys(missing, "NAME")
         pairs, texts = {"prompt": "NAME", "target": "NAME"}, {"text": "NAME"}
         others = (
@@ -284,7 +286,7 @@ def refuse_cut_schema(
         raise RefusedFileError(
             f"{path} is {what} without a column of {words}, so it holds no whole recipes. Found: "
             f"{shown_names(layout.fields) or 'no column'}. Known names (in any case and spelling): "
-            f"{known}. Fetch the full file, or say which column it is: "
+            f"{accepted_names}. Fetch the full file, or say which column it is: "
             f"{columns_in_words(named)} in its source of data.sources. {others}",
             f"no recipes: without a column of {words}",
             [named, pairs, texts],
@@ -301,9 +303,9 @@ def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) 
     listed = [name for name in folded.values() if are_messages(name)]
     by_name = [folded[name] for name in _MESSAGES if name in folded]
     # In tables nobody has looked what a field holds.
-    found = [name for name in by_name if name in listed or not layout.sample]
+    message_columns = [name for name in by_name if name in listed or not layout.sample]
     what = f"{path} is {layout.described}"
-    if not found and {"chosen", "rejected"} <= folded.keys():
+    if not message_columns and {"chosen", "rejected"} <= folded.keys():
         talks, pairs = {"messages": "chosen"}, {"prompt": "prompt", "target": "chosen"}
         raise RefusedFileError(
             f"{what} of preference pairs (chosen and rejected), which Toque does not train on. The "
@@ -313,16 +315,18 @@ def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) 
             [talks, pairs],
         )
     pair = next((pair for pair in PAIRS if {folded.get(n) for n in pair} <= {*listed}), None)
-    messages = found[0] if found else tuple(folded[n] for n in pair) if pair else None
+    pair_columns = tuple(folded[name] for name in pair) if pair else None
+    messages = message_columns[0] if message_columns else pair_columns
     if messages is None:
         return
     columns: dict[str, str | tuple[str, ...]] = {"messages": messages}
     if system := next((folded[name] for name in _BEFORE if name in folded), None):
         columns["system"] = system
     fields = messages if isinstance(messages, str) else f"[{', '.join(messages)}]"
-    told = f"messages: {fields}" + (f", system: {system}" if system else "")
+    source_columns = f"messages: {fields}" + (f", system: {system}" if system else "")
     raise TextRecordsError(
-        f"{what} of conversations ({told}), not of recipes. Give its source columns: {{{told}}}.",
+        f"{what} of conversations ({source_columns}), not of recipes. "
+        f"Give its source columns: {{{source_columns}}}.",
         columns,
     )
 
@@ -335,12 +339,12 @@ def _as_pairs(
     def pair_of(prompt: list[str]) -> Columns:
         return {"prompt": tuple(prompt) if len(prompt) > 1 else prompt[0], "target": target}
 
-    asked, target = (folded[name] for name in pair)
+    prompt_column, target = (folded[name] for name in pair)
     before, after, needed = (
         [folded[name] for name in names if name in folded and name not in pair]
         for names in (_BEFORE, _AFTER, _NEEDED)
     )
-    prompt = [*before, asked, *after]
+    prompt = [*before, prompt_column, *after]
     what = f"{path} is {layout.described} of prompts and answers"
     for name in needed:
         # The text beside an instruction is both of them once more, in the form of a prompt.
@@ -349,9 +353,9 @@ def _as_pairs(
         if not again and any(is_filled(raw.get(name)) for raw in layout.sample or ({name: 1},)):
             entire, short = pair_of([*prompt, name]), pair_of(prompt)
             return RefusedFileError(
-                f"{what} (its columns {asked!r} and {target!r}) with a column {name!r} beside "
-                "them, without which a prompt may make no sense. Say what a prompt is made of: "
-                f"{columns_in_words(entire)} with it, or "
+                f"{what} (its columns {prompt_column!r} and {target!r}) with a column {name!r} "
+                "beside them, without which a prompt may make no sense. "
+                f"Say what a prompt is made of: {columns_in_words(entire)} with it, or "
                 f"{columns_in_words(short)} without.",
                 f"prompts beside a column {name!r}, for which columns has to say what it is",
                 [entire, short],
@@ -365,5 +369,5 @@ def _as_pairs(
 
 def prompt_of(record: Mapping[str, Any]) -> str:
     """The prompt of a record that has one, with the texts before and behind it, as in training."""
-    found = (record.get(name) for name in (*_BEFORE, "prompt", *_AFTER))
-    return "\n\n".join(text for text in found if isinstance(text, str) and text.strip())
+    prompt_parts = (record.get(name) for name in (*_BEFORE, "prompt", *_AFTER))
+    return "\n\n".join(text for text in prompt_parts if isinstance(text, str) and text.strip())

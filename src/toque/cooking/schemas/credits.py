@@ -301,18 +301,18 @@ def _is_story(step: str, words: re.Pattern[str]) -> bool:
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:
     """Why each step goes, or ""; credits and wines at the end include lines such as book titles."""
-    found = [_why_removed(step) for step in steps]
-    _mark_rest_of_notes(steps, found)
+    reasons = [_why_removed(step) for step in steps]
+    _mark_rest_of_notes(steps, reasons)
     start = len(steps)
     if start > 1 and all(step[-1:] in _STOPS for step in steps[:-1]) and _is_name(steps[-1]):
-        found[-1] = found[-1] or CREDITS
-    while start and (found[start - 1] or _is_title(steps[start - 1])):
+        reasons[-1] = reasons[-1] or CREDITS
+    while start and (reasons[start - 1] or _is_title(steps[start - 1])):
         start -= 1
     for i in range(start, len(steps)):
         author = i + 1 < len(steps) and _AUTHOR.match(steps[i + 1])
-        if not found[i] and (author or (i and found[i - 1] in {CREDITS, WINES})):
-            found[i] = CREDITS if author else found[i - 1]
-    return found
+        if not reasons[i] and (author or (i and reasons[i - 1] in {CREDITS, WINES})):
+            reasons[i] = CREDITS if author else reasons[i - 1]
+    return reasons
 
 
 def _mark_rest_of_notes(steps: tuple[str, ...], reasons: list[str]) -> None:

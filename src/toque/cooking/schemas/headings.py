@@ -69,7 +69,7 @@ _TELLS: Final = re.compile(
 
 def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
     """Steps without lines that only head a step or name a food; `notes` counts those lines."""
-    kept: list[str] = []
+    joined_steps: list[str] = []
     heading = ""
     steps = _with_headings_parted(_with_lists_joined(steps, notes), notes)
     heads = _heads(steps)
@@ -86,11 +86,11 @@ def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[s
         if colon and rest.strip() and head.strip(" .*_#-=").casefold() in _ANNOUNCED:
             notes[HEADINGS] += 1
             step = step[len(head) + 1 :].lstrip(" *_")  # noqa: PLW2901
-        kept.append(heading + step)
+        joined_steps.append(heading + step)
         heading = ""
     if heading:
-        kept.append(heading.rstrip(": "))
-    return tuple(kept)
+        joined_steps.append(heading.rstrip(": "))
+    return tuple(joined_steps)
 
 
 def _with_headings_parted(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
@@ -128,31 +128,32 @@ def _heads(steps: tuple[str, ...]) -> list[bool]:
     if all(step[-1:] in _SENTENCE_ENDS for step in steps):
         return [False] * len(steps)
     # A heading before every paragraph may be longer.
-    most = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
+    max_chars = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
     # A step without a full stop that is longer than the one with it that follows heads nothing.
     even = any(
         ends[i : i + 2] == "-." and len(a) >= len(b) for i, (a, b) in enumerate(pairwise(steps))
     )
     if "---" in ends or ends[-1] == "-" or even:
-        most = _SHORT
-    stops = [end == "." for step, end in zip(steps, ends, strict=True) if len(step) > most]
+        max_chars = _SHORT
+    stops = [end == "." for step, end in zip(steps, ends, strict=True) if len(step) > max_chars]
     every = all(stops)
     mostly = bool(stops) and sum(stops) >= _MIN_STOPS * len(stops)
     return [
         bool(following)
         and (
             _is_part(step)
-            or (every and _is_heading(step, following, most))
+            or (every and _is_heading(step, following, max_chars))
             or (mostly and following[-1] in _STOPS and _is_name_of_part(step, following))
         )
         for step, following in zip(steps, (*steps[1:], ""), strict=True)
     ]
 
 
-def _is_heading(step: str, following: str, most: int) -> bool:
+def _is_heading(step: str, following: str, max_chars: int) -> bool:
     """True if a few words without a full stop head a step, if every long step has one."""
-    short = len(step) <= most and len(step.split()) <= (most // 8 if most == _SHORT else most // 5)
-    tells = most > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
+    max_words = max_chars // 8 if max_chars == _SHORT else max_chars // 5
+    short = len(step) <= max_chars and len(step.split()) <= max_words
+    tells = max_chars > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
     return (
         short and tells and step[:1].isupper() and step[-1:].isalpha() and not _DIGIT.search(step)
     )
@@ -193,7 +194,7 @@ def _with_lists_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str
     n_stops = sum(step[-1:] in _STOPS for step in steps)
     if not 0 < n_stops < len(steps) - 1 or not steps[0][:1].isupper():
         return steps
-    kept: list[str] = []
+    joined_steps: list[str] = []
     foods: list[str] = []
     for step in (*steps, ""):
         if step and _names_food(step):
@@ -202,13 +203,13 @@ def _with_lists_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str
         if len(foods) > 1:
             notes[LISTS] += 1
             foods = ["; ".join(foods)]
-            if kept and kept[-1][-1] not in _STOPS:
-                mark = "; " if ":" in kept[-1].rstrip(": ") else ": "
-                foods = [f"{kept.pop().rstrip(':;, ')}{mark}{foods[0]}"]
-        kept += foods
+            if joined_steps and joined_steps[-1][-1] not in _STOPS:
+                mark = "; " if ":" in joined_steps[-1].rstrip(": ") else ": "
+                foods = [f"{joined_steps.pop().rstrip(':;, ')}{mark}{foods[0]}"]
+        joined_steps += foods
         foods = []
-        kept += [step] if step else []
-    return tuple(kept)
+        joined_steps += [step] if step else []
+    return tuple(joined_steps)
 
 
 def _names_food(step: str) -> bool:

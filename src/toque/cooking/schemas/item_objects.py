@@ -236,11 +236,11 @@ class _Keys:
 
     def first(self, role: str) -> list[str]:
         """The first usable text of a role, in a list; another that says more stays unread."""
-        found, *others = self.texts(role) or [""]
+        first_text, *others = self.texts(role) or [""]
         for other in others:
-            if not _repeats(other, found):
+            if not _repeats(other, first_text):
                 self.leave(other)
-        return [found] if found else []
+        return [first_text] if first_text else []
 
     def release(self, *roles: str) -> None:
         """Mark the keys of these roles as not used after all."""
@@ -325,9 +325,9 @@ class ItemReader:
         return self._noted(self._inside_steps(value, 0))
 
     def _noted(self, lines: Iterator[str]) -> list[str]:
-        found = list(lines)
+        item_lines = list(lines)
         self._notes.update(f"{UNUSED}{self._field}{path}" for path in self._unread)
-        return found
+        return item_lines
 
     def _leave(self, keys: _Keys, path: str = "") -> None:
         self._unread.update(dict.fromkeys(f"{path}.{key}" for key in keys.unread))
@@ -473,20 +473,20 @@ class ItemReader:
 
     def _described(self, keys: _Keys, notes: list[str], *, is_measured: bool) -> list[Measure]:
         """The amount that a description begins with ("200 g, sifted"); the rest is a note."""
-        found: list[Measure] = []
+        measures: list[Measure] = []
         for value in keys.take("described", str):
             amount, _, rest = value.strip().partition(",")
             is_short = len(amount.split()) <= _AMOUNT_WORDS
-            if is_short and not (is_measured or found) and _begins_with_amount(amount):
-                found.append(Measure(amount.strip()))
+            if is_short and not (is_measured or measures) and _begins_with_amount(amount):
+                measures.append(Measure(amount.strip()))
             else:
                 rest = value
             notes += self._remarks(rest, "")
-        return found
+        return measures
 
     def _foods(self, keys: _Keys, amount: float) -> list[str]:
         """The food's name; another name that does not repeat it stays unread."""
-        found = ""
+        food_name = ""
         for value in keys.take("food", str, dict):
             name = value
             if isinstance(value, dict):
@@ -495,11 +495,11 @@ class ItemReader:
                 name = next(iter([*several, *one] if amount > 1.0 else [*one, *several]), "")
                 self._leave(inside, keys.path_to(value))
             name = _usable(name)
-            if not found:
-                found = name
-            elif not _repeats(name, found):
+            if not food_name:
+                food_name = name
+            elif not _repeats(name, food_name):
                 keys.leave(value)
-        return [found] if found else []
+        return [food_name] if food_name else []
 
     def _remarks(self, value: Any, path: str) -> Iterator[str]:
         if isinstance(value, str):
@@ -528,46 +528,48 @@ class ItemReader:
             if _Keys(value, _INGREDIENT).has("amount", "least"):
                 units.remove(value)
                 keys.leave(value)  # {"measure": {"amount": 2, "unit": "cups"}}
-        found: list[Measure] = []
+        all_measures: list[Measure] = []
         for value in keys.take("amount", int, float, str, dict, list):
             measures = measured(value)
-            if found and measures and measures[0].is_bare:
+            if all_measures and measures and measures[0].is_bare:
                 keys.leave(value)  # a second number, without a unit of its own
             else:
-                found += measures
+                all_measures += measures
         low, high = (
             [m for v in keys.take(role, int, float, str, dict) for m in measured(v) if m.high]
             for role in ("least", "most")
         )
-        found = found or low or high
-        if found and high:
-            found[0] = found[0].up_to(high[0])
+        all_measures = all_measures or low or high
+        if all_measures and high:
+            all_measures[0] = all_measures[0].up_to(high[0])
 
         texts = [text for unit in keys.first("unit") if (text := _unit_text(unit))]
-        words = [m for m in found if m.text and not _begins_with_amount(m.text)]
-        if words and len(found) > 1 and not (texts or units):
+        words = [m for m in all_measures if m.text and not _begins_with_amount(m.text)]
+        if words and len(all_measures) > 1 and not (texts or units):
             texts = [words[0].text]  # {"qty": 2, "measure": "cup"}
-            found.remove(words[0])
-        amount = found[0].high if found else 0.0
+            all_measures.remove(words[0])
+        amount = all_measures[0].high if all_measures else 0.0
         unit = "".join(texts[:1])
         if units:
             unit = self._unit(units[0], amount, path + keys.path_to(units[0]))
-        found = [m if m.unit or not m.is_bare else m._replace(unit=unit) for m in found]
-        if not found and unit:
-            found = [Measure(unit=unit)]
+        all_measures = [
+            m if m.unit or not m.is_bare else m._replace(unit=unit) for m in all_measures
+        ]
+        if not all_measures and unit:
+            all_measures = [Measure(unit=unit)]
         for value in keys.take("also", str, dict):
-            found += [measure for measure in measured(value) if not measure.is_bare]
-        return found or self._in_named_units(keys)
+            all_measures += [measure for measure in measured(value) if not measure.is_bare]
+        return all_measures or self._in_named_units(keys)
 
     def _in_named_units(self, keys: _Keys) -> list[Measure]:
         """Measures whose key is their unit: {"grams": 200}."""
-        found: list[Measure] = []
+        measures: list[Measure] = []
         for key in keys.unread:
             value, unit = keys.values[key], SPELLINGS.get(key.lower())
             if unit and unit.kind in ("mass", "volume") and isinstance(value, int | float):
-                found.append(Measure("", value, value, key))
+                measures.append(Measure("", value, value, key))
                 keys.use(key)
-        return found
+        return measures
 
     def _measured(self, value: Any, path: str) -> list[Measure]:
         """The measures of an amount: a number, a text, a range, or an object around them."""
@@ -588,15 +590,15 @@ class ItemReader:
         if (fraction := _fraction_of(value)) is not None:
             return self._measured(fraction, path)
         inside = _Keys(value, _INGREDIENT)
-        if found := self._measures(inside, path):
+        if measures := self._measures(inside, path):
             self._leave(inside, path)
-            return found
+            return measures
         for key, one in inside.values.items():  # {"us": "1 cup", "metric": {"amount": 240, ...}}
             if isinstance(one, dict) or (isinstance(one, str) and _begins_with_amount(one)):
-                found += self._measured(one, f"{path}.{key}")
+                measures += self._measured(one, f"{path}.{key}")
                 inside.use(key)
         self._leave(inside, path)
-        return found
+        return measures
 
     def _unit(self, unit: Mapping[str, Any], amount: float, path: str) -> str:
         keys = _Keys(unit, _UNIT)
@@ -828,10 +830,10 @@ def _joined(lines: list[str]) -> str:
 
 def _fraction_of(value: Mapping[str, Any]) -> float | None:
     keys = _Keys(value, _FRACTION)
-    whole, top, bottom = (keys.take(role, int, float) for role in ("whole", "top", "bottom"))
+    integers, top, bottom = (keys.take(role, int, float) for role in ("whole", "top", "bottom"))
     if not bottom:
         return None
-    return float(sum(whole) + sum(top) / float(bottom[0]))
+    return float(sum(integers) + sum(top) / float(bottom[0]))
 
 
 def _written(value: float, unit: str) -> str:
@@ -842,10 +844,10 @@ def _written(value: float, unit: str) -> str:
     """
     if isinstance(value, int):
         return str(value)
-    whole = int(value)
+    integer = int(value)
     spelling = SPELLINGS.get(unit.lower())
     if not (spelling and spelling.name in _IN_DECIMALS):
         for part, fraction in _FRACTIONS.items():
-            if abs(value - whole - part) < _NEAR:
-                return f"{whole} {fraction}" if whole else fraction
+            if abs(value - integer - part) < _NEAR:
+                return f"{integer} {fraction}" if integer else fraction
     return f"{value:.3f}".rstrip("0").rstrip(".")

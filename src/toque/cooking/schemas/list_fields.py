@@ -187,28 +187,28 @@ class _Parser:
 
     def _elements(self, closing: str, depth: int) -> list[Any]:
         """Elements up to the closing bracket, without keyword arguments such as dtype=object."""
-        found: list[Any] = []
+        elements: list[Any] = []
         while not self._skip(closing):
             if self._kind == "name" and _EQUALS.match(self._text, self._at):
                 self._advance()
                 self._advance()
                 self._advance()  # the argument's value: always a bare name
             else:
-                found.append(self._value(depth + 1))
+                elements.append(self._value(depth + 1))
             self._skip(",")
-        return found
+        return elements
 
     def _pairs(self, depth: int) -> Any:
-        found: dict[Any, Any] = {}
+        values_by_key: dict[Any, Any] = {}
         while not self._skip("}"):
             key = self._value(depth + 1)
             if not self._skip(":"):
                 raise ValueError("a key without a value")
             if not isinstance(key, str | int | float | bool | None):
                 raise ValueError("a key that is no plain value")  # noqa: TRY004
-            found[key] = self._value(depth + 1)
+            values_by_key[key] = self._value(depth + 1)
             self._skip(",")
-        return found
+        return values_by_key
 
     def _named(self, name: str, depth: int) -> Any:
         if not self._skip("("):

@@ -190,8 +190,8 @@ _MIN_SERVING_G: Final = 5.0  # smallest serving in grams: exporters write "1 g" 
 @lru_cache(maxsize=1024)
 def nutrient_fields(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The field names that hold a nutrient, each with the nutrient; the first of several counts."""
-    found = ((name, _FIELDS.get(_NOT_FOLDED.sub("", name.lower()))) for name in names)
-    return tuple((name, what) for name, what in found if what is not None)
+    nutrient_of_name = ((name, _FIELDS.get(_NOT_FOLDED.sub("", name.lower()))) for name in names)
+    return tuple((name, what) for name, what in nutrient_of_name if what is not None)
 
 
 def nutrients_of(facts: Mapping[str, Any]) -> dict[str, float]:
@@ -202,14 +202,14 @@ def nutrients_of(facts: Mapping[str, Any]) -> dict[str, float]:
     >>> nutrients_of({"fat_g": 0, "sugar_g": None, "servingSize": "1 Serving (165g)"})
     {'fat_g': 0.0, 'serving_g': 165.0}
     """
-    found: dict[str, float] = {}
+    nutrients: dict[str, float] = {}
     for name, what in nutrient_fields(tuple(facts)):
-        if what in found:
+        if what in nutrients:
             continue
         value = _serving_g(facts[name]) if what == "serving_g" else _figure(facts[name], what)
         if value is not None:
-            found[what] = value
-    return found
+            nutrients[what] = value
+    return nutrients
 
 
 def _figure(value: Any, what: str) -> float | None:

@@ -105,16 +105,16 @@ class RecipeReader:
         read = 0
         for number, recipe, raw in self.recipes(block, notes):
             read += 1
-            found: list[Example] | str = (
+            examples_or_reason: list[Example] | str = (
                 recipe
                 if isinstance(recipe, str)
                 else attempted(examples_of, recipe, notes, self.tasks)
             )
-            if isinstance(found, list):
-                examples += found
-                per_record.append(len(found))
+            if isinstance(examples_or_reason, list):
+                examples += examples_or_reason
+                per_record.append(len(examples_or_reason))
                 continue
-            numbers = dropped.setdefault(found, [])
+            numbers = dropped.setdefault(examples_or_reason, [])
             if len(numbers) < PER_REASON:  # its fields, or its bytes if they cannot be read
                 text: str | bytes = b""
                 if not isinstance(raw, str):
@@ -127,8 +127,8 @@ class RecipeReader:
         unused = {n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)}
         counted = {n: count for n, count in notes.items() if count and not n.startswith(UNUSED)}
         unused = most_named(Counter(unused))
-        kept = len(per_record)
-        return BlockExamples(examples, read, kept, dropped, counted, unused, texts, per_record)
+        n_used = len(per_record)
+        return BlockExamples(examples, read, n_used, dropped, counted, unused, texts, per_record)
 
     def schema(self, path: Path) -> str:
         """The name of a file's schema, for the report: "recipenlg", "web-page", "csv" ...
@@ -141,12 +141,14 @@ class RecipeReader:
         return self._recognised(path)[0]
 
     def _recognised(self, path: Path) -> tuple[str, Callable[[], Iterator[Block]]]:
-        start, whole = head(path, encoding=self.encoding)
-        layout = structured_layout(path, start, whole=whole, encoding=self.encoding)
+        start, is_entire_file = head(path, encoding=self.encoding)
+        layout = structured_layout(
+            path, start, is_entire_file=is_entire_file, encoding=self.encoding
+        )
         if layout is None and is_page(start):
             return "web-page", lambda: page_blocks(path, encoding=self.encoding)
         layout = layout or table_layout(
-            path, start, whole=whole, n_known=_n_parts, encoding=self.encoding
+            path, start, is_entire_file=is_entire_file, n_known=_n_parts, encoding=self.encoding
         )
         if layout is None or (not self.columns and _is_prose(layout)):
             raise UnknownFormatError(
@@ -155,7 +157,7 @@ class RecipeReader:
                 "pages with schema.org data. For plain text to pretrain on, give the source "
                 "format: text."
             )
-        if whole and start.strip() in (b"{}", b"[]"):
+        if is_entire_file and start.strip() in (b"{}", b"[]"):
             raise RefusedFileError(
                 f"{path} is JSON without a single record in it.", "no record in it"
             )
@@ -231,8 +233,10 @@ def _n_parts(fields: tuple[str, ...]) -> int:
 def _is_prose(layout: FileLayout) -> bool:
     """True if what was taken for a table has no column of a recipe, nor names for columns."""
     shape = shape_of(layout.fields)
-    known = len(shape.missing) < 3 or any(shape.folded.keys() >= {*pair} for pair in PAIRS)
-    if layout.name not in ("csv", "tsv") or known:
+    has_known_columns = len(shape.missing) < 3 or any(
+        shape.folded.keys() >= {*pair} for pair in PAIRS
+    )
+    if layout.name not in ("csv", "tsv") or has_known_columns:
         return False
     are_names = all(len(name) <= 40 and len(name.split()) <= 4 for name in layout.fields)
     return not (layout.fits and are_names)

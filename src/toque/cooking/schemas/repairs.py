@@ -229,12 +229,12 @@ _TAGS = re.compile(r"<[^<>]*>")
 
 def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
     """The lines without buttons and notices of the web page."""
-    found = [line for line in lines if line not in BOILERPLATE]
-    notes["boilerplate lines"] += len(lines) - len(found)
-    if "ADVERTISEMENT" in "\n".join(found):
+    content_lines = [line for line in lines if line not in BOILERPLATE]
+    notes["boilerplate lines"] += len(lines) - len(content_lines)
+    if "ADVERTISEMENT" in "\n".join(content_lines):
         notes["boilerplate lines"] += 1
-        found = [line.replace("ADVERTISEMENT", "").strip() for line in found]
-    return found
+        content_lines = [line.replace("ADVERTISEMENT", "").strip() for line in content_lines]
+    return content_lines
 
 
 def without_repeat(
@@ -294,7 +294,7 @@ def _without_later_copies(lines: list[str]) -> list[str]:
     """The lines without each long run that repeats a run before it."""
     bare = list(map(_bare, lines))
     first: dict[str, int] = {}
-    kept: list[str] = []
+    unique_lines: list[str] = []
     start = 0
     while start < len(lines):
         earlier = first.setdefault(bare[start], start)
@@ -303,9 +303,9 @@ def _without_later_copies(lines: list[str]) -> list[str]:
             end += 1
         if sum(map(len, bare[start:end])) < _MIN_COPY_CHARS:
             end = start + 1
-            kept.append(lines[start])
+            unique_lines.append(lines[start])
         start = end
-    return kept
+    return unique_lines
 
 
 def _repeated_end(n: int, bare: list[str]) -> tuple[int, int]:
@@ -329,29 +329,29 @@ def _without_doubled_parts(lines: list[str]) -> list[str]:
     ['For the cake: Beat the eggs.', 'Bake it until golden brown, for about an hour.']
     """
     bare = list(map(_bare, lines))
-    kept: list[str] = []
+    cleaned_lines: list[str] = []
     opening = ""
     end = 0  # of the lines that are dropped
     for n, line in enumerate(lines):
         if n < end:
             continue
         after, repeated = _repeated_end(n, bare)
-        kept.append(opening + line)
+        cleaned_lines.append(opening + line)
         opening = ""
         if repeated < MIN_DOUBLED_CHARS:
             continue
         letters = [at for at, character in enumerate(line) if character.isalnum()]
         start = letters[-repeated]
-        before = kept.pop()[: start - len(line)].strip()
+        before = cleaned_lines.pop()[: start - len(line)].strip()
         if _NOTES_HEADING.fullmatch(before):
-            kept.append(f"{before.rstrip(' :.')}: {line[start:]}")
+            cleaned_lines.append(f"{before.rstrip(' :.')}: {line[start:]}")
             end = after
         elif len(before) > _HEADING_CHARS:
-            kept.append(before.rstrip("0123456789"))  # of "Let it cool. 2Add the peas."
+            cleaned_lines.append(before.rstrip("0123456789"))  # of "Let it cool. 2Add the peas."
         elif before:
             mark = "" if before[-1] in ".?!:" else ":"
             opening = f"{before}{mark} "
-    return kept
+    return cleaned_lines
 
 
 def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -> list[str]:
@@ -363,25 +363,25 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
     if len(steps) < 2:
         return steps
     cased = steps[0][:1].isupper() and any(_ENDS_SENTENCE.search(s[-_END_CHARS:]) for s in steps)
-    found: list[list[str]] = []
+    step_parts: list[list[str]] = []
     before, length = "", 0
     in_brackets = 0  # following lines of the bracket that is open
     for i, step in enumerate(steps):
         cut = anywhere or length > _HEADING_CHARS
-        glue = _glue(before, step, cased=cased, anywhere=cut) if found else None
+        glue = _glue(before, step, cased=cased, anywhere=cut) if step_parts else None
         if in_brackets:
             glue = glue or " "
             in_brackets -= 1
         elif step.rfind("(") > step.rfind(")"):
             in_brackets = _lines_to_bracket(steps[i + 1 : i + 1 + _BRACKET_LINES])
         if glue is None:
-            found.append([step])
+            step_parts.append([step])
         else:
-            found[-1][-1] = found[-1][-1].rstrip(" ." if glue == "." else None)
-            found[-1] += (glue, step.lstrip())
+            step_parts[-1][-1] = step_parts[-1][-1].rstrip(" ." if glue == "." else None)
+            step_parts[-1] += (glue, step.lstrip())
             notes["sentences split in the middle rejoined"] += 1
         before, length = step[-_END_CHARS:], len(step)
-    return list(map("".join, found))
+    return list(map("".join, step_parts))
 
 
 def is_cut_off(step: str) -> bool:
@@ -436,11 +436,11 @@ def only_measures(line: str) -> bool:
 @lru_cache(maxsize=1 << 12)
 def _possible(rare: str) -> list[tuple[list[str], re.Pattern[str], str, str]]:
     """The misprints that a text with these characters of `_RARE` may have."""
-    found = (
+    misprints = (
         ([sign for mark, sign in signs if mark in rare], pattern, right, what)
         for signs, pattern, right, what in _MISPRINTS
     )
-    return [misprint for misprint in found if misprint[0]]
+    return [misprint for misprint in misprints if misprint[0]]
 
 
 def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
@@ -454,20 +454,20 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
         else:
             continue
         if pattern.search(text):
-            found = [pattern.sub(right, line) for line in lines]
-            repairs |= {what} if found != lines else set()
-            lines = found
+            corrected_lines = [pattern.sub(right, line) for line in lines]
+            repairs |= {what} if corrected_lines != lines else set()
+            lines = corrected_lines
     notes.update(repairs)
     return lines
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
     """Lines without the spaces that Food.com's export put before every mark."""
-    found = [
+    repaired_lines = [
         _TWO_COMMAS.sub(",", SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines
     ]
-    notes[_SPACES] += found != lines
-    return without_misprints(found, notes)
+    notes[_SPACES] += repaired_lines != lines
+    return without_misprints(repaired_lines, notes)
 
 
 def with_apostrophes(title: str, notes: Counter[str]) -> str:
@@ -476,9 +476,9 @@ def with_apostrophes(title: str, notes: Counter[str]) -> str:
     >>> with_apostrophes("i can t resist momma s peas", Counter())
     "i can't resist momma's peas"
     """
-    found = _BLANK_APOSTROPHE.sub("'", title)
-    notes["recipes with lost apostrophes"] += found != title
-    return found
+    restored_title = _BLANK_APOSTROPHE.sub("'", title)
+    notes["recipes with lost apostrophes"] += restored_title != title
+    return restored_title
 
 
 def only_a_link(steps: list[str]) -> bool:

@@ -137,8 +137,8 @@ def page_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
 
 def page_records(contents: Contents) -> Numbered:
     """The page's recipes as schema.org nodes; a page without any is one dropped record."""
-    for found in survivors(_nodes(contents)):
-        yield (contents.first, found) if isinstance(found, str) else found
+    for record in survivors(_nodes(contents)):
+        yield (contents.first, record) if isinstance(record, str) else record
 
 
 def _nodes(contents: Contents) -> Numbered:

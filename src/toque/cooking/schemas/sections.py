@@ -103,33 +103,33 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
     """Clean ingredient lines without headings and equipment; `notes` counts what went."""
     if not lines:
         return lines
-    found: Counter[str] = Counter()
-    kept: list[str] = []
+    removal_counts: Counter[str] = Counter()
+    food_lines: list[str] = []
     measured = sum(any(map(str.isdigit, line)) for line in lines) >= 3
     capitals = 2 * sum(map(str.isupper, lines)) > len(lines)
     among_tools = False
     for line, following in zip(lines, (*lines[1:], ""), strict=True):
         if not among_tools and _is_plain(line):  # most lines, and many of them repeat
-            kept.append(line)
+            food_lines.append(line)
         elif _TOOLS.match(line):
             among_tools = among_tools or _TOOLS.fullmatch(line) is not None
-            found[EQUIPMENT] += 1
+            removal_counts[EQUIPMENT] += 1
         elif _is_tool(line) or (among_tools and find_food(ingredient_name(line)) is None):
-            found[EQUIPMENT] += 1
+            removal_counts[EQUIPMENT] += 1
         elif _ALWAYS.fullmatch(line) or (
             following and measured and _is_heading(line, capitals=capitals)
         ):
             among_tools = False
-            found[SECTIONS] += 1
+            removal_counts[SECTIONS] += 1
         elif why := _why_removed(line):
-            found[why] += 1
+            removal_counts[why] += 1
         else:
             among_tools = False
-            kept += _without_prefix(line, found)
-    if not kept:
+            food_lines += _without_prefix(line, removal_counts)
+    if not food_lines:
         return lines
-    notes.update(found)
-    return tuple(kept)
+    notes.update(removal_counts)
+    return tuple(food_lines)
 
 
 def _is_heading(line: str, *, capitals: bool) -> bool:
@@ -181,7 +181,7 @@ def _is_tool(line: str) -> bool:
     return not ends.isdisjoint(_WITHOUT_FOOD | _SURELY) and find_food(name) is None
 
 
-def _without_prefix(line: str, found: Counter[str]) -> list[str]:
+def _without_prefix(line: str, removal_counts: Counter[str]) -> list[str]:
     """An ingredient without the name of its part: "Garnish: lime wedges"."""
     prefix, part = _PREFIX.match(line), _PART_PREFIX.match(line)
     if prefix:
@@ -190,5 +190,5 @@ def _without_prefix(line: str, found: Counter[str]) -> list[str]:
         foods = [line[part.end() :]]
     else:
         return [line]
-    found[BEFORE_FOOD] += 1
+    removal_counts[BEFORE_FOOD] += 1
     return foods

@@ -83,18 +83,18 @@ class Histogram(msgspec.Struct, frozen=True):
         """Count values in bins of a round width, such as 0, 2, 4. No values give no bins."""
         if not len(values):
             return cls([], [])
-        least, most = float(values.min()), float(values.max())
+        lowest, highest = float(values.min()), float(values.max())
         is_integer = np.issubdtype(values.dtype, np.integer)
         # Round the width up to 1, 2 or 5 times a power of ten: 13 becomes 20. The tolerance keeps
         # a width of 5 from becoming 10.
-        min_width = (most - least) / _MAX_BINS or 1.0
+        min_width = (highest - lowest) / _MAX_BINS or 1.0
         power = 10.0 ** np.floor(np.log10(min_width))
         step = next(s for s in (1.0, 2.0, 5.0, 10.0) if s * power >= min_width * (1 - 1e-12))
         width = max(1.0 if is_integer else 0.0, float(f"{step * power:.6g}"))
 
-        first = np.floor(least / width)
+        first = np.floor(lowest / width)
         # The integer 20 begins another bin, but the share 1.0 ends the last bin.
-        end = most / width
+        end = highest / width
         last = np.floor(end) + 1 if is_integer else np.ceil(end * (1 - 1e-12))
         n = max(1, int(last - first))
         edges = (first + np.arange(n + 1)) * width

@@ -167,7 +167,9 @@ def _best_in(state: Mapping[str, Any], progress: Progress) -> Best | None:
     if not isinstance(metric, str):
         raise TypeError(f"metric is {metric!r:.60}, not a name")
     value = None if best["value"] is None else number_in(best, "value")
-    return Best(count_in(best, "step", most=progress.step), number_in(best, "loss"), metric, value)
+    return Best(
+        count_in(best, "step", maximum=progress.step), number_in(best, "loss"), metric, value
+    )
 
 
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:

@@ -30,8 +30,8 @@ class ShownBatch:
         return "\n".join([self.heading, *self.examples])
 
 
-def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch:
-    """Return the first `most` examples of update `step`, counted from 1, after augmentation."""
+def show_batch(config: RunConfig, *, step: int = 1, max_examples: int = 4) -> ShownBatch:
+    """Return the first examples of update `step`, counted from 1, after augmentation."""
     if step < 1:
         raise ConfigError(f"{argument('step')} must be at least 1, not {step}.")
     store = open_store(config)
@@ -53,13 +53,13 @@ def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch
     tasks, codec = store.column("task"), store.codec()
     names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
     examples = []
-    for row in rows[:most]:
+    for row in rows[:max_examples]:
         task = names[int(tasks[row])]
         change = _describe_augmentation(stream, row, cursor)
         prompt = _decode(codec, sides.prompt(row))
         target = _decode_target(codec, sides.target(row), store.spans(row))
         examples.append(f"\n--- store row {row}, task {task}{change}\n{prompt}\n>>>\n{target}")
-    return ShownBatch(heading, tuple(examples), max(0, len(rows) - most))
+    return ShownBatch(heading, tuple(examples), max(0, len(rows) - max_examples))
 
 
 def _describe_augmentation(stream: BatchStream, row: int, cursor: Cursor) -> str:
