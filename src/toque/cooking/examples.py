@@ -1,17 +1,17 @@
 """Training examples of a recipe: prompt and target of each task, keys, and label columns.
 
-| task       | asks                                     | answer                            |
-|------------|------------------------------------------|-----------------------------------|
-| write      | title and ingredient names               | the recipe                        |
-| request    | a free request                           | the recipe                        |
-| nutrition  | title and ingredient lines               | Healthy, Moderate or Indulgent    |
-| difficulty | title, ingredient names, steps           | easy, medium or hard              |
-| cuisine    | title and ingredient names               | one of `origins.CUISINES`         |
-| next_step  | title, names, up to three steps          | the step that follows             |
-| title      | ingredient names, steps                  | the title                         |
+Each task has a prompt with parts of a recipe, and an answer:
 
-All answers are text, so every model family can learn every task. docs/reference/formats.md has
-the columns. Nothing is estimated of a recipe that is not in English.
+* `write` turns title and ingredient names into the recipe.
+* `request` turns a free request into the recipe.
+* `nutrition` turns title and ingredient lines into Healthy, Moderate or Indulgent.
+* `difficulty` turns title, ingredient names and steps into easy, medium or hard.
+* `cuisine` turns title and ingredient names into one of `origins.CUISINES`.
+* `next_step` turns title, ingredient names and up to three steps into the next step.
+* `title` turns ingredient names and steps into the title.
+
+All answers are text, so every model family can learn every task. docs/reference/formats.md lists
+the columns. Labels are estimated only for recipes in English.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BY_SOURCE = 2  # the source's label
 def examples_of(
     recipe: Recipe, notes: Counter[str], tasks: Sequence[Task] = ("write",)
 ) -> list[Example] | str:
-    """The examples of a recipe, one per task in ascending order; or the reason why it has none."""
+    """Return a recipe's examples, one per task in ascending order, or a reason for dropping it."""
     reading = read(recipe)
     columns = labels_of(reading, notes)
     if n_unclean := sum(not facts.has_clean_name for facts in reading.lines):
@@ -73,7 +73,7 @@ def examples_of(
         except KeyError:
             notes[missing_note(task, NEEDS[task])] += 1
             continue
-        if tuple(tasks) != ("write",):  # which every recipe has
+        if tuple(tasks) != ("write",):  # every recipe has a "write" example
             notes[examples_note(task)] += 1
         examples.append(
             Example(*prompt_and_target, key, title_key, record_key, task=number, columns=columns)
@@ -82,7 +82,7 @@ def examples_of(
 
 
 def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
-    """The columns of a recipe; the source's own labels take precedence over ours."""
+    """Return the label columns of a recipe. The source's own labels take precedence."""
     recipe = reading.recipe
     quality = quality_of(reading)
     language = language_of(reading) if quality.parts["language"] < 1.0 else "English"
@@ -91,7 +91,7 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
         notes[f"recipes in {language} (labels know English only)"] += 1
     if recipe.difficulty is None:
         report = judged_difficulty(reading)
-        # Of a foreign text the counts of ingredients and steps alone can be trusted.
+        # In a foreign text only the counts of ingredients and steps are reliable.
         difficulty = report.level if is_english else report.by_bounds
         difficulty_from = BY_RULE
     else:
@@ -130,7 +130,7 @@ _ORIGINS: Final = {
 }
 
 
-SHOWN_STEPS: Final = 3  # most steps before the requested one: more would be cut in a full prompt
+SHOWN_STEPS: Final = 3  # maximum steps before the requested step; a full prompt would truncate more
 _FOODS_OF_A_REQUEST: Final = 3
 _REQUEST, _NEXT_STEP = 1, 2
 
@@ -139,13 +139,13 @@ NEEDS: Final[dict[Task, str]] = {
     "ingredients that tell enough",
     "cuisine": "no field cuisine and no tag that names one cuisine",
     "next_step": "one step alone",
-}  # reasons for which a record has no example of a task
+}  # reasons why a record has no example of a task
 
 
 class _Fields:
-    """Texts of a recipe by their names in `RECIPE_TASKS`; KeyError for one that it lacks.
+    """Texts of a recipe by their names in `RECIPE_TASKS`. A missing text raises KeyError.
 
-    `codes` are those of its classes; what is drawn is drawn by `key`.
+    `codes` are the recipe's class codes. `key` determines the random choices.
     """
 
     def __init__(self, reading: Reading, codes: Mapping[Task, int], key: int) -> None:
@@ -155,7 +155,7 @@ class _Fields:
 
     @property
     def n_before(self) -> int:
-        """Steps before the one to write, which is any but the first; 0 where there is no other."""
+        """Number of steps before the next step, at least 1. 0 for a recipe of one step."""
         n = len(self.reading.recipe.steps)
         return 1 + key_of(self.key, _NEXT_STEP) % (n - 1) if n > 1 else 0
 
@@ -211,7 +211,7 @@ _FIELDS: Final[dict[str, Callable[[_Fields], str]]] = {
 
 
 class _FieldsSoFar(_Fields):
-    """Texts of a recipe whose next step is not written yet, so that all its steps come before."""
+    """Texts of an unfinished recipe. All its steps precede the next step."""
 
     @property
     def n_before(self) -> int:
@@ -219,5 +219,5 @@ class _FieldsSoFar(_Fields):
 
 
 def question(task: Task, recipe: Recipe) -> str:
-    """The prompt of a task about a recipe, as in training; the next step is that after them all."""
+    """Return the prompt of a task as in training. The next step follows all steps of the recipe."""
     return str(RECIPE_TASKS[task].prompt).format_map(_FieldsSoFar(read(recipe), {}, 0))

@@ -27,38 +27,38 @@ _BULLETS: Final = frozenset({"-", "*", "•", "~", "."})
 _CLOSES: Final = frozenset(CLOSING.values())
 _OF: Final = frozenset({"de", "di", "du", "del", "da"})
 _PLUS: Final = frozenset({"plus", "+", "and", "&"})
-OPENERS: Final = (  # words that may stand before a food's name
+OPENERS: Final = (  # words that may precede a food's name
     frozenset(WORDS) | frozenset(SPELLINGS) | SIZES | SIZE_ADVERBS | PACKED | ABOUT | _PLUS
     | {"a", "an", "x", "or", "fl", "fluid"}
 )  # fmt: skip
 
 
 class Amount(NamedTuple):
-    """One measure of a line."""
+    """A measure of an ingredient line."""
 
-    quantity: Range | None  # low and high, maybe the same; None for "pinch of salt"
+    quantity: Range | None  # low and high, equal for one number; None for "pinch of salt"
     unit: str | None  # a name in `units.UNITS`, or None for pieces
     role: Role = "whole"
-    """`whole`: the line's first measure. `plus`: to be added to the one before. `same`: the same
-    amount again ("250ml/9fl oz"). `each`: of one piece ("1 (16 ounce) can", "6 10-inch ...")."""
+    """`whole` is the line's first measure. `plus` is added to the measure before it. `same` repeats
+    that amount ("250ml/9fl oz"). `each` is per piece ("1 (16 ounce) can", "6 10-inch ...")."""
 
 
 class IngredientLine(NamedTuple):
-    """A parsed ingredient line. Missing texts are ""."""
+    """A parsed ingredient line. A missing text is ""."""
 
-    quantity: Range | None  # the first number as (low, high), equal unless the line gives a range
-    unit: str | None  # its unit, a name in `units.UNITS`; None for pieces
-    size: str  # "large", "small", "heaped"; of the food or of the measure
+    quantity: Range | None  # first number as (low, high), both equal unless it is a range
+    unit: str | None  # unit of the first number, a name in `units.UNITS`; None for pieces
+    size: str  # "large", "small", "heaped": size of the food or of the measure
     name: str
     preparation: str
     comment: str
     purpose: str  # "for dusting", "to serve"
     optional: bool
-    amounts: tuple[Amount, ...]  # every measure of the line, including the first
+    amounts: tuple[Amount, ...]  # all measures of the line, including the first
 
 
 class AmountReader:
-    """Reads measures from `tokens[i:end]` and leaves `i` at the first token that is not one."""
+    """A reader of the measures in `tokens[i:end]`. It leaves `i` at the first token after them."""
 
     __slots__ = ("_alone", "_each", "amounts", "end", "i", "sizes", "tokens")
 
@@ -69,10 +69,10 @@ class AmountReader:
         self.amounts: list[Amount] = []
         self.sizes: list[str] = []
         self._each = False
-        self._alone = alone  # no food follows: "(1 stick)"
+        self._alone = alone  # True if no food follows: "(1 stick)"
 
     def head(self) -> None:
-        """Read all measures and sizes that open a line, and the "of" after them."""
+        """Read all measures and sizes at the beginning of a line, and the "of" after them."""
         kinds, words = self.tokens.kinds, self.tokens.words
         while self.i < self.end and (kinds[self.i] != "W" or words[self.i] in OPENERS):
             if not (self._amount() or self._between() or self._late_unit() or self._size()):
@@ -88,7 +88,7 @@ class AmountReader:
         return word in CLOSING and (self._group() or self._remark())
 
     def _between(self) -> bool:
-        """Skip what joins measures: "about", "/", "plus", "x", "or"."""
+        """Skip a word or mark that joins measures: "about", "/", "plus", "x", "or"."""
         i, word = self.i, self.tokens.words[self.i]
         if word in _PLUS and self.amounts and self._plus():
             return True
@@ -105,7 +105,7 @@ class AmountReader:
         return True
 
     def _plus(self) -> bool:
-        """Read "plus 2 tablespoons" after a measure, when it has a unit of its own."""
+        """Read "plus 2 tablespoons" after a measure, if it has its own unit."""
         if not self.tokens.is_number(self.i + 1):
             return False
         reader = AmountReader(self.tokens, self.i + 1, self.end)
@@ -116,7 +116,7 @@ class AmountReader:
         return True
 
     def measure(self) -> bool:
-        """Read one number and its unit."""
+        """Read a number and its unit."""
         number_and_end = read_number(self.tokens, self.i, self.end)
         if number_and_end is None:
             return False
@@ -153,7 +153,7 @@ class AmountReader:
         return True
 
     def unit(self, i: int, *, numbered: bool) -> tuple[Unit | None, int]:
-        """The unit at `i`, sizes before it skipped, and the index after it."""
+        """Read the unit at `i` after any sizes. Return the unit and the index after it."""
         words = self.tokens.words
         start = i
         while words[i] in SIZES or words[i] in SIZE_ADVERBS or words[i] in PACKED:
@@ -178,7 +178,7 @@ class AmountReader:
         return unit, j
 
     def _after(self, i: int) -> int:
-        """Index after a full stop, a hyphen and a repeated unit ("¼ c cup")."""
+        """Return the index after a full stop, a hyphen and a repeated unit ("¼ c cup")."""
         words = self.tokens.words
         if words[i] == "." and i < self.end:
             i += 1
@@ -187,7 +187,7 @@ class AmountReader:
         return i
 
     def _repeated_unit(self, i: int, unit: Unit) -> tuple[float | None, int]:
-        """The second number of "4-pound to 4½-pound ducks" or "½ cup to 1 cup"."""
+        """Read the second number of "4-pound to 4½-pound ducks" or "½ cup to 1 cup"."""
         kinds, words = self.tokens.kinds, self.tokens.words
         if words[i] in {"to", "or", "-"} and kinds[i + 1] == "N":
             j = i + 2 + (words[i + 2] == "-")
@@ -197,7 +197,7 @@ class AmountReader:
         return None, i
 
     def _late_unit(self) -> bool:
-        """A unit without its own number: "pinch of salt", "1 (16 ounce) can", "14 oz package"."""
+        """Read a unit without a number: "pinch of salt", "1 (16 ounce) can", "14 oz package"."""
         sizes = len(self.sizes)
         unit, i = self.unit(self.i, numbered=bool(self.amounts))
         if unit is None or (not self.amounts and i >= self.end):
@@ -230,7 +230,7 @@ class AmountReader:
         return True
 
     def _follows_bracket(self, unit: Unit) -> bool:
-        """True if a measure in brackets stands between the first number and its unit."""
+        """Return whether a measure in brackets is between the first number and its unit."""
         words, i = self.tokens.words, self.i
         return (
             self.amounts[0].unit is None
@@ -241,7 +241,7 @@ class AmountReader:
         )
 
     def _size(self) -> bool:
-        """Sizes of the food itself: "2 large eggs"."""
+        """Read the sizes of the food itself: "2 large eggs"."""
         words, i = self.tokens.words, self.i
         while words[i] in SIZES or words[i] in SIZE_ADVERBS:
             i += 1
@@ -270,7 +270,7 @@ class AmountReader:
         return True
 
     def _remark(self) -> bool:
-        """Skip "(1-inch-thick)" and "(8 count)" before a unit, as a kind of size."""
+        """Read "(1-inch-thick)" or "(8 count)" before a unit as a size."""
         close = self.tokens.closing(self.i, self.end)
         after = self.tokens.words[min(close + 1, self.end)]
         joins = after == "of" or after in _OF or after in SPELLINGS
@@ -282,7 +282,10 @@ class AmountReader:
 
 
 def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
-    """The measures of `tokens[i:end]` if they hold nothing else ("about 12 ounces each")."""
+    """Return the measures of `tokens[i:end]`, or none if it contains other words.
+
+    "about 12 ounces each" contains one measure.
+    """
     words = tokens.words
     each = words[i] == "each"
     i += each

@@ -1,4 +1,4 @@
-"""Ingredient names without commas, head nouns, and whether a line has a quantity."""
+"""Ingredient names without commas, head nouns, and a check for quantities."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _NO_NAME: Final = re.compile(
     r"(?:co[a-z]{1,3}se|fine|fresh|thin|thick|rough|light|firm|tight|loose)ly "
     r"(?![a-z]+(?:ed|en|ing)\b)"
     r"|(?:cups?|recipes?|teaspoons?|tablespoons?)(?!s?\b|cake|ful)[^\W\d_]"
-)  # an adverb without its participle, or a unit that lost the blank after it
+)  # an adverb without its participle, or a unit that lost the space after it
 _DASH: Final = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
 _OPEN_REMARKS: Final = (" to ", " for ", " of ", " or ", " depending", " not")
 _ADVERB: Final = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
-MAX_NAME_WORDS: Final = 7  # most words of a food's name in a prompt
+MAX_NAME_WORDS: Final = 7  # maximum words of a food's name in a prompt
 _UNIT_OR_FOOD: Final = frozenset(
     "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
 )  # units that also begin the name of a food: "rib eye", "cube steak", "leaf lettuce"
@@ -47,21 +47,21 @@ _SENTENCE_WORDS: Final = frozenset(
     reserved should similar something that to use used want was were whatever will would you you'll
     your yourself
     """.split()  # noqa: SIM905
-)  # words of a sentence about an ingredient, which no food has in its name
+)  # words of a remark about an ingredient; no food's name contains them
 _OPENINGS: Final = frozenset(
     """
     about additional amount and any as assembly at by desired enough for from give if ingredients
     into instead my note of on one optionally or other pot remaining some special the through tip to
     whatever until with without your
     """.split()  # noqa: SIM905
-)  # first words of a remark, which begin no food's name
+)  # first words of a remark; no food's name begins with them
 _MEASURE: Final = re.compile(
     r"(?:(?:branch(?:es)?|bushels?|capfuls?|couple|enough|fluid|hint|jiggers?|links?"
     r"|little(?! gem| neck| smok)|metric cups?|pecks?|pony|ponies|shots?"
     r"|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?|your fav(?:ou?rite)?"
     r"|any flavou?r)(?: of)? )++(?=[^\W\d_])",
     re.IGNORECASE,
-)  # a measure that the parser leaves at the beginning of a name
+)  # a measure that the parser leaves at the start of a name
 _PURPOSE: Final = re.compile(
     r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])"
     r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b|not\Z)"
@@ -79,7 +79,7 @@ _TOOLS: Final = frozenset(
     pans parchment picks platter pot rack skewers skillet sticks straws string thermometer thermos
     toothpicks
     """.split()  # noqa: SIM905
-)  # last words of things that nobody eats
+)  # last words of inedible things
 _EDIBLE_TOOLS: Final = frozenset(
     {"bread", "candy", "carrot", "celery", "cheese", "chocolate", "cinnamon", "crab", "fish"}
     | {"mozzarella", "peppermint", "pretzel"}
@@ -88,7 +88,7 @@ _EDIBLE_TOOLS: Final = frozenset(
 
 @lru_cache(maxsize=1 << 16)
 def ingredient_name(line: str) -> str:
-    """The food an ingredient line names, without quantity, unit, preparation and commas.
+    """Return the food of an ingredient line, without quantity, unit, preparation or commas.
 
     >>> ingredient_name("1 Turkish or 1/2 California bay leaf")
     'Turkish bay leaf'
@@ -106,7 +106,7 @@ def ingredient_name(line: str) -> str:
 
 
 def is_clean_name(name: str) -> bool:
-    """True if a name is only the name of a food, without an amount, a unit or a sentence.
+    """Return whether a name is only a food, without an amount, a unit or a sentence.
 
     >>> is_clean_name("olive oil"), is_clean_name("Other seasonings may include pepper")
     (True, False)
@@ -134,7 +134,7 @@ def is_clean_name(name: str) -> bool:
 
 
 def _with_noun_of_choice(name: str, line: str) -> str:
-    """A name of one word with the noun that follows its alternative: "Turkish or ... bay leaf"."""
+    """Add the noun after the alternative to a name of one word: "Turkish or ... bay leaf"."""
     start = line.find(name)
     choice = _CHOICE.match(line, start + len(name))
     if choice is None or (start == 0 and not choice["same"]):
@@ -150,7 +150,7 @@ def _with_noun_of_choice(name: str, line: str) -> str:
 
 
 def one_name(name: str) -> str:
-    """A name without commas: the first food of a choice, every food of a list."""
+    """Return a name without commas: the first food of a choice, every food of a list."""
     if "," not in name:
         return name
     parts = name.split(",")
@@ -164,13 +164,13 @@ def one_name(name: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def head_of_line(line: str) -> str:
-    """The head noun of an ingredient line's food; cached, because lines repeat."""
+    """Return the head noun of an ingredient line's food. Lines repeat, so results are cached."""
     return head_noun(ingredient_name(line))
 
 
 @lru_cache(maxsize=1 << 15)
 def head_noun(name: str) -> str:
-    """The head noun of an ingredient's name, singular and lower case."""
+    """Return the head noun of an ingredient's name, singular and in lower case."""
     words = _WORD.findall(_JOINING.split(name.casefold(), maxsplit=1)[0])
     words = words or _WORD.findall(name.casefold())
     return stem(words[-1]) if words else ""
@@ -178,7 +178,7 @@ def head_noun(name: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
-    """The singular of a lower-case English noun, accurate enough for comparing two texts."""
+    """Return the singular of a lower-case English noun, accurate enough to compare two texts."""
     if len(word) < 4 or word.endswith(("ss", "us", "is")):
         return word
     if word.endswith("ies"):
@@ -192,21 +192,21 @@ def stem(word: str) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def forms(noun: str) -> frozenset[str]:
-    """Every word whose `stem` is this singular noun."""
-    # The inverse of each of the rules of `stem`.
+    """Return all words that have this singular noun as their `stem`."""
+    # Invert each rule of `stem`.
     maybe = {noun, noun + "s", noun + "es", noun[:-1] + "ies", noun[:-1] + "ves"}
     return frozenset(word for word in maybe if stem(word) == noun)
 
 
 @lru_cache(maxsize=1 << 16)
 def forms_in_line(line: str) -> frozenset[str]:
-    """Every form of the head noun of an ingredient line's food."""
+    """Return all forms of the head noun of an ingredient line's food."""
     return forms(head_of_line(line))
 
 
 @lru_cache(maxsize=1 << 16)
 def has_quantity(line: str) -> bool:
-    """True if a line says how much of a food: a number, a fraction or words ("a pinch of salt")."""
+    """Return whether a line gives an amount: a number, a fraction or words ("a pinch of salt")."""
     read = parse_line(line)
     if not (read.amounts or _AT_WILL.search(line)):
         return False

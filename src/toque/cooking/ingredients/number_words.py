@@ -1,4 +1,4 @@
-"""Numbers in words of ingredient lines: "one and a half", "three-quarters of a", "twenty-four"."""
+"""Number words in ingredient lines: "one and a half", "three-quarters of a", "twenty-four"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 
-WORDS: Final[dict[str, float]] = {  # "few" and "several" count as three; some of other languages
+WORDS: Final[dict[str, float]] = {  # includes some words of other languages; "few" is 3
     "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8,
     "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14,
     "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20,
@@ -37,7 +37,7 @@ _FRACTION: Final = re.compile(
     rf"(?P<part>{_either([*_PARTS])})\b(?! and half| & half)"
     rf"(?P<of> of an? | an? )?(?P<unit>[ -]?(?:{_UNITS}|c|t)\b)?",
     re.IGNORECASE,
-)  # after a comma stands how a food is prepared: "bacon, three-quarters minced"
+)  # text after a comma describes the preparation: "bacon, three-quarters minced"
 _LARGE: Final = re.compile(
     rf"{_START}(?:(?P<hundreds>a|{_ONES})[ -]hundred(?:(?: and)? (?P<rest>"
     rf"(?:{_TENS})(?:[ -](?:{_ONES}))?|{_SMALL})\b)?|(?P<tens>(?:{_TENS})[ -](?:{_ONES})))"
@@ -65,7 +65,7 @@ _RANGE_MARKS: Final = ("between ", "from ", " or ", " to ", "-to-", "-or-")
 
 
 def digits_for_words(text: str) -> str:
-    """A line with numbers of several words in digits.
+    """Replace number words of a line with digits.
 
     >>> digits_for_words("Three-quarters of a cup cream")
     '3/4 cup cream'
@@ -89,7 +89,7 @@ def digits_for_words(text: str) -> str:
 
 
 def _range(match: re.Match[str]) -> str:
-    """Both ends of a range in digits: "half to 3/4" as "1/2 to 3/4"."""
+    """Replace both ends of a range with digits: "half to 3/4" becomes "1/2 to 3/4"."""
     low = next(text for name, text in match.groupdict().items() if name != "high" and text)
     return f"{_in_digits(low)} to {_in_digits(match['high'])}"
 
@@ -105,7 +105,7 @@ def _in_digits(number: str) -> str:
 
 
 def _value(words: str) -> int:
-    """The sum of number words: of "twenty-four" 24; "a" is one."""
+    """Return the sum of number words, e.g. 24 for "twenty-four". "a" counts as one."""
     parts = words.lower().replace("-", " ").split()
     return sum(int(part) if part.isdecimal() else int(WORDS.get(part, 1)) for part in parts)
 
@@ -114,7 +114,7 @@ def _fraction(match: re.Match[str]) -> str:
     integer, top, part, of, unit = match.group("whole", "top", "part", "of", "unit")
     bottom = _PARTS[part.lower()]
     if top is None and integer is None:
-        return match[0]  # "half": one word
+        return match[0]  # the single word "half"
     count = _value(top or "a")
     is_common = bottom in (2, 4) and (count == 1 or part.lower().endswith("s"))
     if count >= bottom or not (is_common or unit or of):
@@ -137,6 +137,6 @@ def _hyphenated(match: re.Match[str]) -> str:
         return f"{match[1]}{_value(match['low'])}-{_value(match['high'])}"
     part = _PARTS.get(match["word"].lower())
     if part is not None and match[1]:
-        return match[0]  # "1 half-pint": "1 1/2-pint" would be another amount
+        return match[0]  # "1 half-pint": "1 1/2-pint" would be a different amount
     number = f"1/{part}" if part is not None else str(_value(match["word"]))
     return f"{match[1]}{number}-"

@@ -1,7 +1,7 @@
 """Ingredient line parser: quantity, unit, size, name, preparation, remarks.
 
-A line is read from the left: amounts, then the food's name up to what ends it, then the rest.
-English only; no line is refused: what cannot be parsed stays in the name.
+The parser reads a line from the left: amounts, the food's name, then the rest. It supports English
+only. It accepts every line and leaves text that it cannot parse in the name.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from toque.cooking.ingredients.vocabulary import (
 _AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "each", "so", "more", "less"}
 _AT_END = AFTER_NAME | ADVERBS | {"small", "large"}
 _NO_BRACKETS = str.maketrans("()", "  ")
-MAX_CHARS = 2000  # that are read; the longest line of 90,000 real recipes has 604
+MAX_CHARS = 2000  # parsed characters per line; the longest of 90,000 real lines has 604
 
 
 @lru_cache(maxsize=1 << 16)
 def parse_line(line: str) -> IngredientLine:
-    """Parse one ingredient line.
+    """Parse an ingredient line.
 
     >>> read = parse_line("1 (16 ounce) can black beans, drained and rinsed")
     >>> read.quantity, read.unit, read.name, read.preparation
@@ -108,7 +108,7 @@ class _Line:
         return reader.i
 
     def _part_of(self) -> int:
-        """Read "Grated zest and juice of" before an amount; the index after it."""
+        """Read "Grated zest and juice of" before an amount. Return the index after it."""
         words, kinds = self.tokens.words, self.tokens.kinds
         for i in range(1, min(7, len(self.tokens))):
             if words[i] in {"of", "from"} and not PARTS.isdisjoint(words[:i]):
@@ -119,7 +119,7 @@ class _Line:
         return 0
 
     def _is_unsaid(self, i: int) -> bool:
-        """True if "additional", "optional:" or "garnish:" stands before the name."""
+        """Return whether the name follows "additional", "optional:" or "garnish:"."""
         words = self.tokens.words
         if i + 1 >= len(self.tokens):
             return False
@@ -128,7 +128,7 @@ class _Line:
         return words[i + 1] not in {",", ";", "virgin", "sharp"}
 
     def _name(self, i: int, end: int) -> None:
-        """Split a run of tokens into leading preparations, the name and what follows it."""
+        """Split a run of tokens into leading preparations, the name and the text after it."""
         words, kinds = self.tokens.words, self.tokens.kinds
         name_indexes: list[int] = []
         while i < end:
@@ -160,7 +160,7 @@ class _Line:
         self.name = join(self.tokens, name_indexes)
 
     def _without_measure(self, name_indexes: list[int]) -> list[int]:
-        """Take "slices of" out of a name: "4 toasted slices of bread", "can of beans"."""
+        """Remove "slices of" from a name: "4 toasted slices of bread", "can of beans"."""
         words = self.tokens.words
         unit = SPELLINGS.get(words[name_indexes[0]]) if name_indexes else None
         if len(name_indexes) < 3 or unit is None or words[name_indexes[1]] != "of":
@@ -174,11 +174,11 @@ class _Line:
         ]
 
     def _begins_name(self, i: int) -> bool:
-        """True if a number begins a name: "7-Up", but no "6-pack"."""
+        """Return whether a number begins a name, as in "7-Up" but not in "6-pack"."""
         return self.tokens.words[i + 1] == "-" and self.tokens.words[i + 2] not in SPELLINGS
 
     def _opens_preparation(self, i: int, end: int, name_indexes: list[int]) -> bool:
-        """True if "chopped" or "sliced into rings" after the name starts at `i`."""
+        """Return whether "chopped" or "sliced into rings" begins at `i`, after the name."""
         j = participles_end(self.tokens, i, end)
         if j == i or belongs_to_name(self.tokens.words[name_indexes[-1]], self.tokens.words[i]):
             return False
@@ -188,7 +188,7 @@ class _Line:
         return j >= end or after in {"into", "in", "(", "with", "for", "from", "until"}
 
     def _skip(self, i: int, end: int, name_indexes: list[int]) -> int:
-        """Skip a token inside a name that is not part of it, or keep token `i`; the index after."""
+        """Skip a token that is not part of the name, or add it to `name_indexes`. Return the next index."""
         words, tokens = self.tokens.words, self.tokens
         word = words[i]
         if word in CLOSING:
@@ -221,7 +221,7 @@ class _Line:
         return i + 1
 
     def _without_unit(self, name_indexes: list[int]) -> list[int]:
-        """Take the unit of "2 garlic cloves" out of the name."""
+        """Move the unit of "2 garlic cloves" from the name to the amounts."""
         words = self.tokens.words
         if len(name_indexes) < 2 or LATE_SPELLINGS.isdisjoint(words[k] for k in name_indexes):
             return name_indexes
@@ -263,11 +263,11 @@ class _Line:
         return bool(measures)
 
     def _file(self, i: int, end: int) -> None:
-        """Classify a run after the name, and the brackets in it, one after the other."""
+        """Classify a run after the name and each bracket in it."""
         tokens = self.tokens
         words = tokens.words
         kinds = tokens.kinds
-        waiting = [(i, end)]  # no recursion: brackets may be nested by the hundred
+        waiting = [(i, end)]  # brackets may be nested hundreds deep, so recursion is unsafe
         while waiting:
             start, end = waiting.pop()
             for at in range(start, end):

@@ -1,4 +1,4 @@
-"""Segmentation of an ingredient line's tokens: runs between commas, names, participles."""
+"""Segments of an ingredient line: runs of tokens between commas, names and participles."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from toque.cooking.ingredients.vocabulary import (
 
 Run = tuple[int, int]
 RemarkKind = Literal["preparation", "comment", "purpose"]
-Remarks = tuple[str, str, str, bool]  # preparation, comment, purpose; is it optional
+Remarks = tuple[str, str, str, bool]  # preparation, comment, purpose, and if it is optional
 NO_REMARKS: Final[Remarks] = ("", "", "", False)
 
 _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
-_MAX_NAMED: Final = 4  # most segments in one list of foods
+_MAX_NAMED: Final = 4  # maximum segments in a list of foods
 _QUALITY_ENDINGS: Final = (
     "-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less",
 )  # fmt: skip
@@ -37,17 +37,17 @@ _PREPARING: Final = SEGMENT_PREPARED | ADVERBS
 _OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
 _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
 _NO_NAME: Final = REMARKS | PURPOSES | SEGMENT_PREPARED
-ENDS: Final = frozenset(  # words that may end a name; `ends_name` decides
+ENDS: Final = frozenset(  # words that may end a name, decided by `ends_name`
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
      "dissolved", "combined", "mixed", "soaked", "steeped", "plumped", "weighing", "use",
      "with", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
-SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES  # words in a name that need further checks
+SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES  # words in a name that need more checks
 
 
 def segments(tokens: Tokens, i: int) -> list[Run]:
-    """Runs of tokens between commas and the like, from token `i` on; brackets stay whole."""
+    """Split the tokens from `i` at commas and similar marks. Brackets remain in one run."""
     kinds = tokens.kinds
     words = tokens.words
     end = len(tokens)
@@ -70,7 +70,7 @@ def segments(tokens: Tokens, i: int) -> list[Run]:
 
 
 def n_named(tokens: Tokens, runs: list[Run]) -> int:
-    """Number of the first runs that the name spans: "boneless, skinless breasts"; "A, B or C"."""
+    """Count the first runs that form the name: two in "boneless, skinless breasts"."""
     words = tokens.words
     n = 1
     while n < len(runs) and all(is_quality(word) for word in words[slice(*runs[n - 1])]):
@@ -83,7 +83,7 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
             word = words[start + 1]
             is_other = not tokens.is_number(start + 1) and word not in _NO_FOOD
             return m + 1 if is_other and word not in _NO_NAME else n
-        run = words[start:end]  # one of several foods: "water, chicken broth, or stock"
+        run = words[start:end]  # an item of a list of foods: "water, chicken broth, or stock"
         is_food = len(run) <= 5 and run[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(run)
         if tokens.kinds[start] != "W" or not is_food:
             break
@@ -93,7 +93,7 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
 
 
 def is_quality(word: str) -> bool:
-    """True if a word cannot be a food, so that a name continues after it and a comma."""
+    """Return whether a word cannot be a food, so that the name continues after its comma."""
     return word in ADJECTIVES or word.endswith(_QUALITY_ENDINGS)
 
 
@@ -111,11 +111,11 @@ _FOLLOWING: Final[dict[str, frozenset[str]]] = {
     **dict.fromkeys(("i", "you", "you'll", "can"), _SPEAKING),
     "cut": frozenset({"into", "in", "up", "from", "to", "on", "across", "crosswise"}),
     "+": _NO_FOOD | UNSAID,  # "salt + pepper", but "oil + extra"
-}  # words of `ENDS` that end a name only before one of these
+}  # words of `ENDS` that end a name only before one of these words
 
 
 def ends_name(tokens: Tokens, i: int) -> bool:
-    """True if a name ends before token `i`, one of `ENDS`."""
+    """Return whether a name ends before token `i`, which is in `ENDS`."""
     word, following = tokens.words[i], tokens.words[i + 1]
     if word in {"or", "and"}:
         if following == "half" == tokens.words[i - 1]:
@@ -134,7 +134,7 @@ def ends_name(tokens: Tokens, i: int) -> bool:
 
 
 def participles_end(tokens: Tokens, i: int, end: int) -> int:
-    """The index after a run like "finely chopped and toasted" at `i`; `i` if there is none."""
+    """Return the index after a run like "finely chopped and toasted", or `i` without a run."""
     words = tokens.words
     last = i
     for j in range(i, end):
@@ -150,12 +150,12 @@ def participles_end(tokens: Tokens, i: int, end: int) -> int:
 
 
 def belongs_to_name(before: str, word: str) -> bool:
-    """True if a participle stays in the name: "frozen chopped", "berries or sliced fruit"."""
+    """Return whether a participle is part of the name: "frozen chopped", "peas or sliced figs"."""
     return before in KEPT_WITH or (before in {"or", "and"} and word not in ADVERBS)
 
 
 def remark_kind(words: list[str]) -> RemarkKind:
-    """The kind of a run after a name, by its first words."""
+    """Return the kind of a run after a name, based on its first words."""
     if words[0] in {"for", "to"} and words[1:2] != ["taste"]:
         return "purpose"
     if words[0] in REMARKS or words[:2] == ["at", "least"]:
@@ -164,7 +164,7 @@ def remark_kind(words: list[str]) -> RemarkKind:
 
 
 def remarks(kinds_and_texts: list[tuple[RemarkKind, str]]) -> Remarks:
-    """Texts after a name, joined by their kind."""
+    """Join the texts after a name by kind."""
     if not kinds_and_texts:
         return NO_REMARKS
     texts: dict[RemarkKind, list[str]] = {"preparation": [], "comment": [], "purpose": []}
@@ -176,7 +176,7 @@ def remarks(kinds_and_texts: list[tuple[RemarkKind, str]]) -> Remarks:
 
 
 def join(tokens: Tokens, indexes: list[int]) -> str:
-    """The text of the tokens at `indexes`, with one blank for each gap."""
+    """Join the text of these tokens, with one space for each gap."""
     if not indexes:
         return ""
     if indexes[-1] - indexes[0] == len(indexes) - 1:

@@ -1,6 +1,6 @@
-"""Tokens of an ingredient line: the line rewritten, its numbers, words and marks, and their values.
+"""Tokens of an ingredient line: numbers, words and marks, with their values.
 
-Every function takes linear time; no line comes out longer than by a constant factor.
+Every function takes linear time. A line grows by a constant factor at most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from toque.cooking.ingredients.number_words import WORDS, digits_for_words
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 
-# "1-1/2 cups" is one and a half to every cook; "15 1/2" too. Other slashes part two measures.
+# Cooks read "1-1/2 cups" and "15 1/2" as mixed numbers. Other slashes separate two measures.
 _BELOW: Final = (
     r"/(?:(?:16|10|12|[2-9])(?!\d)|(?:11|15|20|24|32|48|64)(?= ?(?:cup|tea|table|tsp|tbsp|tbs))"
     r"|100(?= ?(?:oz|ounces?)\b))"
@@ -25,12 +25,12 @@ NUMBER: Final = (
 )
 
 _ORDINAL: Final = (
-    r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"  # "1st", "2nd-cut": never an amount
+    r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"  # "1st" and "2nd-cut" are never amounts
 )
 _TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{_ORDINAL}|{NUMBER}|\S")
-# By a token's last character: "1st" is a word.
+# The last character decides the kind of a token: "1st" is a word.
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
-CLOSING: Final = {"(": ")", "[": "]"}  # opening brackets and their closing ones
+CLOSING: Final = {"(": ")", "[": "]"}  # opening brackets and their closing brackets
 
 
 def _kind(word: str) -> str:
@@ -40,7 +40,10 @@ def _kind(word: str) -> str:
 
 
 class Tokens:
-    """A line's tokens and three ends: kind ("N" number, "W" word, "P" mark, "E" end) and place."""
+    """Tokens of a line, followed by three end tokens.
+
+    The kinds are "N" (number), "W" (word), "P" (mark) and "E" (end).
+    """
 
     __slots__ = ("_closings", "_originals", "_starts", "kinds", "text", "words")
 
@@ -51,7 +54,7 @@ class Tokens:
         self._starts = [token.start() for token in matches]
         words = [word.lower() for word in originals]
         self.kinds = [_KINDS.get(word[-1]) or _kind(word) for word in words]
-        if "T" in originals:  # a tablespoon; "t" is a teaspoon
+        if "T" in originals:  # "T" is a tablespoon, "t" a teaspoon
             words = [old if old == "T" else new for old, new in zip(originals, words, strict=True)]
         self.kinds += ("E", "E", "E")
         words += ("", "", "")
@@ -60,12 +63,12 @@ class Tokens:
         self._closings: dict[str, list[int]] = {}
 
     def is_number(self, i: int) -> bool:
-        """True if token `i` is a number, in digits or a word."""
+        """Return whether token `i` is a number, in digits or as a word."""
         return self.kinds[i] == "N" or self.words[i] in WORDS
 
     def span(self, i: int, j: int) -> str:
-        """The text of tokens i to j, as it was written."""
-        if "P" not in self.kinds[i:j]:  # the usual case, without looking for places
+        """Return the original text of tokens i to j."""
+        if "P" not in self.kinds[i:j]:  # the usual case, which needs no positions
             return " ".join(self._originals[i:j])
         return self.text[self._starts[i] : self._starts[j - 1] + len(self._originals[j - 1])]
 
@@ -73,7 +76,7 @@ class Tokens:
         return len(self._originals)
 
     def closing(self, i: int, end: int) -> int:
-        """Index of the mark that closes the bracket at `i`; `end` if there is none."""
+        """Return the index of the mark that closes the bracket at `i`, or `end` without a mark."""
         mark = CLOSING[self.words[i]]
         if mark not in self._closings:
             self._closings[mark] = [j for j, word in enumerate(self.words) if word == mark]
@@ -82,11 +85,11 @@ class Tokens:
         return places[at] if at < len(places) and places[at] < end else end
 
     def stripped(self, i: int, j: int) -> str:
-        """The text of tokens i to j without marks at its ends; "" when there are none."""
+        """Return the text of tokens i to j without marks at its ends, or "" for an empty span."""
         return self.span(i, j).strip(" ,;:.-*") if i < j else ""
 
     def is_glued(self, i: int) -> bool:
-        """True if no blank stands before token `i`."""
+        """Return whether token `i` follows the previous token without a space."""
         if not 0 < i < len(self._originals):
             return False
         return self._starts[i] == self._starts[i - 1] + len(self._originals[i - 1])
@@ -101,26 +104,26 @@ _DOZEN: Final = 12.0
 _MARKS = {
     "⁄": "/", "∕": "/", "’": "'", "‘": "'", "´": "'", "”": '"', "“": '"', "″": '"', "×": "x",
 } | dict.fromkeys("‐‑‒–—−", "-") | {chr(0xFF0F + n): chr(0x2F + n) for n in range(11)}  # fmt: skip
-# The space keeps the parts of "1½" apart.
+# The space separates the parts of "1½".
 _GLYPHS = {
     glyph: " " + unicodedata.normalize("NFKC", glyph).replace("⁄", "/")
     for glyph in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 }
 _PLAIN = _MARKS | _GLYPHS
-# "¹/₂", "1¹⁄₂", "⅟2": a fraction of small digits, or of one sign for its numerator.
+# "¹/₂", "1¹⁄₂", "⅟2": a fraction with small digits, or with one character for its numerator.
 _SMALL_FRACTION = re.compile(
     r"(⅟|[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3}[/⁄∕])([₀-₉0-9]{1,3})|([0-9]{1,3}[/⁄∕])([₀-₉]{1,3})"
 )
-# "11⁄2": a fraction slash in an improper fraction, whose blank was lost.
+# "11⁄2": a mixed number with a fraction slash that lost its space.
 _LOST_BLANK = re.compile(r"(?<![\d.,/⁄])([1-9])([1-9]⁄[2-9])(?!\d)")
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
-_MOST: Final = 1e15  # largest number read: exact in a float, and far beyond any kitchen
-_OVER: Final = re.compile(r"\d{16}")  # a larger one; over 4,300 digits Python refuses
+_MOST: Final = 1e15  # largest accepted number: exact as a float and larger than any real amount
+_OVER: Final = re.compile(r"\d{16}")  # larger numbers; Python rejects more than 4,300 digits
 
 
 def plain(text: str) -> str:
-    """`text` with glyphs, dashes and quotation marks in ASCII: "1 1/2-2 cups" of "1½–2 cups"."""
+    """Replace glyphs, dashes and quotation marks with ASCII: "1½–2 cups" becomes "1 1/2-2 cups"."""
     if text.isascii():
         return text
     text = _LOST_BLANK.sub(r"\1 \2", text)
@@ -129,14 +132,14 @@ def plain(text: str) -> str:
 
 
 def _in_plain_digits(fraction: re.Match[str]) -> str:
-    """A fraction in ASCII, with a blank before one whose numerator is small."""
+    """Return a fraction in ASCII, with a space before it if its numerator is small."""
     blank = "" if fraction[3] else " "
     return blank + unicodedata.normalize("NFKC", fraction[0]).replace("⁄", "/")
 
 
 @lru_cache(maxsize=4096)
 def number(text: str) -> float:
-    """The value of a text that matches `NUMBER`.
+    """Return the value of a text that matches `NUMBER`.
 
     >>> number("1 1/2"), number("1,000"), number("1,5"), number(".25"), number("1,000,000")
     (1.5, 1000.0, 1.5, 0.25, 1000000.0)
@@ -154,7 +157,7 @@ def number(text: str) -> float:
 
 
 def read_number(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
-    """The number or range at token `i` and the place after it; None when there is none."""
+    """Read the number or range at token `i`. Return it and the next index, or None."""
     if tokens.kinds[i] == "N":
         return _digits(tokens, i, end)
     if tokens.words[i] in {"a", "an"}:
@@ -178,7 +181,7 @@ def _range_in_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
         j += 1
     if i < j < end and kinds[j] == "N":
         high = number(words[j])
-        if high > low:  # "2 to 3", "12- to 16-pound"; "2 - 1" is no range
+        if high > low:  # "2 to 3", "12- to 16-pound", but not "2 - 1"
             return (low, high), j + 1
     if words[i] == "and" and kinds[i + 1] == "N" and "/" in words[i + 1]:
         part = number(words[i + 1])
@@ -188,7 +191,7 @@ def _range_in_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
 
 
 def _article(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
-    """Read "a pinch", "a 5-pound goose", "a few", "a dozen"; "a little oil" says no number."""
+    """Read "a pinch", "a 5-pound goose", "a few" or "a dozen". "a little oil" has no number."""
     words = tokens.words
     i += 1
     following = words[i]
@@ -228,14 +231,14 @@ _OPENING: Final = frozenset(CLOSING)
 _CLOSERS: Final = frozenset(CLOSING.values())
 _NUMBERED: Final = re.compile(
     r"(?<![\w(#])(?:no\. ?|# ?)(\d{1,4}(?: ?1/2)?)(?![\w/.,%])", re.IGNORECASE
-)  # A can by its number ("No. 303", "#10"): a size of the trade, never an amount
+)  # a commercial can size ("No. 303", "#10"), never an amount
 _TEN_X: Final = re.compile(
     r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b", re.IGNORECASE
-)  # sugar by its fineness, of which 10x is the usual one
+)  # a grade of sugar by fineness, usually 10x
 _THICK: Final = re.compile(
     r"(?<=\d)(?:-(inch|in|cm|mm)[ -](?:thick|long|wide|diameter|square|round)\b"
     r"|\"(?:(?=[\s,)])|-(?:thick|long|wide|diameter)\b))"
-)  # a length and how it is measured: "1-inch-thick", 8"
+)  # a length and its direction: "1-inch-thick", 8"
 
 _SPOON: Final = r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"
 _FOREIGN: Final = [
@@ -268,11 +271,11 @@ _FOREIGN: Final = [
         ),
         ((" d'",), rf"\A(\d[\d /.,]{{0,9}}(?:{'|'.join(sorted(SPELLINGS))})) d'", r"\1 de "),
     )
-]  # words that databases and other languages write around a food, by marks of such a line
+]  # words around a food in databases and other languages, by the marks of such a line
 
 
 def rewritten(text: str) -> str:
-    """A line in ASCII punctuation with what would be misread written in another way."""
+    """Return a line in ASCII punctuation, with ambiguous parts rewritten."""
     text = digits_for_words(text)
     lower = text.lower()
     if "x" in lower and "sugar" in lower:
@@ -282,7 +285,7 @@ def rewritten(text: str) -> str:
     if "-" in lower or '"' in lower:
         text = _THICK.sub(lambda length: f"-{length[1] or 'inch'}", text)
     for marks, pattern, right in _FOREIGN:
-        for mark in marks:  # faster than `any`, whose generator costs more than the check
+        for mark in marks:  # faster than `any`, because a generator costs more than the check
             if mark in lower:
                 text = pattern.sub(right, text).strip()
                 break
@@ -292,7 +295,7 @@ def rewritten(text: str) -> str:
 
 
 def _level(text: str) -> str:
-    """Brackets one deep, so that no later step recurses: inner ones are parts, strays go."""
+    """Flatten brackets to one level, so that later steps need no recursion. Drop stray brackets."""
     depth = 0
     out: list[str] = []
     for part in filter(None, _BRACKET.split(text)):

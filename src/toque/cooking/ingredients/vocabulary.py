@@ -1,6 +1,6 @@
-"""Words of ingredient lines: units of measure with their spellings, sizes, preparations, remarks.
+"""Vocabulary of ingredient lines: units of measure, their spellings, sizes, preparations, remarks.
 
-A unit with two sizes is the United States customary one, as in most English recipes.
+A unit that exists in two sizes has the United States customary size, as in most English recipes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ UnitKind = Literal["mass", "volume", "length", "count"]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit by its canonical name."""
+    """A unit of measure with its canonical name."""
 
     name: str
     kind: UnitKind
     size: float  # grams of a mass, millilitres of a volume, centimetres of a length; 0 for pieces
 
 
-# name | kind | size | other spellings; plurals in "s" are added for words of three letters or more
+# name | kind | size | other spellings. Words of three letters or more also get plurals in "s".
 _TABLE = """
 gram|mass|1|g gm gr grm gms gramme gramm gramo grama grammi г 克
 decagram|mass|10|dkg
@@ -74,7 +74,7 @@ batch|count|0|batches
 leaf|count|0|leaves
 glass|count|0|glasses wineglass wineglasses
 """
-# pieces without other spellings
+# Pieces without other spellings.
 _PIECES = """
 jar bottle bag carton punnet basket bar drop drizzle squeeze stick head bulb strip ball wedge ear
 square scoop rack part recipe serving tray
@@ -102,7 +102,7 @@ CONTAINERS: Final = frozenset(
         "basket",
         "bar",
     }
-)  # units whose size has to be given: "1 (16 ounce) can"
+)  # units that need a size: "1 (16 ounce) can"
 
 LATE: Final[dict[str, frozenset[str] | None]] = {
     "clove": frozenset({"garlic"}),
@@ -116,7 +116,7 @@ LATE: Final[dict[str, frozenset[str] | None]] = {
     "bulb": None,
     "sprig": None,
     "slice": None,
-}  # units written after the food ("2 garlic cloves"), with the foods that take them; None: any
+}  # units written after the food ("2 garlic cloves"), with their foods; None means any food
 
 
 def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
@@ -134,7 +134,7 @@ def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
     return units, spellings
 
 
-UNITS, SPELLINGS = _spellings()  # in lower case but for "T", a tablespoon
+UNITS, SPELLINGS = _spellings()  # in lower case, except "T" for a tablespoon
 
 
 LATE_SPELLINGS: Final = frozenset(word for word, unit in SPELLINGS.items() if unit.name in LATE)
@@ -149,7 +149,7 @@ SIZES: Final = frozenset(
 )
 SIZES_OF_MEASURES: Final = frozenset(
     "generous little good thick thin level plump bun-size fat".split()  # noqa: SIM905
-)  # sizes only before a unit: "a good pinch", but "good red wine"
+)  # words that are sizes only before a unit: "a good pinch", but "good red wine"
 
 SIZE_ADVERBS: Final = frozenset({"very", "extra", "fairly", "evenly", "slightly"})
 
@@ -175,7 +175,7 @@ PREPARED: Final = frozenset(
     skinned sliced slivered snipped softened squeezed stemmed stoned strained thawed toasted
     separated torn trimmed uncooked unpeeled unsifted washed well-shaken wiped zested
     """.split()  # noqa: SIM905
-)  # participles of preparation, which do not tell which food to buy
+)  # participles of preparation, which do not affect the food to buy
 
 PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
     "crushed": frozenset({"red", "tomatoes", "pineapple", "ice", "chilies"}),
@@ -186,11 +186,11 @@ PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
     "sliced": frozenset({"almonds"}),
     "slivered": frozenset({"almonds"}),
     "cracked": frozenset({"wheat"}),
-}  # participles that are part of what is bought before these foods
+}  # participles that are part of the product before these foods
 
 KEPT_WITH: Final = frozenset(
     {"frozen", "canned", "tinned", "ready", "jarred", "dried", "unsweetened"}
-)  # before a participle they make it part of what is bought: "frozen chopped spinach"
+)  # words that make the next participle part of the product: "frozen chopped spinach"
 
 SEGMENT_PREPARED: Final = PREPARED | frozenset(
     """
@@ -202,7 +202,7 @@ SEGMENT_PREPARED: Final = PREPARED | frozenset(
     thinned cold defrosted warm room chiffonade scraped smashed bashed podded topped layered
     brought rolled plucked shaken
     """.split()  # noqa: SIM905
-)  # words that open a preparation after a comma
+)  # words that begin a preparation after a comma
 
 REMARKS: Final = frozenset(
     """
@@ -210,7 +210,7 @@ REMARKS: Final = frozenset(
     use using for to white like your homemade store-bought any ideally i.e e.g ie eg total
     least more and/or adjust reserved packed without
     """.split()  # noqa: SIM905
-)  # words that open a remark
+)  # words that begin a remark
 
 QUALITIES: Final = frozenset(
     """
@@ -222,9 +222,9 @@ QUALITIES: Final = frozenset(
     day-old stale fine coarse best-quality unwaxed unbleached strong full-fat skinned pitted long
     wide flat grilled tart refrigerated creamed pared stewed sweetened unshelled delicate
     """.split()  # noqa: SIM905
-)  # words that are no food; a comma after them separates adjectives ("boneless, skinless ...")
+)  # words that are not foods; a comma after them separates adjectives ("boneless, skinless ...")
 
-ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}  # none can be a food
+ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}  # words that cannot be foods
 
 PURPOSES: Final = frozenset(
     """
@@ -243,4 +243,4 @@ UNSAID: Final = frozenset("additional extra some more optional each etwas plenty
 BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , . - +".split())  # noqa: SIM905
 AFTER_NAME: Final = frozenset(
     "and or in with made from of dissolved mixed studded to for plus at the each weighing".split()  # noqa: SIM905
-)  # words that are left at the ends of a name when what they belong to is read: "or so", "made"
+)  # leftover words at the ends of a name after its amount or remark is read: "or so", "made"

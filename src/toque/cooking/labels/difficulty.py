@@ -1,13 +1,14 @@
-"""Difficulty labels (easy, medium, hard): bounds on counts, refined by work, time, technique.
+"""Difficulty labels (easy, medium, hard) from counts, work, time and technique.
 
 1. By bounds: easy up to 6 ingredients and 6 steps, medium up to 12 and 12, else hard.
-2. One level harder when it needs two demanding techniques, or one and more than 2 hours.
-3. Else easy if the product of ingredients, words of directions and minutes is at most 30,000 (of
-   8, 100 and 35, say); a demanding technique doubles it.
+2. One level harder if it needs two demanding techniques, or one and more than 2 hours.
+3. Else easy if the product of ingredients, words of directions and minutes is at most 30,000
+   (e.g. 8, 100 and 35). A demanding technique doubles the product.
 
-Minutes are the recipe's, else the sum of those in its steps, else half an hour. The product stands
-for a logistic regression of Epicurious' tag "Quick & Easy" on the logarithms of the three, whose
-weights are nearly equal (0.9, 1.1, 1); limit and half hour agreed best with the tag on one half.
+The recipe states the minutes, or the minutes of its steps are summed, or half an hour is assumed.
+The product approximates a logistic regression of Epicurious' tag "Quick & Easy" on the logarithms
+of the three numbers. Their weights are nearly equal (0.9, 1.1, 1). The limit and the half hour
+were chosen for the best agreement with the tag on one half of the recipes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from toque.cooking.durations import minutes_in_step
 from toque.cooking.labels.features import Reading
 from toque.cooking.recipe import DIFFICULTIES, Difficulty, difficulty_of
 
-LITTLE_WORK: Final = 30_000.0  # largest product of ingredients, words and minutes that is easy
+LITTLE_WORK: Final = 30_000.0  # largest product of ingredients, words and minutes of an easy recipe
 UNSAID_MINUTES: Final = 30.0
-TECHNIQUE_WORK: Final = 2.0  # factor of the work of a recipe with a demanding technique
+TECHNIQUE_WORK: Final = 2.0  # factor for the work of a recipe with a demanding technique
 LONG_MINUTES: Final = 120
 MANY_TECHNIQUES: Final = 2
 
@@ -50,7 +51,7 @@ TECHNIQUES: Final[dict[str, str]] = {
     "can": "sterilize sterilise sterilized sterilised canning",
     "julienne": "julienne chiffonade brunoise mandoline",
     "roll out": "lattice crimp",
-}  # demanding techniques and the words that name them
+}  # demanding techniques, with words that mention them
 
 _WORDS: Final = {word: name for name, words in TECHNIQUES.items() for word in words.split()}
 _PHRASES: Final = tuple(
@@ -67,25 +68,25 @@ _PHRASES: Final = tuple(
         ("smoke", r"(?:wood|smoking) chips"),
         ("roll out", r"\broll (?:out|dough|pastry|the (?:dough|pastry)|.{0,30} out (?:on|to))"),
     )
-)  # phrases that name them
+)  # phrases that mention them
 _WORDS_OF_PHRASES: Final = frozenset(
     {"ball", "bath", "boiler", "brine", "butterfly", "chips", "crack", "cure", "deep", "ice"}
     | {"pastry", "pipe", "rise", "roll", "simmering", "thermometer"}
-)  # each phrase holds one; most recipes hold none, and the search is a fifteenth of reading them
+)  # each phrase contains one of these words; most recipes do not, so the search is 15 times faster
 
 
 @dataclass(frozen=True, slots=True)
 class DifficultyReport:
-    """A level and its reasons."""
+    """A difficulty level and its reasons."""
 
     level: Difficulty
     by_bounds: Difficulty
     minutes: float | None  # None if neither the recipe nor its steps state a time
-    techniques: tuple[str, ...]  # names of `TECHNIQUES`, in their order
+    techniques: tuple[str, ...]  # names in the order of `TECHNIQUES`
 
 
 def judged_difficulty(reading: Reading) -> DifficultyReport:
-    """The level of a recipe with its reasons, regardless of any label it has."""
+    """Return the level of a recipe with its reasons, without its own label."""
     recipe = reading.recipe
     bounds = difficulty_of(len(recipe.ingredients), len(recipe.steps))
     named = {_WORDS[word] for word in _WORDS.keys() & reading.different}

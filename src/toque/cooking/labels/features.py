@@ -1,4 +1,4 @@
-"""Features of a recipe, shared by all labels: facts of its lines, and the words of its steps."""
+"""Features of a recipe for all labels: facts about its lines, and the words of its steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toque.cooking.labels.foods import NUTRIENTS, Food, find_food, grams_of, is_
 from toque.cooking.recipe import Recipe
 from toque.cooking.text_keys import words_of
 
-Nutrients = tuple[float, ...]  # figures in the order of `foods.NUTRIENTS`
+Nutrients = tuple[float, ...]  # values in the order of `foods.NUTRIENTS`
 
 _FAT: Final = NUTRIENTS.index("fat_g")
 _SODIUM: Final = NUTRIENTS.index("sodium_mg")
@@ -22,7 +22,7 @@ _PURE_FAT: Final = 95.0
 _PURE_SALT: Final = 30_000.0
 _FRYING_FAT_G: Final = 180.0
 _BRINE_SALT_G: Final = 50.0
-TAKEN_UP: Final = 0.1  # eaten share of frying fat, and of the salt in a brine or crust: a guess
+TAKEN_UP: Final = 0.1  # guessed share of frying fat, and of salt in a brine or crust, that is eaten
 
 _NEEDS_NO_AMOUNT: Final = re.compile(
     r"\bto (?:taste|serve|garnish|decorate|season|finish)\b|\bas (?:needed|required|desired)\b"
@@ -36,23 +36,23 @@ class LineFacts(NamedTuple):
     """Features of one ingredient line."""
 
     line: IngredientLine
-    name: str  # its name in a prompt; see `ingredients.ingredient_name`
-    has_clean_name: bool  # False if a prompt leaves the name out
-    food: Food | None  # None if it is not in the table, or the line names a skewer or foil
+    name: str  # name of the food in a prompt; see `ingredients.ingredient_name`
+    has_clean_name: bool  # False if prompts omit the name
+    food: Food | None  # None if the food is not in the table, or the line names a skewer or foil
     is_food: bool
-    is_named: bool  # True if the name is in the table, skewers included
-    has_amount: bool  # True also if it needs none ("salt to taste")
-    stems: frozenset[str]  # by which steps may refer to it: its words, the last of its food's name
-    words: str  # its words, joined: two lines with the same words are duplicates
+    is_named: bool  # True if the name, including a skewer, is in the table
+    has_amount: bool  # True also if the line needs no amount ("salt to taste")
+    stems: frozenset[str]  # stems of the line's words and its food's last word, to match steps
+    words: str  # the line's words, joined; lines with the same words are duplicates
     grams: float  # grams eaten; 0.0 if the line gives no amount or the food is unknown
     nutrients: Nutrients  # nutrients of `grams` of the food
-    is_frying_fat: bool  # enough fat for frying: if anything is fried, `TAKEN_UP` of it is eaten
-    usual: Nutrients  # nutrients of the food's usual weight in one serving; empty without a food
+    is_frying_fat: bool  # True if there is enough fat for frying; see `TAKEN_UP`
+    usual: Nutrients  # nutrients of the food's usual weight per serving; empty without a food
 
 
 @lru_cache(maxsize=1 << 16)
 def line_facts(text: str) -> LineFacts:
-    """The features of an ingredient line."""
+    """Return the features of an ingredient line."""
     line = parse_line(text)
     named = find_food(line.name)
     food = named if is_food(line.name) else None
@@ -67,7 +67,7 @@ def line_facts(text: str) -> LineFacts:
             grams *= TAKEN_UP
 
     stems = {stem(word) for word in words_of(line.name)}
-    if named is not None:  # "spaghetti" is used by "cook the pasta"
+    if named is not None:  # the step "cook the pasta" uses "spaghetti"
         stems.add(stem(named.name.rpartition(" ")[2]))
     name = ingredient_name(text)
 
@@ -89,26 +89,26 @@ def line_facts(text: str) -> LineFacts:
 
 
 def scaled(food: Food, grams: float) -> Nutrients:
-    """The nutrients of `grams` of a food."""
+    """Return the nutrients of `grams` of a food."""
     share = grams / 100.0
     return tuple(share * figure for figure in food.per_100_g)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Input of quality, difficulty and nutrition."""
+    """Input for quality, difficulty and nutrition labels."""
 
     recipe: Recipe
     lines: tuple[LineFacts, ...]
-    text: str  # the steps, joined by blanks, in lower case
-    step_words: list[list[str]]  # words of each step; see `text_keys.words_of`
+    text: str  # the steps in lower case, joined by spaces
+    step_words: list[list[str]]  # words per step; see `text_keys.words_of`
     words: list[str]  # words of all steps, in order
-    different: frozenset[str]  # the distinct words of all steps
+    different: frozenset[str]  # distinct words of all steps
     n_tokens: int  # whitespace-separated tokens in the steps
 
 
 def read(recipe: Recipe) -> Reading:
-    """The features of a recipe."""
+    """Return the features of a recipe."""
     step_words = [words_of(step) for step in recipe.steps]
     words = [word for step in step_words for word in step]
     text = " ".join(recipe.steps).lower()

@@ -1,8 +1,8 @@
-"""Food table: nutrients per 100 g of common foods, looked up by the names recipes use, and weights.
+"""Food table: nutrients per 100 g of common foods, their names in recipes, and weights.
 
 The table `foods.tsv` comes from the USDA's National Nutrient Database for Standard Reference 21
-(public domain) through `tools/make_foods.py`. One entry stands for many names: a traffic light
-need not distinguish Gouda from Edam.
+(public domain) through `tools/make_foods.py`. One entry covers many names, because a traffic light
+does not need to distinguish Gouda from Edam.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUTRIENTS: Final = (
     "carbohydrate_g",
 )  # fmt: skip
 _MAX_WORDS: Final = 5
-_SERVING_G: Final = 30.0  # grams in a serving, for a rare food
+_SERVING_G: Final = 30.0  # grams per serving of a rare food
 _NOT_FOOD: Final = frozenset(
     {"skewer", "toothpick", "foil", "parchment", "equipment", "accompaniment", "twine", "reynold",
      "thermometer", "cutter", "cheesecloth", "liner", "charcoal", "torch", "ramekin"}
@@ -35,18 +35,18 @@ _NOT_FOOD: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Food:
-    """A food; its figures are for raw, edible parts, which is what recipes weigh."""
+    """A food with values for its raw, edible parts, as recipes weigh them."""
 
     name: str
-    names: tuple[str, ...]  # all that recipes call it, `name` first
-    per_100_g: tuple[float, ...]  # figures in the order of `NUTRIENTS`
+    names: tuple[str, ...]  # all names in recipes, with `name` first
+    per_100_g: tuple[float, ...]  # values in the order of `NUTRIENTS`
     weights_g: dict[str, float]  # grams per cup, per piece, and per other units of this food
-    serving_g: float  # median grams in one serving of a dish with it, for lines without an amount
+    serving_g: float  # median grams per serving of a dish, for lines without an amount
 
 
 @cache
 def foods() -> tuple[Food, ...]:
-    """Every food of the table."""
+    """Return all foods of the table."""
     rows: list[Food] = []
     for line in _TABLE.read_text(encoding="utf-8").splitlines()[1:]:
         names, _, *figures, weights, typical = line.split("\t")
@@ -77,7 +77,7 @@ def _words(name: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1 << 16)
 def find_food(name: str) -> Food | None:
-    """The food that a name means, by its longest run of words in the table, the last of several."""
+    """Find the food with the longest run of words of a name. If several match, use the last."""
     index = _index()
     for part in (*_ALTERNATIVES.split(name), name):
         words = _words(part)
@@ -91,14 +91,14 @@ def find_food(name: str) -> Food | None:
 
 @lru_cache(maxsize=1 << 16)
 def is_food(name: str) -> bool:
-    """True if a line names something to eat rather than a skewer or foil."""
+    """Return whether a line names something edible, not a skewer or foil."""
     return _NOT_FOOD.isdisjoint(_words(name))
 
 
 CUP_ML: Final = 236.6
-_CUP_G: Final = 150.0  # grams per cup of a food without a known density; between flour and water
+_CUP_G: Final = 150.0  # grams per cup of a food without a known density: between flour and water
 _PIECE_G: Final = 60.0
-_UNIT_G: Final[dict[str, float]] = {  # grams per unit for foods without their own figure
+_UNIT_G: Final[dict[str, float]] = {  # grams per unit of foods without their own value
     "can": 400, "package": 300, "jar": 340, "bottle": 350, "bag": 300, "box": 350, "carton": 450,
     "container": 250, "punnet": 250, "sachet": 10, "drop": 0.05, "splash": 10, "drizzle": 10,
     "squeeze": 5, "glug": 15, "knob": 15, "handful": 30, "slice": 25, "bunch": 100, "stick": 50,
@@ -116,7 +116,7 @@ _SIZED_ALREADY: Final = frozenset({"egg", "egg white", "egg yolk", "shrimp", "ma
 
 
 def grams_of(line: IngredientLine, food: Food) -> float | None:
-    """The weight of an ingredient (the mean of a range); None if the line gives no amount."""
+    """Return the grams of an ingredient (the mean of a range), or None without an amount."""
     if not line.amounts:
         return None
     for kind in ("mass", "volume"):
@@ -127,7 +127,7 @@ def grams_of(line: IngredientLine, food: Food) -> float | None:
 
 
 def _measured(amounts: tuple[Amount, ...], kind: str, food: Food) -> float | None:
-    """The weight by the first measure of a kind, with the "plus" measures that follow it."""
+    """Return the grams of the first measure of a kind plus its "plus" measures."""
     count = _mean(amounts[0]) if amounts[0].quantity is not None else 1.0
     for at, amount in enumerate(amounts):
         unit = UNITS.get(amount.unit or "")
@@ -173,5 +173,5 @@ def _mean(amount: Amount) -> float:
 
 
 def _factor(line: IngredientLine) -> float:
-    """Factor by which a large piece weighs more, or a heaped spoon holds more, than usual."""
+    """Return the factor for the weight of a large piece or the volume of a heaped spoon."""
     return next((_SIZE_FACTORS[w] for w in line.size.split() if w in _SIZE_FACTORS), 1.0)

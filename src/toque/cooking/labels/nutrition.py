@@ -1,17 +1,23 @@
-"""Nutrition classes (Healthy, Moderate, Indulgent) from traffic lights, given or estimated.
+"""Nutrition classes (Healthy, Moderate, Indulgent) from stated or estimated traffic lights.
 
-Lights are those of the UK's front-of-pack guidance (Food Standards Agency and Department of
+The lights follow the UK's front-of-pack guidance (Food Standards Agency and Department of
 Health, "Guide to creating a front of pack nutrition label", 2016): green and red per 100 g, and red
-per serving. Without the weight of a serving, it only distinguishes red from not red.
+per serving. Without the weight of a serving, only red and not red are known.
 
-The class is ours: *Healthy* when no light is red, *Indulgent* when more than half of the known
-lights are red, *Moderate* otherwise. Small servings turn no light red, so a dish of which more than
-half is sugar, fat, sweets or alcohol is Moderate at best: see `mostly_refined`.
+The class is defined here: *Healthy* if no light is red, *Indulgent* if more than half of the known
+lights are red, else *Moderate*. A small serving turns no light red. Therefore a dish with more than
+half sugar, fat, sweets or alcohol is Moderate at best: see `mostly_refined`.
 
-Servings are the recipe's own; else those of a step that divides the dish ("among 4 plates"); else
-pieces that are eaten whole (4 salmon fillets); else a portion's energy divides the dish's: a power
-law of the dish's energy and its foods' usual share in a serving, fitted by least squares on 3,200
-Epicurious recipes; its residual is a factor of 1.75 (one standard deviation).
+The number of servings is the first one available:
+
+1. the recipe's own number;
+2. the number in a step that divides the dish ("among 4 plates");
+3. the number of pieces that are eaten whole (4 salmon fillets);
+4. the energy of the dish divided by the energy of a portion.
+
+The energy of a portion is a power law of the dish's energy and its foods' usual share per serving.
+It was fitted by least squares on 3,200 Epicurious recipes. Its residual is a factor of 1.75 (one
+standard deviation).
 """
 
 from __future__ import annotations
@@ -32,22 +38,22 @@ GREEN_PER_100_G: Final = {"fat_g": 3.0, "saturated_fat_g": 1.5, "sugar_g": 5.0, 
 RED_PER_100_G: Final = {"fat_g": 17.5, "saturated_fat_g": 5.0, "sugar_g": 22.5, "salt_g": 1.5}
 RED_PER_SERVING: Final = {"fat_g": 21.0, "saturated_fat_g": 6.0, "sugar_g": 27.0, "salt_g": 1.8}
 SALT_PER_SODIUM: Final = 2.5
-MIN_LIGHTS: Final = 2  # fewest known lights; with fewer given nutrients the class is estimated
+MIN_LIGHTS: Final = 2  # minimum known lights; with fewer stated nutrients the class is estimated
 
-_UNKNOWN_G: Final = 40.0  # grams per serving of what is neither measured nor in the table
+_UNKNOWN_G: Final = 40.0  # grams per serving of a food that is neither measured nor in the table
 _ENERGY: Final = NUTRIENTS.index("energy_kcal")
 _FAT, _SUGAR = NUTRIENTS.index("fat_g"), NUTRIENTS.index("sugar_g")
 _PROTEIN, _CARBOHYDRATE = NUTRIENTS.index("protein_g"), NUTRIENTS.index("carbohydrate_g")
-_MOST_REFINED: Final = 0.5  # largest share of a Healthy dish, water left out, that is refined
-_LEAST_REFINED_G: Final = 15.0  # fewest refined grams that count; less sweetens a pot of tea
+_MOST_REFINED: Final = 0.5  # largest refined share of a Healthy dish by weight without water
+_LEAST_REFINED_G: Final = 15.0  # minimum refined grams that count; less sweetens a pot of tea
 _MOST_REFINED_NAMES: Final = 0.6
-_LEAST_SERVING: Final = 2.0  # fewest grams in a serving of a food that is no seasoning
-_REFINED_ENERGY: Final = 0.6  # least share of fat and sugar in a refined dish's stated energy
+_LEAST_SERVING: Final = 2.0  # minimum grams per serving of a food, to exclude seasonings
+_REFINED_ENERGY: Final = 0.6  # minimum share of fat and sugar in a refined dish's stated energy
 _REFINED: Final = (
     (25.0, 0.5),
     (45.0, 2.0),
     (70.0, 6.0),
-)  # least fat and sugar, most protein, in 100 g
+)  # minimum fat and sugar, and maximum protein, in grams per 100 g
 _DRIED_FRUIT: Final = frozenset({"raisin", "dried cranberry", "date"})
 _FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
 _LIMITS: Final = {
@@ -60,32 +66,32 @@ _CLAIMS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("low-sodium", "low-salt"), ("sodium_mg",)),
     **dict.fromkeys(("low-carb", "very-low-carbs", "diabetic", "sugar-free"), ("sugar_g",)),
 }  # fmt: skip
-"""Tags that claim a dish is low in something, and the estimates they cap just below red."""
+"""Tags for a dish low in a nutrient, with the estimates that they cap just below red."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nutrition:
     """Nutrients of a serving and its class."""
 
-    klass: NutritionClass | None  # None if no nutrients are given and no ingredient is found
+    klass: NutritionClass | None  # None without stated nutrients or known ingredients
     per_serving: Mapping[str, float]
-    lights: Mapping[str, Light]  # the known ones of fat, saturates, sugar and salt
+    lights: Mapping[str, Light]  # known lights of fat, saturates, sugar and salt
     estimated: bool
     coverage: float
-    """1.0 if given. If estimated, the share of the ingredients' weight that is both measured by the
-    recipe and found in the food table; 0.0 if the recipe gives names only."""
-    servings: float | None  # servings the estimate was divided by; None if figures were given
+    """1.0 for stated nutrients. For estimates, the share of the ingredients' weight that the recipe
+    measures and the food table contains, or 0.0 if the recipe gives names only."""
+    servings: float | None  # number of servings in the estimate; None for stated nutrients
 
 
 def nutrition_of(reading: Reading) -> Nutrition:
-    """The nutrition of a recipe: from its stated nutrients, else estimated from its ingredients."""
+    """Return the nutrition from a recipe's stated nutrients, else estimate it from ingredients."""
     if nutrients := reading.recipe.nutrition:
         lights = traffic_lights(nutrients)
         if len(lights) >= MIN_LIGHTS:
             matched_lines = [
                 line for line in reading.lines if line.is_food and line.food is not None
             ]
-            # The stated nutrients have to give most energy to fat and sugar.
+            # Most of the stated energy must come from fat and sugar.
             energy = nutrients.get("energy_kcal", 0.0)
             of_both = 9.0 * nutrients.get("fat_g", 0.0) + 4.0 * nutrients.get("sugar_g", 0.0)
             rich = energy > 0.0 and of_both >= _REFINED_ENERGY * energy
@@ -95,7 +101,7 @@ def nutrition_of(reading: Reading) -> Nutrition:
 
 
 def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
-    """Lights of a serving; without `serving_g` there is no green, and what is not red is amber."""
+    """Return the lights of a serving. Without `serving_g`, a light is red or amber."""
     nutrients = dict(per_serving)
     if "salt_g" not in nutrients and "sodium_mg" in nutrients:
         nutrients["salt_g"] = nutrients["sodium_mg"] / 1000.0 * SALT_PER_SODIUM
@@ -115,7 +121,10 @@ def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
 
 
 def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
-    """No red light: Healthy; more than half red: Indulgent; else Moderate; none known: None."""
+    """Return the class for these lights, or None without lights.
+
+    No red light is Healthy. More than half red is Indulgent. The rest is Moderate.
+    """
     if not lights:
         return None
     red = sum(light == "red" for light in lights.values())
@@ -126,7 +135,7 @@ def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
 
 @cache
 def _refined_names() -> frozenset[str]:
-    """Names of foods that are a sugar, a fat, a sweet or an alcoholic drink."""
+    """Return the names of foods that are a sugar, a fat, a sweet or an alcoholic drink."""
     names: set[str] = set()
     for food in foods():
         energy, fat, sugar = (food.per_100_g[i] for i in (_ENERGY, _FAT, _SUGAR))
@@ -142,7 +151,7 @@ def _refined_names() -> frozenset[str]:
 
 
 def mostly_refined(matched_lines: Iterable[LineFacts]) -> bool:
-    """True if most of the foods, by weight without water, else by name, is refined."""
+    """Return whether most foods are refined, by weight without water, else by name."""
     weights = [(line.grams, line.food) for line in matched_lines if line.food is not None]
     if any(grams for grams, _ in weights):
         total_g = sum(grams for grams, food in weights if food.name != "water")
@@ -161,7 +170,7 @@ def _at_best(klass: NutritionClass | None, *, refined: bool) -> NutritionClass |
 
 
 def estimate(reading: Reading) -> Nutrition:
-    """Nutrition estimated from the food table, ignoring the nutrients it states."""
+    """Estimate nutrition from the food table, without the recipe's stated nutrients."""
     recipe = reading.recipe
     lines = [line for line in reading.lines if line.is_food]
     matched_lines = [line for line in lines if line.food is not None]
@@ -199,7 +208,7 @@ def estimate(reading: Reading) -> Nutrition:
 
 
 def _without_frying_fat(lines: list[LineFacts], steps: Iterable[str]) -> list[LineFacts]:
-    """The lines, with only the absorbed share of frying fat."""
+    """Return the lines with frying fat reduced to its absorbed share."""
     if not any(line.is_frying_fat for line in lines) or not any(map(_FRIED.search, steps)):
         return lines
     return [
@@ -237,7 +246,7 @@ _DIVIDED: Final = tuple(
         ("serves|makes", rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)"),
         ("servings|portions", rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b"),
     )
-)  # sentences that divide a dish, with words that are found ten times as fast
+)  # sentences that divide a dish, with words that make the search ten times faster
 _EATEN_WHOLE: Final = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}
@@ -251,7 +260,10 @@ _MOST: Final = 40.0
 def servings_of(
     reading: Reading, matched_lines: Iterable[LineFacts], *, energy_kcal: float, usual_kcal: float
 ) -> float:
-    """Servings, stated or estimated; `usual_kcal` is what such foods give elsewhere."""
+    """Return the stated or estimated servings.
+
+    `usual_kcal` is the usual energy of these foods per serving of other dishes.
+    """
     if reading.recipe.servings:
         return float(reading.recipe.servings)
     for words, pattern in _DIVIDED:

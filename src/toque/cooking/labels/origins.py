@@ -1,4 +1,4 @@
-"""Origins of a recipe: its cuisine, by its own tags alone, and its language, by common words."""
+"""Origins of a recipe: its cuisine from its own tags, and its language from common words."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CODES: Final = {
 
 
 def cuisine_of(tags: Iterable[str]) -> int | None:
-    """The code of the cuisine that `tags` name; None if they name none or several."""
+    """Return the code of the cuisine in `tags`, or None if they name none or several."""
     names = {tag.casefold().replace("-", " ").strip().removesuffix(" diet") for tag in tags}
     codes = {_CODES[name] for name in names if name in _CODES}
     return codes.pop() if len(codes) == 1 else None
@@ -82,11 +82,11 @@ _SCRIPTS: Final = (
     ("\uac00", "\ud7af", "Korean"),
 )
 _SEEN_CHARS: Final = 300
-MIN_SHARE: Final = 0.04  # least share of function words of a language for it to be named
+MIN_SHARE: Final = 0.04  # minimum share of a language's function words to recognise it
 
 
 def language_of(reading: Reading) -> str:
-    """The language of a recipe's steps; "English" unless another language is found."""
+    """Return the language of a recipe's steps, or "English" if no other language is recognised."""
     text = reading.text[:_SEEN_CHARS]
     if not text.isascii():
         letters = [letter for letter in text if letter.isalpha()]

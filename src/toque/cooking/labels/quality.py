@@ -1,19 +1,19 @@
-"""Recipe quality score in [0, 1]: form and coherence; nobody has tasted anything.
+"""Recipe quality score in [0, 1], based on form and coherence, not on taste.
 
-Its parts, each in [0, 1]:
+The score has these parts, each in [0, 1]:
 
-* title: a name of 1 to 12 words, with letters, not shouted, no link.
-* ingredients: share of lines that name a food; full from 2 lines on.
+* title: a name of 1 to 12 words with letters, neither in capitals nor a link.
+* ingredients: share of lines that name a food; full from 2 lines.
 * amounts: share of lines with an amount, or that need none ("salt to taste").
-* steps: share of steps that hold a cooking verb.
-* used: share of ingredients that the steps mention; "all ingredients" is 3/4 of a mention of each.
-* length: directions of 20 words or more, up to 800; less in proportion outside.
+* steps: share of steps with a cooking verb.
+* used: share of ingredients in the steps; "all ingredients" is 3/4 of a mention of each.
+* length: 20 to 800 words of directions; reduced proportionally outside.
 * unique: share of lines and steps that do not repeat.
 * clean: share of texts without markup, links, adverts, broken characters.
-* language: share of English words the rules know among all words; full from 30 % on.
+* language: share of English words that the rules know among all words; full from 30 %.
 
-score = 0.6 * weighted mean + 0.4 * the weakest of `ESSENTIAL`: a fine list of ingredients above
-missing directions is no recipe.
+score = 0.6 * weighted mean + 0.4 * the weakest part of `ESSENTIAL`. A good list of ingredients
+cannot replace missing directions.
 """
 
 from __future__ import annotations
@@ -72,12 +72,13 @@ _FUNCTION_WORDS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 _ENGLISH: Final = _FUNCTION_WORDS | ACTION_VERBS | {word.lower() for word in SPELLINGS}
-_SENTENCE_END: Final = re.compile(r"[.!?](?<![.!?][.!?])[.!?]*+\s+")  # a set first: searched faster
+# A pattern that starts with a set is searched faster.
+_SENTENCE_END: Final = re.compile(r"[.!?](?<![.!?][.!?])[.!?]*+\s+")
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """A score and its parts, all in [0, 1]."""
+    """A quality score and its parts, all in [0, 1]."""
 
     score: float
     parts: Mapping[str, float]
@@ -130,7 +131,7 @@ def _clean(reading: Reading) -> float:
     recipe = reading.recipe
     names = (recipe.title, *recipe.ingredients)
     texts = (*names, *recipe.steps)
-    # The signs and words are ten times faster than the pattern, and nearly always absent.
+    # The signs and words are nearly always absent, and ten times faster than the pattern.
     if (
         _SUSPECT_WORDS.isdisjoint(reading.different)
         and _SUSPECT_WORDS.isdisjoint(words_of("\n".join(names)))

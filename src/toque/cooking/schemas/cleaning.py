@@ -1,6 +1,6 @@
-"""Text cleaning of scraped recipes: markup, entities, control characters, white space, numbering.
+"""Text cleaning for scraped recipes: markup, entities, control characters, white space, numbering.
 
-Repairs are counted in `notes` for the data report. Fractions such as "½" are left to the codec.
+`notes` counts the repairs for the data report. The codec handles fractions such as "½".
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
 _RAISED_FRACTION = re.compile(
     r"<sup[^<>]*>\s*(\d{1,3})\s*</sup>\s*[/⁄∕]\s*(?:<sub[^<>]*>\s*(\d{1,3})\s*</sub>|(\d{1,3}))",
     re.IGNORECASE,
-)  # "<sup>1</sup>&frasl;<sub>2</sub>", whose tags are not blanks
+)  # tags in "<sup>1</sup>&frasl;<sub>2</sub>", which must not become spaces
 _NO_CHARACTER = re.compile(r"&#(?:[xX]0*+[0-9a-fA-F]{7,}+|0*+[0-9]{8,}+);?")
-_REMNANT = re.compile(r'"{0,3}(?<![-=])[<>](?! ?[\d=])"{0,3}')  # half of a tag
+_REMNANT = re.compile(r'"{0,3}(?<![-=])[<>](?! ?[\d=])"{0,3}')  # a part of a tag
 _BROKEN_ENTITY = re.compile(
     r"#?&(?P<number>\d{2,4});{1,2}|&[; ]?(?P<name>amp|deg|nbsp|frac\d\d"
     r"|[a-z](?:acute|grave|circ|uml|cedil|tilde|ring));"
     r"|&(?P<base>[aeiou])[a-z]?(?P<accent>cute|acute|grave|circ|uml|tilde);"
     r"|(?P<degree>&def;(?=[FC]\b))|&(?=[à-ÿ])|&(?P<letter>[a-z]);",
     re.IGNORECASE,
-)  # an entity without its "#", with a mark or a blank too many, or in capitals; "M&M;" is none
+)  # an entity without its "#", with an extra mark or space, or in capitals; excludes "M&M;"
 _LINK = re.compile(r"!?\[([^\[\]]{0,200})\]\([^()\s]{1,300}\)")
 _BLANKS = re.compile(r"[^\S\n]+")
 _LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x1c-\x1f\x85]")
-# Joiners spell words of Arabic, Indic and related scripts, and join emoji; elsewhere they are dirt.
+# Joiners are part of words in Arabic, Indic and related scripts, and of emoji. Others are noise.
 _JOINING = (
     "\u0590-\u109f\u1700-\u18af\u1900-\u1cff\ua800-\uabff\ufb1d-\ufdff\ufe70-\ufefc"
     "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
@@ -55,7 +55,7 @@ _EMOJI = "\u2190-\u2bff\U0001f000-\U0001faff"
 _INVISIBLE = re.compile(
     f"([{_JOINING}][\u200c\u200d]|[{_EMOJI}]\ufe0f?\u200d(?=[{_EMOJI}]))"
     "|[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f\ufffc]"
-)  # an invisible character, or in its group one that is kept with the character before it
+)  # an invisible character, or, in its group, a joiner that stays with the character before it
 _CONTROLS = re.compile(r"[\x00-\x09\x0e-\x1b\x7f-\x9f]")
 # Windows-1252 read as Latin-1 leaves its punctuation among the C1 controls.
 _WINDOWS_1252 = {0x91: "'", 0x92: "'", 0x93: '"', 0x94: '"', 0x96: "–", 0x97: "—", 0x09: " "}
@@ -67,10 +67,10 @@ _REGISTERED = frozenset("®™℠◊♦")
 LOST_FRACTION: Final = re.compile(
     r"(?:[§¤◊¨¦]|\ufffd{1,3})(?= ?(?:cups?|t(?:ea|able)spoons?|tsps?|tbsps?|pounds?|lbs?|ounces?|oz"
     r"|inch(?:es)?|pints?|quarts?|sticks?)\b)|(?<=\d)[§¤◊¨¦]"
-)  # the sign that an import left of a fraction that it could not write
+)  # the character that an import wrote in place of a fraction
 _LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve|ll|d)\b)")
 
-_SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"  # bullets and the boxes of lists to tick off
+_SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"  # bullets and checkbox characters
 _BULLET = re.compile(rf"(?:[-–—*{_SIGNS}]++\s++|[{_SIGNS}]++\s*+|\[[ xX]?\]\s*+)")
 _STEP_NUMBER = re.compile(
     r"(?:(?:step|[ée]tape|schritt|pass?o|stap|krok)\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))"
@@ -98,8 +98,8 @@ _STEP_IN_LIST: Final = re.compile(
 _AMOUNT_OF_WORD: Final = re.compile(r"[\d½¼¾⅓⅔⅛][ \d/.½¼¾⅓⅔⅛-]{0,8}(?=[^\W\d_])")
 _REMARK: Final = re.compile(r"\([^()]*\)")
 _CHOICE: Final = re.compile(r" or | plus |\d-inch| / ", re.IGNORECASE)
-_MIN_AMOUNTS: Final = 4  # fewest amounts in a line that holds a list
-_MIN_LIST_CHARS: Final = 60  # fewest characters of such a line
+_MIN_AMOUNTS: Final = 4  # minimum amounts in a line that contains a list
+_MIN_LIST_CHARS: Final = 60  # minimum characters of such a line
 _PREPARING: Final = (PREPARED | ADVERBS | {"and", "or", "juice", "peel", "reserved", "skin"}) - {
     "ground", "dried", "smoked", "mixed",
 }  # fmt: skip
@@ -111,14 +111,14 @@ BRACKETS: Final = "brackets closed or removed"
 _ROUND_BRACKET: Final = re.compile(r"[()]")
 _NESTED: Final = re.compile(r"(\([^()]*?),? ?\([^()]*\)")
 _BRACKET_FIRST: Final = re.compile(r"\(\(([^()]*)\)(?=[^()]*\))")  # "((1 cup), chopped)"
-_MOST_NESTED: Final = 8  # most brackets removed from one remark
+_MOST_NESTED: Final = 8  # maximum brackets removed from one remark
 _REPEATED_REMARK: Final = re.compile(r"\b((?:to|for) [a-z]+),? \([^()]*\b\1\)")
 _BARE_HEADING: Final = re.compile(
     r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)(?:\s*\d{1,2})?"
     r"|method|methods|directions?|instructions?|preparation|steps"
     r"|(?:what |things )?you(?:['’]ll| will)? need)\W*",
     re.IGNORECASE,
-)  # lines that only announce a step, or the ingredients among the steps
+)  # lines that only announce a step, or ingredients among the steps
 _GLUED_NOTE: Final = re.compile(r"(?<=[a-z0-9)])(?=(?:Notes?|NOTES?|Tips?|TIPS?) ?:)")
 _GLUED: Final = re.compile(
     r"[.!?:](?:(?:(?<=[a-z][a-z].)|(?<=[FC)][.!?])|(?<=[A-Z]{3}[.!?]))"
@@ -161,7 +161,7 @@ _GLUED_BRACKET: Final = re.compile(r"(?<=[a-z])\((?=[\dA-Z])")
 
 
 def clean_text(text: str, notes: Counter[str]) -> str:
-    r"""One string of a record, repaired; meaningful line breaks are kept as "\n"."""
+    r"""Repair a string of a record. Meaningful line breaks remain as "\n"."""
     if _CLEAN.fullmatch(text):
         return " ".join(text.split()) if "  " in text else text.strip()
     text = _repair(text, notes)
@@ -172,7 +172,8 @@ def _repair(text: str, notes: Counter[str]) -> str:
     text = _LINE_ENDS.sub("\n", text)
 
     if "&" in text:
-        unescaped = decoded_entities(decoded_entities(text))  # "&amp;frac12;" occurs: escaped twice
+        # Some texts are escaped twice: "&amp;frac12;".
+        unescaped = decoded_entities(decoded_entities(text))
         notes["HTML entities decoded"] += unescaped != text
         text = _LINE_ENDS.sub("\n", unescaped)
 
@@ -210,7 +211,7 @@ def _repair(text: str, notes: Counter[str]) -> str:
 
 
 def decoded_entities(text: str) -> str:
-    """A text with the characters that its HTML entities name, those of common misprints too."""
+    """Decode the HTML entities of a text, including common misprints."""
     return html.unescape(_BROKEN_ENTITY.sub(_mended, _NO_CHARACTER.sub("\ufffd", text)))
 
 
@@ -227,7 +228,7 @@ def _mended(entity: re.Match[str]) -> str:
 
 
 def clean_title(text: str, notes: Counter[str]) -> str:
-    """A title on one line, without a yield, the word "recipe" or a writer at its end.
+    """Return a title on one line, without a yield, the word "recipe" or a writer at its end.
 
     >>> clean_title("Mint Shake(Yield:  Two 8 Oz. Drinks)", Counter())
     'Mint Shake'
@@ -235,7 +236,7 @@ def clean_title(text: str, notes: Counter[str]) -> str:
     title = " ".join(clean_text(text, notes).split())
     if title.endswith(")"):
         title = _GLUED_BRACKET.sub(" (", _YIELD_OF_TITLE.sub("", title))
-    if "_" in title and " " not in title:  # the name of a file
+    if "_" in title and " " not in title:  # a file name
         title = title.replace("_", " ").strip()
     title = _END_OF_TITLE.sub("", title)
     dish, _, last = title.rpartition(" ")
@@ -244,7 +245,7 @@ def clean_title(text: str, notes: Counter[str]) -> str:
 
 
 def clean_ingredients(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
-    """Ingredient lines of a record without bullets, empty items and sub-headings."""
+    """Return the ingredient lines of a record without bullets, empty items and sub-headings."""
     lines_and_notes = [_ingredient_item(text) for text in _item_lines(items, notes)]
     notes.update(note for _, note in lines_and_notes if note)
     return tuple(line for line, _ in lines_and_notes if line)
@@ -252,7 +253,7 @@ def clean_ingredients(items: Sequence[str], notes: Counter[str]) -> tuple[str, .
 
 @lru_cache(maxsize=1 << 15)
 def _ingredient_item(line: str) -> tuple[str, str]:
-    """A clean ingredient line or "", and the note on its repair or removal or ""."""
+    """Clean an ingredient line. Return the line and the note on its repair; either may be ""."""
     line = line.strip()
     bullet = _BULLET.match(line)
     line = line[bullet.end() :] if bullet else line
@@ -289,14 +290,14 @@ def _ingredient_item(line: str) -> tuple[str, str]:
 
 
 def is_list_in_line(line: str) -> bool:
-    """True if an ingredient line holds a whole list: "1 cup milk 2 eggs 3 cups flour 1 leek"."""
+    """Return whether a line contains an entire list: "1 cup milk 2 eggs 3 cups flour 1 leek"."""
     if len(line) < _MIN_LIST_CHARS or _CHOICE.search(line):
         return False
     return len(_AMOUNT_OF_WORD.findall(_REMARK.sub(" ", line))) >= _MIN_AMOUNTS
 
 
 def _with_flat_brackets(line: str) -> str:
-    """An ingredient line with one level of brackets, without the remarks that are nested or cut.
+    """Return an ingredient line without nested or truncated remarks in brackets.
 
     >>> _with_flat_brackets("butter, (softened (close to")
     'butter'
@@ -317,7 +318,7 @@ def _with_flat_brackets(line: str) -> str:
 
 
 def _without_remark_cut_off(line: str) -> str:
-    """A line up to the first bracket that is never closed, if a food comes before it."""
+    """Cut a line at the first unclosed bracket, if a food precedes it."""
     open_brackets: list[int] = []
     for bracket in _ROUND_BRACKET.finditer(line):
         if bracket[0] == "(":
@@ -329,7 +330,7 @@ def _without_remark_cut_off(line: str) -> str:
 
 
 def _with_brackets(text: str) -> str:
-    """A text with an open bracket at its end closed, or without one that says nothing.
+    """Close an open bracket at the end of a text, or remove a bracket without content.
 
     >>> _with_brackets("1 cup stock (such as Knorr"), _with_brackets("1 pork loin (about")
     ('1 cup stock (such as Knorr)', '1 pork loin')
@@ -348,7 +349,7 @@ def _with_brackets(text: str) -> str:
 
 
 def is_subheading(line: str) -> bool:
-    """True if an ingredient line names a part of the dish ("Filling:", "For the sauce")."""
+    """Return whether an ingredient line names a part of the dish ("Filling:", "For the sauce")."""
     if _DIGIT.search(line):
         return False
     bare = line.strip(" *_#-=")
@@ -358,13 +359,13 @@ def is_subheading(line: str) -> bool:
 
 
 def _announces(line: str) -> bool:
-    """True if a line that ends in a colon announces what follows, unlike "of soy sauce:"."""
+    """Return whether a line with a final colon is a heading, unlike "of soy sauce:"."""
     words = line.split()
     return len(words) <= 6 and words[0] not in {"of", "and", "or", "with", "plus"}
 
 
 def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
-    """Steps of a record without their numbers; a heading opens the step it introduces."""
+    """Return the steps of a record without numbers. Headings are joined to the steps below them."""
     steps: list[str] = []
     heading = ""
     lines = rejoined(list(_item_lines(items, notes)), notes)
@@ -409,7 +410,7 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
 
 
 def _without_bare_numbers(steps: list[str]) -> list[str]:
-    """The steps without numbers that lack a point, if these count from 1."""
+    """Remove step numbers without a point if they count from 1."""
     numbers = [int(number[0]) for step in steps if (number := _BARE_NUMBER.match(step))]
     counts = all(after in {1, before + 1} for before, after in pairwise(numbers))
     if len(numbers) < 2 or numbers[0] != 1 or not counts:
@@ -418,13 +419,13 @@ def _without_bare_numbers(steps: list[str]) -> list[str]:
 
 
 def _is_number_of_step(glued: re.Match[str], position: int) -> bool:
-    """True if a number that a word follows without a blank counts the step: "3Stir in the peas"."""
+    """Return whether a number glued to a word is a step number: "3Stir in the peas"."""
     number, word = glued.groups()
     return has_action_verb(word) or (int(number) == position and not only_measures(word))
 
 
 def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
-    """Part glued sentences, and steps that are numbered on one line."""
+    """Split glued sentences, and numbered steps on one line."""
     for line in lines:
         if _GLUED.search(line):
             notes["sentences glued together parted"] += 1
@@ -443,7 +444,7 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
 
 
 def _numbered(line: str) -> list[str]:
-    """The steps of "1. Mix. 2. Bake."; the whole line unless its numbers count from 1."""
+    """Split "1. Mix. 2. Bake." into steps. If the numbers do not count from 1, return one line."""
     starts: list[int] = []
     for mark in _INLINE_NUMBER.finditer(line):
         if int(mark[1]) == len(starts) + 1:

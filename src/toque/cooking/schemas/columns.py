@@ -1,4 +1,4 @@
-"""Column mapping: by their names, which fields hold a recipe's parts, and whose schema they are."""
+"""Column mapping: find the schema of a record and its fields for a recipe's parts by name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NAMES: dict[Role, str] = {
 _WEAK: dict[Role, tuple[str, ...]] = {
     "ingredients": ("sections", "items", "components"),
     "steps": ("sections",),
-}  # names that other records have, too: only next to a recipe's other two parts
+}  # common names, used only next to a recipe's other two parts
 NAMES: dict[Role, tuple[str, ...]] = {role: tuple(n.split()) for role, n in _NAMES.items()}
 _OTHERS = {
     "tags": ("tags", "keywords", "categories", "category"),
@@ -84,45 +84,45 @@ for _key, _names in {
 
 @dataclass(frozen=True)
 class Shape:
-    """Schema and roles of a record, by its field names."""
+    """Schema and roles of a record, according to its field names."""
 
     schema: str
-    roles: Mapping[str, str]  # role, or "servings" and the like, to the record's own field name
-    folded: Mapping[str, str]  # name in lower case, letters and digits only, to the record's own
-    nutrients: tuple[str, ...]  # fields that hold a nutrient
-    read: frozenset[str]  # numbers and labels are read from them, and Food.com's quantities
+    roles: Mapping[str, str]  # the record's field name per role or value such as "servings"
+    folded: Mapping[str, str]  # the record's name per name in lower-case letters and digits
+    nutrients: tuple[str, ...]  # fields that contain a nutrient
+    read: frozenset[str]  # fields for numbers and labels, and for Food.com's quantities
     numbered: Mapping[Role, tuple[tuple[tuple[str, str], ...], ...]]
-    """Items in fields of their own: of each its keys and fields, e.g. ("measure", "measure1")."""
+    """Keys and fields per item if each item has its own fields, e.g. ("measure", "measure1")."""
 
     @property
     def missing(self) -> tuple[Role, ...]:
-        """The roles without a field."""
+        """Roles without a field."""
         return tuple(role for role in ROLES if not (role in self.roles or role in self.numbered))
 
     @property
     def numbered_fields(self) -> list[str]:
-        """The fields that hold one item, or a part of one."""
+        """Fields that contain an item or a part of an item."""
         return [name for items in self.numbered.values() for item in items for _, name in item]
 
     def fields(self, role: Role) -> list[str]:
-        """The fields that may fill a role, its own first: exports of several sites are merged."""
+        """Return the fields for a role, its own field first. Merged exports may have several."""
         role_fields = [self.roles[role]] if role in self.roles else []
         others = (self.folded[name] for name in NAMES[role] if name in self.folded)
         return role_fields if role == "title" else list(dict.fromkeys([*role_fields, *others]))
 
     def numbered_items(self, role: Role, raw: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The items of a part whose fields are numbered, without empty ones."""
+        """Return the non-empty items of a part with numbered fields."""
         items = ({key: raw.get(name) for key, name in item} for item in self.numbered.get(role, ()))
         return [item for item in items if any(map(is_filled, item.values()))]
 
     def unused(self, raw: Mapping[str, Any]) -> dict[str, int]:
-        """Texts of a record that no example holds and from which no number or label is read."""
+        """Find the texts of a record that no example, number or label uses."""
         filled = (filter(raw.get, self.fields(role)) for role in ROLES)
         used = (next(fields, "") for fields in filled)
-        # A list of objects is not a number: "yields": [{"yields": 2, "ingredients": ...}]
+        # A list of objects is not a number. Example: "yields": [{"yields": 2, "ingredients": ...}]
         numbers = {field for role, field in self.roles.items() if role in _NUMBERS}
         objects = {name for name in numbers if _holds_objects(raw.get(name))}
-        marks = (name for name in raw if name.startswith("@"))  # of JSON-LD
+        marks = (name for name in raw if name.startswith("@"))  # fields of JSON-LD
         texts = {name: value for name, value in raw.items() if not isinstance(value, int | float)}
         return unused_in((texts,), (self.read - objects).union(used, marks, self.numbered_fields))
 
@@ -133,7 +133,7 @@ def _holds_objects(value: Any) -> bool:
 
 @lru_cache(maxsize=512)
 def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ()) -> Shape:
-    """The shape of records with these fields; `columns` names fields by role and comes first."""
+    """Return the shape of records with these fields. `columns` maps roles to fields first."""
     folded: dict[str, str] = {}
     for name in fields:
         folded.setdefault(_NOT_FOLDED.sub("", name.lower()), name)
@@ -147,10 +147,10 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
         weak = next((name for name in names if name in folded), None)
         if weak is not None and role not in guessed and {*ROLES} - {role} <= guessed.keys():
             guessed[role] = folded[weak]
-    # The rules of a schema do not apply to columns that the user has named.
+    # The rules of a schema do not apply to columns that the user names.
     schema = "generic" if named else _schema(frozenset(folded))
     roles = {**guessed, **named}
-    if schema == "spoonacular":  # beside them it may have the bare names
+    if schema == "spoonacular":  # the record may also have fields with the bare names
         roles["ingredients"] = folded["extendedingredients"]
     nutrients = tuple(n for n, _ in nutrient_fields(fields) if n not in roles.values())
     figures = frozenset(field for role, field in roles.items() if role not in _TEXTS)
@@ -159,7 +159,10 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
 
 
 def _numbered(folded: Mapping[str, str]) -> dict[Role, tuple[tuple[tuple[str, str], ...], ...]]:
-    """The numbered fields of ingredients and steps, by part and number; of one alone none."""
+    """Return the numbered fields of ingredients and steps, by part and number.
+
+    Ignore a part with a single numbered field.
+    """
     items: dict[Role, dict[int, dict[str, str]]] = {"ingredients": {}, "steps": {}}
     for name, field in folded.items():
         match = _NUMBERED_NAME.fullmatch(name)
@@ -180,7 +183,7 @@ def _numbered(folded: Mapping[str, str]) -> dict[Role, tuple[tuple[tuple[str, st
 
 
 def ingredients_in_steps(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> list[str]:
-    """The ingredient lines inside of a record's steps."""
+    """Return the ingredient lines inside a record's steps."""
     for field in shape.fields("steps"):
         reader = ItemReader(f"{field}.ingredients", notes)
         if lines := reader.ingredients_in_steps(printed(raw.get(field))):
@@ -189,7 +192,7 @@ def ingredients_in_steps(raw: Mapping[str, Any], shape: Shape, notes: Counter[st
 
 
 def unwrapped(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The recipe in a record that only wraps it ({"recipe": {...}}); else the record itself."""
+    """Return the recipe inside a wrapper such as {"recipe": {...}}, or the record itself."""
     if not shape_of(tuple(raw)).missing:
         return raw
     inside = [value for value in raw.values() if isinstance(value, dict)]
@@ -214,7 +217,7 @@ def _schema(names: frozenset[str]) -> str:
 
 
 def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = False) -> str:
-    """The schema of decoded records; `in_dict` if their file is one object with them by id."""
+    """Return the schema of decoded records. `in_dict` means one object with the records by id."""
     for record in records:
         if is_schema_org(record):
             return "schema.org"
@@ -240,23 +243,23 @@ PAIRS = (
     ("question", "answers"),
     ("input", "output"),
     ("source", "target"),
-)  # names of the fields for prompt and answer, in the order in which they are tried
+)  # field names of prompt and answer, in order of priority
 _BEFORE = ("system", "systemprompt")
 _AFTER = ("input", "context", "passage", "paragraph", "article", "document", "background")
 _MESSAGES = ("messages", "conversations", "conversation")
 _NEEDED = ("text", "choices", "options", "history", *_MESSAGES)
-"""Fields without which a prompt may make no sense; the user has to decide."""
+"""Fields that a prompt may need. The user must decide whether to use them."""
 
 
 def refuse_cut_schema(
     path: Path, layout: FileLayout, shape: Shape, columns: Mapping[str, str]
 ) -> None:
-    """Raise before any work if a file cannot hold recipes.
+    """Check before any work that a file can contain recipes.
 
     Raises:
-        TextRecordsError: it has texts, or prompts and answers, and no ingredients nor steps.
-        RefusedFileError: a role has no field, or a prompt may need a field that is not used.
-        DataError: a named field is missing.
+        TextRecordsError: If it has texts, or prompts and answers, but no ingredients and steps.
+        RefusedFileError: If a role has no field, or a prompt may need an unused field.
+        DataError: If a named field is missing.
     """
     refuse_missing(path, layout, columns)
     what = layout.described
@@ -294,7 +297,7 @@ def refuse_cut_schema(
 
 
 def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) -> None:
-    """Raise where records hold lists of messages, with the columns that their source needs."""
+    """Raise an error with the columns for the source if records contain lists of messages."""
 
     def are_messages(name: str) -> bool:
         first = next((v for raw in layout.sample if is_filled(v := raw.get(name))), None)
@@ -302,14 +305,14 @@ def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) 
 
     listed = [name for name in folded.values() if are_messages(name)]
     by_name = [folded[name] for name in _MESSAGES if name in folded]
-    # In tables nobody has looked what a field holds.
+    # For tables, the contents of these fields are unknown.
     message_columns = [name for name in by_name if name in listed or not layout.sample]
     what = f"{path} is {layout.described}"
     if not message_columns and {"chosen", "rejected"} <= folded.keys():
         talks, pairs = {"messages": "chosen"}, {"prompt": "prompt", "target": "chosen"}
         raise RefusedFileError(
             f"{what} of preference pairs (chosen and rejected), which Toque does not train on. The "
-            f"chosen answers alone can be learnt: give {columns_in_words(talks)} where "
+            f"chosen answers alone can be learnt: give {columns_in_words(talks)} if "
             f"they are conversations, or {columns_in_words(pairs)}.",
             "preference pairs",
             [talks, pairs],
@@ -334,7 +337,7 @@ def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) 
 def _as_pairs(
     path: Path, layout: FileLayout, folded: Mapping[str, str], pair: tuple[str, str]
 ) -> DataError:
-    """The error for a file of prompts and answers, with the columns that its source needs."""
+    """Return the error for a file of prompts and answers, with the columns for its source."""
 
     def pair_of(prompt: list[str]) -> Columns:
         return {"prompt": tuple(prompt) if len(prompt) > 1 else prompt[0], "target": target}
@@ -347,9 +350,9 @@ def _as_pairs(
     prompt = [*before, prompt_column, *after]
     what = f"{path} is {layout.described} of prompts and answers"
     for name in needed:
-        # The text beside an instruction is both of them once more, in the form of a prompt.
+        # With an instruction, the text only repeats the instruction and the response as a prompt.
         again = name == folded.get("text") and pair[0] == "instruction"
-        # In tables nobody has looked whether it is filled.
+        # For tables, it is unknown whether the field is filled.
         if not again and any(is_filled(raw.get(name)) for raw in layout.sample or ({name: 1},)):
             entire, short = pair_of([*prompt, name]), pair_of(prompt)
             return RefusedFileError(
@@ -368,6 +371,6 @@ def _as_pairs(
 
 
 def prompt_of(record: Mapping[str, Any]) -> str:
-    """The prompt of a record that has one, with the texts before and behind it, as in training."""
+    """Return a record's prompt with the texts before and after it, as in training."""
     prompt_parts = (record.get(name) for name in (*_BEFORE, "prompt", *_AFTER))
     return "\n\n".join(text for text in prompt_parts if isinstance(text, str) and text.strip())

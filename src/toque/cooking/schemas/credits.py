@@ -1,7 +1,7 @@
-"""Credits and notices among scraped steps: removed, each counted with its reason.
+"""Removal of credits and notices from scraped steps. Each removal is counted with its reason.
 
-A page prints them next to its steps: "Photograph by ...", a title and an author on lines of
-their own, "Serves 6.", "Wine: ...", "Watch Now", nutrition facts. Every pattern is anchored at the
+A page prints them next to its steps: "Photograph by ...", a title and an author on separate
+lines, "Serves 6.", "Wine: ...", "Watch Now", nutrition facts. Every pattern is anchored at the
 beginning of a line or a sentence, and every repetition in it is bounded.
 """
 
@@ -29,9 +29,9 @@ MORE_VERBS: Final = frozenset(
     load massage order pan pass pile pop prep push rehydrate select slip smear start stick store
     submerge switch take team throw toss wait watch whack whizz
     """.split()  # noqa: SIM905
-)  # verbs of orders that say too little of cooking for `ACTION_VERBS`
+)  # verbs of instructions, too general for `ACTION_VERBS`
 
-MOST_CHARS: Final = 300  # longest credit or note; a longer line is left alone
+MOST_CHARS: Final = 300  # longest credit or note; longer lines are not changed
 _OPEN: Final = r"[\W_]{0,4}"
 _CREDIT: Final = re.compile(
     rf"{_OPEN}(?:notes?: )?(?:"
@@ -70,11 +70,11 @@ _WITHIN: Final = re.compile(
 _NOTE_WITHIN: Final = re.compile(r"[.!?)] (?=(?:Notes?|NOTES?|Tips?|TIPS?) ?:)")
 _TASK_OF_NOTE: Final = re.compile(
     r"\W*(?:notes?|tips?) ?: to [a-z]+ (?:the |your )?([a-z]{3,})", re.IGNORECASE
-)  # a note that tells how to do something, with its object: "Note: To toast the pecans, heat ..."
+)  # a note with instructions, and its object, as in "Note: To toast the pecans, heat ..."
 _AUTHOR: Final = re.compile(
     rf"{_OPEN}by (?:[A-Z][\w.'’-]{{1,20}},? ?){{2,4}}(?:(?:and|with|&) .{{2,60}})?"
     r"(?:\W{0,3}\Z|\()"
-)  # the author of a book whose title stands on the line before
+)  # the author of a book after a line with its title
 _PUBLISHED: Final = re.compile(r"\([^\W\d][^()]{2,60}[,:;]? (?:19|20)\d\d\)\W{0,3}\Z")
 _GOES_ON: Final = re.compile(rf"{_OPEN}(?:by|from|in|and|with|of)\b(?! the\b)", re.IGNORECASE)
 _YIELD: Final = re.compile(
@@ -159,7 +159,7 @@ _OPINION: Final = re.compile(
     r"|for (?:an? )?(?:[\w-]{3,12} )?(?:variation|version)s?\b)"
     r"(?:[^.!?]|[.!?](?=\d)){0,200}[.!]{0,3}[)\"]?",
     re.IGNORECASE,
-)  # a sentence that praises the dish or tells of the writer, and no step
+)  # a sentence that praises the dish or describes the writer, not a step
 _ANECDOTE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'’-]{{1,20}},? ){{1,8}}?(?:has|have)|(?:i|we|he|she|they)[’'](?:ve|s)) been"
     r" (?:making|baking|cooking|serving|eating)(?: (?:this|these|it|them|my|our))\b"
@@ -174,7 +174,7 @@ _NOTE: Final = re.compile(
     r"|suggestions?|p\.? ?s\.?|good to know)"
     r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] |-(?=[A-Z]))",
     re.IGNORECASE,
-)  # a note on the recipe, however long; "*Peas" is one at the foot of a page
+)  # a note on the recipe, of any length; "*Peas" is a footnote
 _BEFORE_AMOUNT: Final = re.compile(r"[^,;:(\d]{0,70}")
 _TELLING: Final = (" can ", " is ", " are ", " you'll ", " we ")
 _NUTRITION: Final = re.compile(
@@ -202,28 +202,28 @@ _TELLS_HOW: Final = re.compile(
     r"|(?:\A\W*|[.;:,!)] |\b(?:and|then) )"
     rf"(?:{'|'.join(sorted(ACTION_VERBS - {'can', 'cream'}))})\b(?! of\b)",
     re.IGNORECASE,
-)  # an order, or the beginning of a sentence that may hold one
+)  # an instruction, or the beginning of a sentence that may contain one
 _ORDER: Final = re.compile(
     r"\b(?:\w{2,}ly|just|to|please|first|first of all|next|always|also|you'll) "
     rf"(?:{'|'.join(sorted(ACTION_VERBS | MORE_VERBS))})\b"
     rf"|(?:\A\W*|[.;:,!)] |\b(?:and|then) )(?:{'|'.join(sorted(MORE_VERBS))})\b",
     re.IGNORECASE,
-)  # an order that `_TELLS_HOW` does not find, for texts in which a miss costs a step
+)  # an instruction that `_TELLS_HOW` misses, for texts in which a miss would remove a step
 _ENGLISH: Final = frozenset(
     "and are be can for from have is it my of that the this was will with you your".split()  # noqa: SIM905
 )
-_MIN_ENGLISH: Final = 2  # fewest different words of `_ENGLISH` in an English text
+_MIN_ENGLISH: Final = 2  # minimum distinct words of `_ENGLISH` in an English text
 _STORY: Final = re.compile(
     rf"{_OPEN}(?:(?:this|these|it|i|we|my|our|here|thanks|tried|originally|entertaining"
     r"|there)\b|an? )"
     r"|.{0,200}?\b(?:i|i['’](?:m|ve|d)|my|we['’](?:re|ve)|is a (?:great|good)|[a-z]+ says)\b",
     re.IGNORECASE,
-)  # the beginning of a text about a dish, or a word of its writer
+)  # the beginning of a text about a dish, or a word about its writer
 _WRITER: Final = re.compile(
     r".{0,200}?\b(?:i|i['’](?:m|ve|d)|my|thanks|we['’](?:re|ve))\b|\W*(?:p\.? ?s\b|comments?:)",
     re.IGNORECASE,
 )
-_MOST_STORIES: Final = 3  # most steps removed from each end
+_MOST_STORIES: Final = 3  # maximum steps removed from each end
 _INFO: Final = re.compile(rf"{_OPEN}ingredient (?:info|tips?|notes?) ?:", re.IGNORECASE)
 _OPENS_NOTE: Final = re.compile(
     rf"\*|{_OPEN}(?:an? [^.:,;\d]{{3,60}};? )?(?:available|sold|found) ", re.IGNORECASE
@@ -237,12 +237,15 @@ _ENDS: Final = (". ", "! ", "? ", ".) ")
 
 
 def is_credit(line: str) -> bool:
-    """True if a whole line names who wrote, cooked or photographed something."""
+    """Return whether an entire line names the writer, cook or photographer of something."""
     return len(line) <= MOST_CHARS and _CREDIT.match(line) is not None
 
 
 def is_shopping_note(line: str, *, within: bool = False) -> bool:
-    """True if a line only tells where a food is sold; `within` steps, after other words too."""
+    """Return whether a line only names a shop for a food.
+
+    `within` steps, other words may precede the shop.
+    """
     if len(line) > MOST_CHARS:
         return False
     if _INFO.match(line):
@@ -255,7 +258,7 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
 
 
 def is_note(line: str) -> bool:
-    """True if an ingredient line is a note, a yield or a sentence."""
+    """Return whether an ingredient line is a note, a yield or a sentence."""
     opening = _BEFORE_AMOUNT.match(line)
     tells = opening is not None and any(opening[0].find(word, 4) >= 0 for word in _TELLING)
     is_sentence = (
@@ -265,7 +268,7 @@ def is_note(line: str) -> bool:
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Clean steps without credits and notices; `notes` counts what went."""
+    """Remove credits and notices from clean steps and count them in `notes`."""
     if not steps:
         return steps
     steps = (*steps[:-1], _without_note_within(steps[-1], notes))
@@ -276,16 +279,16 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     return _without_stories(steps, notes)
 
 
-@lru_cache(maxsize=1 << 8)  # the first and the last step are asked about twice
+@lru_cache(maxsize=1 << 8)  # the first and the last step are checked twice
 def tells_how(step: str) -> bool:
-    """True if a text holds an order, or may hold one because it is not in English."""
+    """Return whether a text contains an instruction. Assume so in other languages."""
     if _TELLS_HOW.search(step) or _ORDER.search(step):
         return True
     return len(_ENGLISH.intersection(words_of(step))) < _MIN_ENGLISH
 
 
 def _without_stories(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Steps without texts about the dish or its writer at their beginning and end."""
+    """Remove texts about the dish or its writer from the beginning and end of the steps."""
     start, end = 0, len(steps)
     while start < min(end - 1, _MOST_STORIES) and _is_story(steps[start], _STORY):
         start += 1
@@ -300,7 +303,10 @@ def _is_story(step: str, words: re.Pattern[str]) -> bool:
 
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:
-    """Why each step goes, or ""; credits and wines at the end include lines such as book titles."""
+    """Return the reason for removing each step, or "".
+
+    Credits and wines at the end include nearby lines such as book titles.
+    """
     reasons = [_why_removed(step) for step in steps]
     _mark_rest_of_notes(steps, reasons)
     start = len(steps)
@@ -316,14 +322,14 @@ def _reasons(steps: tuple[str, ...]) -> list[str]:
 
 
 def _mark_rest_of_notes(steps: tuple[str, ...], reasons: list[str]) -> None:
-    """Mark the sentences that continue a note, in a text that was split into sentences.
+    """Mark the sentences that continue a note in a text split into sentences.
 
-    The rest of the note is every next sentence that names the same food.
+    The note continues as long as the next sentence names the same food.
     """
     food = ""
     for i, step in enumerate(steps):
         if reasons[i] == NOTES and (task := _TASK_OF_NOTE.match(step)):
-            # A note of several sentences is whole.
+            # A note of several sentences is complete.
             food = "" if any(end in step for end in _ENDS) else task[1].casefold()
             continue
         if not food:
@@ -335,14 +341,14 @@ def _mark_rest_of_notes(steps: tuple[str, ...], reasons: list[str]) -> None:
 
 
 def _is_name(step: str) -> bool:
-    """True if a line at the end is a name, of a wine or a writer, and no sentence."""
+    """Return whether a final line is a name of a wine or a writer, not a sentence."""
     words = [word for word in step.split() if word not in _SMALL]
     capitals = all(word[0].isupper() for word in words) and step[-1:] not in _STOPS
     return capitals and 2 <= len(words) <= 6 and not (has_action_verb(step) or _DIGIT.search(step))
 
 
 def _is_title(step: str) -> bool:
-    """True if a line may be a title or a name, or continue one: its long words are capitals."""
+    """Return whether a line is or continues a title or a name. Its long words are capitalised."""
     words = words_of(step)
     if not 0 < len(words) <= 12 or len(step) > 2 * _SHORT or words[0] in ACTION_VERBS:
         return False
@@ -351,7 +357,7 @@ def _is_title(step: str) -> bool:
     return all(word[0].isupper() for word in _LONG_WORD.findall(step))
 
 
-@lru_cache(maxsize=1 << 10)  # each step of a recipe is asked about twice or more
+@lru_cache(maxsize=1 << 10)  # each step of a recipe is checked at least twice
 def _why_removed(step: str) -> str:
     note = NOTES if _NOTE.match(step) else ""
     if len(step) > MOST_CHARS:
@@ -372,7 +378,7 @@ def _why_removed(step: str) -> str:
 
 
 def _without_note_within(step: str, notes: Counter[str]) -> str:
-    """The last step without a note at its end, which may have several sentences."""
+    """Remove a note, which may have several sentences, from the end of the last step."""
     note = _NOTE_WITHIN.search(step) if ":" in step else None
     if note is None or len(step) - note.end() > MOST_CHARS:
         return step
@@ -381,7 +387,7 @@ def _without_note_within(step: str, notes: Counter[str]) -> str:
 
 
 def _without_end(step: str, notes: Counter[str]) -> str:
-    """A step without the sentences at its end that are no part of it."""
+    """Remove unrelated sentences from the end of a step."""
     match = _WITHIN.search(step, max(0, len(step) - MOST_CHARS))
     if match:
         notes[CREDITS] += 1

@@ -1,4 +1,4 @@
-"""Field mapping: a raw record of any known schema to the one form that `normalize` cleans."""
+"""Field mapping from records of all known schemas to the form that `normalize` cleans."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ BROKEN_LIST = "broken list"
 NO_NODE = "no recipe in record"
 _NODE = (("ingredients", "recipeIngredient"), ("steps", "recipeInstructions"))
 
-# Daily values Food.com divided by: the US label before 2016, and 25 g of sugar, which is not on
-# that label; with them energy agrees with 9/4/4 kcal per gram (tests/cooking/schemas).
+# Daily values in Food.com's percentages: the US label before 2016, plus 25 g of sugar, which is not
+# on that label. With them, energy matches 9/4/4 kcal per gram (tests/cooking/schemas).
 DAILY_VALUES = {
     "fat_g": 65.0, "sugar_g": 25.0, "sodium_mg": 2400.0, "protein_g": 50.0,
     "saturated_fat_g": 20.0, "carbohydrate_g": 300.0,
 }  # fmt: skip
-MAX_FIELD_CHARS = 200_000  # of a record; the longest in 90,000 real recipes has 15,290
-MAX_DEPTH = 100  # deepest nesting of a record's values; real pages nest ten deep
+MAX_FIELD_CHARS = 200_000  # limit per text; the longest of 90,000 real recipes has 15,290
+MAX_DEPTH = 100  # maximum nesting depth of a record's values; real pages have a depth of ten
 _API_DEFAULT_MINUTES = ("45", "45.0")  # Spoonacular's value for an unknown time
 
-_MOST = 1e9  # upper bound of the numbers in a record
+_MOST = 1e9  # upper bound of numbers in a record
 
 Record = dict[str, Any]
 
@@ -44,7 +44,7 @@ Record = dict[str, Any]
 def records_of(
     raw: Mapping[str, Any], columns: tuple[tuple[str, str], ...], notes: Counter[str]
 ) -> Iterator[Record | str]:
-    """The records in a raw one (a graph may hold several), or the reason for having none."""
+    """Read the records in a raw record, or a reason for dropping it. A graph may have several."""
     raw = {name: _shortened(value, notes, 1) for name, value in raw.items()}
 
     if not columns and is_schema_org(raw):
@@ -64,7 +64,7 @@ def records_of(
 
     shape = shape_of(tuple(raw), columns)
     notes.update(f"{UNUSED}{name}" for name in shape.unused(raw))
-    if shape.schema == "foodcom":  # R writes NA for what is missing
+    if shape.schema == "foodcom":  # R writes NA for missing values
         raw = {name: None if value == "NA" else value for name, value in raw.items()}
 
     try:
@@ -78,7 +78,7 @@ def records_of(
 
 
 def _shortened(value: Any, notes: Counter[str], depth: int) -> Any:
-    """A value whose texts are at most `MAX_FIELD_CHARS` long, and which is `MAX_DEPTH` deep."""
+    """Limit the texts in a value to `MAX_FIELD_CHARS` and its depth to `MAX_DEPTH`."""
     if isinstance(value, str):
         if len(value) <= MAX_FIELD_CHARS:
             return value
@@ -123,16 +123,16 @@ def _generic(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Recor
         nutrients = printed(raw.get(name))
         if isinstance(nutrients, dict) and nutrients:
             return record | {"nutrition": nutrients}
-    # They may stand beside the other fields.
+    # Nutrients may also be top-level fields.
     return record | {n: raw[n] for n in shape.nutrients if n not in record}
 
 
 def _first_lines(
     raw: Mapping[str, Any], shape: Shape, role: Role, notes: Counter[str]
 ) -> list[str]:
-    """The lines of the first field that holds any, of numbered fields, or of what is in steps.
+    """Return the lines of the first non-empty field, of numbered fields, or inside the steps.
 
-    A broken list counts if its field is the only one.
+    A broken list is an error only if it is the only field.
     """
     of_ingredients = role == "ingredients"
     fields = shape.fields(role)
@@ -140,7 +140,7 @@ def _first_lines(
         reader = ItemReader(field, notes, raw)
         try:
             lines = lines_in(raw.get(field), commas=of_ingredients, reader=reader)
-        except BrokenListError:  # numpy leaves out the middle of a long list
+        except BrokenListError:  # numpy omits the middle of a long list
             if len(fields) == 1:
                 raise
             continue
@@ -153,7 +153,7 @@ def _first_lines(
 
 
 def _foodcom_raw(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
-    """RAW_recipes.csv: nutrition is kcal, then percent of daily values per serving."""
+    """Adapt RAW_recipes.csv: nutrition is kcal, then percent of daily values per serving."""
     for name in ("ingredients", "directions"):
         record[name] = untokenised(record[name], notes)
     record |= {"source": "food.com", "title": with_apostrophes(record["title"], notes)}
@@ -168,7 +168,7 @@ def _foodcom_raw(record: Record, raw: Mapping[str, Any], notes: Counter[str]) ->
 
 
 def _foodcom(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
-    """recipes.csv and recipes.parquet: most quantities lost their unit ("1/4"); they stay out."""
+    """Adapt recipes.csv and recipes.parquet. Quantities without a unit ("1/4") are omitted."""
     record |= {"source": "food.com", "servings": raw.get("recipeservings")}
     parts, quantities = record["ingredients"], _list_of(raw.get("recipeingredientquantities"))
     if len(quantities) != len(parts):
@@ -186,7 +186,7 @@ def _recipenlg(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> N
 
 
 def _spoonacular(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
-    """The API's answer, whole or flattened to a table with reprs in its cells."""
+    """Adapt the API's response, complete or as a table with reprs in its cells."""
     names = ("cuisines", "dishtypes", "diets")
     record["tags"] = [tag for name in names for tag in words_in(raw.get(name))]
     record["source"] = text_of(raw.get("sourceurl"))
@@ -200,7 +200,7 @@ _ADAPTERS: dict[str, Callable[[Record, Mapping[str, Any], Counter[str]], None]] 
     "foodcom": _foodcom,
     "recipenlg": _recipenlg,
     "spoonacular": _spoonacular,
-}  # adapters of single collections, which need more than the names of their fields
+}  # adapters for collections that need more than their field names
 
 
 def _list_of(value: Any) -> list[Any]:

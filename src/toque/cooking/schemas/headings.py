@@ -1,6 +1,6 @@
-"""Headings and lists among scraped steps: joined to the step they belong to, and counted.
+"""Headings and lists among scraped steps. They are joined to their steps and counted.
 
-A page has "For the salsa" or "Knead the dough" on a line of its own, and a list of foods within
+A page has "For the salsa" or "Knead the dough" on a separate line, or a list of foods among
 its steps. A model would learn them as steps.
 """
 
@@ -31,7 +31,7 @@ _BARE: Final = frozenset(
     .replace("  ", "")
     .strip()
     .split("|")
-)  # lines that only announce steps, in addition to those of `cleaning`
+)  # lines that only announce steps, in addition to the lines in `cleaning`
 PART_NOUNS: Final = frozenset(
     """
     assembly base batter brine cake cakes crepes crust custard dough dressing filling frosting
@@ -41,20 +41,20 @@ PART_NOUNS: Final = frozenset(
 _FOR_THE: Final = re.compile(r"(?:for|to make) (?:the )?[a-z][a-z '&-]{2,32}", re.IGNORECASE)
 _ANNOUNCED: Final = _BARE | {"directions", "instructions", "method", "preparation", "steps"}
 _BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
-_SHORT: Final = 40  # longest heading in characters, unless one precedes every paragraph
-_MIN_STOPS: Final = 0.75  # share of longer lines with a full stop from which a line without heads
+_SHORT: Final = 40  # maximum characters of a heading, unless a heading precedes every paragraph
+_MIN_STOPS: Final = 0.75  # minimum share of longer lines with a full stop, see `_heads`
 _STOPS: Final = frozenset('.!?)]…"”')
 _SENTENCE_ENDS: Final = frozenset(".!?")
 _DIGIT: Final = re.compile(r"\d(?!(?:st|nd|rd|th) )")
 _AT_END: Final = re.compile(
     r"(?:(?<=[a-z]{3}[.!])|(?<=\.\)))"
     r" ([A-ZÀ-Þ][\w'’&-]*(?: (?:[A-ZÀ-Þ][\w'’&-]*|and|with|for|the|of|in)){0,5})\Z"
-)  # words in capitals after the last sentence of a step
-_MIN_WORD_CHARS: Final = 4  # fewest characters of the longest word of such a heading
+)  # capitalised words after the last sentence of a step
+_MIN_WORD_CHARS: Final = 4  # minimum characters of the longest word of such a heading
 _ADVERTS: Final = frozenset(
     {"advertisement", "anzeige", "publicidad", "publicité", "pubblicità", "werbung"}
 )
-_SLUG: Final = re.compile(r"[a-z]{4,20}(?:-[a-z]{2,20}){0,2}")  # "heating-oil", a name for a link
+_SLUG: Final = re.compile(r"[a-z]{4,20}(?:-[a-z]{2,20}){0,2}")  # the name of a link: "heating-oil"
 _MAKES: Final = frozenset({"assemble", "make", "prepare"})
 _ITEM: Final = re.compile(
     r"(?:\d[\d/ .,–-]*|[½¼¾⅓⅔⅛]|an? |(?:cups?|tsps?|tbsps?|tablespoons?|teaspoons?|pinch) )"
@@ -68,7 +68,7 @@ _TELLS: Final = re.compile(
 
 
 def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Steps without lines that only head a step or name a food; `notes` counts those lines."""
+    """Join lines that only introduce a step or name a food to their steps. `notes` counts them."""
     joined_steps: list[str] = []
     heading = ""
     steps = _with_headings_parted(_with_lists_joined(steps, notes), notes)
@@ -94,7 +94,7 @@ def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[s
 
 
 def _with_headings_parted(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Steps with each heading before its own step, not at the end of the step before."""
+    """Move each heading from the end of a step to the beginning of the next step."""
     if all(step[-1:] in _STOPS for step in steps):
         return steps
     parted: list[str] = []
@@ -115,7 +115,7 @@ def _with_headings_parted(steps: tuple[str, ...], notes: Counter[str]) -> tuple[
 
 
 def _heads_part(words: str) -> bool:
-    """True if words after the last sentence of a step name what the next step makes."""
+    """Return whether words after the last sentence of a step name the product of the next step."""
     names = words_of(words)
     if max(map(len, names)) < _MIN_WORD_CHARS:
         return False
@@ -129,7 +129,7 @@ def _heads(steps: tuple[str, ...]) -> list[bool]:
         return [False] * len(steps)
     # A heading before every paragraph may be longer.
     max_chars = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
-    # A step without a full stop that is longer than the one with it that follows heads nothing.
+    # A step without a full stop is not a heading if the next step has one and is not longer.
     even = any(
         ends[i : i + 2] == "-." and len(a) >= len(b) for i, (a, b) in enumerate(pairwise(steps))
     )
@@ -150,7 +150,7 @@ def _heads(steps: tuple[str, ...]) -> list[bool]:
 
 
 def _is_heading(step: str, following: str, max_chars: int) -> bool:
-    """True if a few words without a full stop head a step, if every long step has one."""
+    """Return whether a few words without a full stop introduce a step, if long steps have one."""
     max_words = max_chars // 8 if max_chars == _SHORT else max_chars // 5
     short = len(step) <= max_chars and len(step.split()) <= max_words
     tells = max_chars > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
@@ -160,7 +160,7 @@ def _is_heading(step: str, following: str, max_chars: int) -> bool:
 
 
 def _is_name_of_part(step: str, following: str) -> bool:
-    """True if a line names what the next one makes, if most long steps have a full stop."""
+    """Return whether a line names the product of the next line, if most long steps have a stop."""
     if len(following) <= len(step) or not following[:1].isupper():
         return False
     if _SLUG.fullmatch(step):
@@ -179,7 +179,7 @@ def _is_name_of_part(step: str, following: str) -> bool:
 
 
 def _is_part(step: str) -> bool:
-    """True if a step only names the part of the dish that the next ones make."""
+    """Return whether a step only names the part of the dish that the next steps make."""
     step = _BRACKET.sub("", step)
     if len(step) > _SHORT or not step[-1:].isalpha() or _DIGIT.search(step):
         return False
@@ -190,7 +190,7 @@ def _is_part(step: str) -> bool:
 
 
 def _with_lists_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Steps with two or more foods on lines of their own joined to the step before them."""
+    """Join two or more foods on separate lines to the step before them."""
     n_stops = sum(step[-1:] in _STOPS for step in steps)
     if not 0 < n_stops < len(steps) - 1 or not steps[0][:1].isupper():
         return steps
@@ -213,7 +213,7 @@ def _with_lists_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str
 
 
 def _names_food(step: str) -> bool:
-    """True if a line among steps is an item of a list of foods."""
+    """Return whether a line among steps is an item of a list of foods."""
     if step[-1] in _STOPS or _ITEM.fullmatch(step) is None or _TELLS.search(step):
         return False
     words = words_of(step)

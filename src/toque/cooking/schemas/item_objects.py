@@ -1,8 +1,8 @@
-"""Ingredients and steps that are objects: their lines, and the keys that no line uses.
+"""Ingredients and steps as objects: their lines and their unused keys.
 
-An object is read by the names of its keys, which recipe managers, APIs and websites share: amount,
-unit, food, note, text, heading, and a list of further items. A filled key that no line uses is
-noted once per record, under its path: "ingredients.aisle".
+The names of the keys determine how an object is read. Recipe managers, APIs and websites share
+these names: amount, unit, food, note, text, heading, and a list of further items. A filled key that
+no line uses is noted once per record with its path: "ingredients.aisle".
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from toque.cooking.ingredients.tokens import NUMBER, number, plain
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 from toque.sources.records import is_filled
 
-UNUSED: Final = "field that no example holds: "  # the beginning of a note that counts one
+UNUSED: Final = "field that no example holds: "  # start of a note about an unused field
 HEADINGS: Final = "ingredient sub-headings"
 TIPS: Final = "tips beside the steps left out"
 NOT_READ: Final = "ingredients and steps left out: objects without a known name or text"
 
-_DEEPEST: Final = 16  # nested lists and objects; real files nest six deep
+_DEEPEST: Final = 16  # maximum depth of lists and objects; real files have a depth of six
 _MAX_HEADING_CHARS: Final = 60
-_MOST_COMPARED: Final = 50  # notes and nested steps that are searched in a line
+_MOST_COMPARED: Final = 50  # maximum notes and nested steps that are compared with a line
 _PREFIXES: Final = ("recipe", "ingredient", "step", "instruction", "direction", "item", "food")
 
 
 class _Roles:
-    """The roles of keys by their folded names, of which the most specific comes first."""
+    """The roles of keys by their folded names, most specific name first."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._ranks = {
@@ -40,7 +40,7 @@ class _Roles:
         self.of = lru_cache(maxsize=4096)(self._of)
 
     def _of(self, key: str) -> tuple[tuple[str, int], ...]:
-        """The roles that a key may have, each with the key's rank; its value decides."""
+        """Return the possible roles of a key with the key's ranks. The value decides the role."""
         return tuple(
             (role, rank)
             for role, ranks in self._ranks.items()
@@ -142,7 +142,7 @@ _FOOD: Final = _Roles(
     }
 )
 _FRACTION: Final = _Roles({"whole": "whole", "top": "numerator num", "bottom": "denominator den"})
-# Keys for the place and kind of an item, which its list and its line show.
+# Keys for the position and kind of an item, which its list and its line already show.
 _PLACE: Final = frozenset(
     "position order index ordinal sortorder sequence sort displayorder type context err".split()  # noqa: SIM905
 )
@@ -157,7 +157,7 @@ _IDENTIFIER: Final = re.compile(r"(?:id|guid|uid|uuid|.*(?:[a-z]I|[_-]i)d|.*[Uu]
 _NUMBERED: Final = re.compile(r"[a-z]*[ _-]?(\d+)\.?", re.IGNORECASE)
 _RANDOM_KEY: Final = re.compile(r"(?=[^ ]*\d)[0-9A-Za-z_-]{6,}")
 _NOTHING: Final = frozenset({"n/a", "na", "none", "null", "<unit>", "-", "nan", "undefined"})
-_NUMBERS: Final = frozenset({*WORDS, "to", "or", "and", "a", "an"})  # words of "one to two"
+_NUMBERS: Final = frozenset({*WORDS, "to", "or", "and", "a", "an"})  # words in "one to two"
 _PIECES: Final = frozenset({"unit", "units", "item", "items", "each", "ea", "qty"})
 _DECIMAL: Final = re.compile(r"\d{1,9}\.(?:0+|\d{4,})")
 _AMOUNT: Final = re.compile(NUMBER)
@@ -169,19 +169,19 @@ _FRACTIONS: Final = {
     1 / 8: "1/8", 1 / 4: "1/4", 1 / 3: "1/3", 3 / 8: "3/8", 1 / 2: "1/2", 5 / 8: "5/8",
     2 / 3: "2/3", 3 / 4: "3/4", 7 / 8: "7/8",
 }  # fmt: skip
-_AMOUNT_WORDS: Final = 3  # most words of an amount in a description: "2 large cans"
-_NEAR: Final = 0.006  # largest distance to a fraction: 0.33 and 0.667 are thirds
+_AMOUNT_WORDS: Final = 3  # maximum words of an amount in a description: "2 large cans"
+_NEAR: Final = 0.006  # maximum distance to a fraction: 0.33 and 0.667 are thirds
 _IN_DECIMALS: Final = frozenset(
     "milligram gram kilogram millilitre centilitre decilitre litre".split()  # noqa: SIM905
-)  # units whose amounts are written as decimals
+)  # units with decimal amounts
 
 
 class Measure(NamedTuple):
     """An amount and its unit."""
 
-    text: str = ""  # the amount as the source writes it; "" if it is a number
+    text: str = ""  # the amount as text in the source; "" if it is a number
     low: float = 0.0
-    high: float = 0.0  # as `low`, unless the amount is a range
+    high: float = 0.0  # equal to `low`, unless the amount is a range
     unit: str = ""
 
     def __str__(self) -> str:
@@ -189,7 +189,7 @@ class Measure(NamedTuple):
 
     @property
     def is_bare(self) -> bool:
-        """True for a number without its unit."""
+        """True for a number without a unit."""
         words = (word for word in self.text.lower().split() if _has_letter(word))
         return bool(self.amount) and not self.unit and all(word in _NUMBERS for word in words)
 
@@ -202,7 +202,7 @@ class Measure(NamedTuple):
         return low if low == high else f"{low}-{high}"
 
     def up_to(self, other: Measure) -> Measure:
-        """The range from this amount to another one."""
+        """Return the range from this amount to another amount."""
         if not self.high or other.high <= self.high:
             return self
         text = f"{self.amount}-{other.amount}" if self.text or other.text else ""
@@ -210,7 +210,7 @@ class Measure(NamedTuple):
 
 
 class _Keys:
-    """The filled keys of an object by role; `unread` are those that were not taken."""
+    """The filled keys of an object by role. `unread` lists the keys that were not taken."""
 
     def __init__(self, value: Mapping[Any, Any], roles: _Roles) -> None:
         self._values = {str(key): one for key, one in value.items() if is_filled(one)}
@@ -221,7 +221,7 @@ class _Keys:
                 self._by_role.setdefault(role, []).append((rank, key))
 
     def take(self, role: str, *kinds: type) -> list[Any]:
-        """The values of a role that are of these kinds, by the rank of their keys."""
+        """Take the values of a role with these types, in the order of their keys' ranks."""
         keys = [
             key
             for _, key in sorted(self._by_role.get(role, ()))
@@ -231,11 +231,11 @@ class _Keys:
         return [self._values[key] for key in keys]
 
     def texts(self, role: str) -> list[str]:
-        """The usable texts of a role."""
+        """Take the usable texts of a role."""
         return [text for value in self.take(role, str) if (text := _usable(value))]
 
     def first(self, role: str) -> list[str]:
-        """The first usable text of a role, in a list; another that says more stays unread."""
+        """Take the first usable text of a role, as a list. Texts with more content stay unread."""
         first_text, *others = self.texts(role) or [""]
         for other in others:
             if not _repeats(other, first_text):
@@ -243,22 +243,22 @@ class _Keys:
         return [first_text] if first_text else []
 
     def release(self, *roles: str) -> None:
-        """Mark the keys of these roles as not used after all."""
+        """Mark the keys of these roles as unused."""
         for role in roles:
             self._taken.difference_update(key for _, key in self._by_role.get(role, ()))
 
     def leave(self, value: Any) -> None:
-        """Mark the keys with this value as not used after all."""
+        """Mark the keys with this value as unused."""
         for key, one in self._values.items():
             if one == value or (isinstance(one, str) and _usable(one) == value):
                 self._taken.discard(key)
 
     def has(self, *roles: str) -> bool:
-        """True if the object has a key of one of these roles, even an empty one."""
+        """Return whether the object has a key of one of these roles, even an empty key."""
         return not self._by_role.keys().isdisjoint(roles)
 
     def path_to(self, value: Any) -> str:
-        """The path of the key with this value: ".unit"."""
+        """Return the path of the key with this value, e.g. ".unit"."""
         return next((f".{key}" for key, one in self._values.items() if one is value), "")
 
     def use(self, key: str) -> None:
@@ -266,12 +266,12 @@ class _Keys:
         self._taken.add(key)
 
     def is_set(self, role: str) -> bool:
-        """True if a flag of this role is true."""
+        """Return whether a flag of this role is true."""
         return any(self.take(role, bool))
 
     @property
     def announces(self) -> bool:
-        """True if the object says that it is a heading."""
+        """True if the object is marked as a heading."""
         for key, value in self._values.items():
             name = _names(key)[-1]
             if value is True and name in _HEADING_FLAGS:
@@ -282,7 +282,7 @@ class _Keys:
 
     @property
     def unread(self) -> list[str]:
-        """The keys that were not taken, without flags, identifiers and places in a list."""
+        """Keys that were not taken, without flags, identifiers and positions in a list."""
         return [
             key
             for key, value in self._values.items()
@@ -293,14 +293,14 @@ class _Keys:
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The filled values by key."""
+        """Filled values by key."""
         return self._values
 
 
 class ItemReader:
-    """Reads the items of a field, and notes the keys that no line uses.
+    """A reader of the items of a field. It notes the keys that no line uses.
 
-    `record` is the whole record: steps of Cooklang refer to its ingredients by their index.
+    `record` is the entire record: Cooklang's steps refer to its ingredients by index.
     """
 
     def __init__(
@@ -309,19 +309,19 @@ class ItemReader:
         self._field = field
         self._notes = notes
         self._record = record or {}
-        self._unread: dict[str, None] = {}  # paths in the order of their first appearance
+        self._unread: dict[str, None] = {}  # paths in order of first appearance
         self._group = ""
 
     def ingredients(self, value: Any) -> list[str]:
-        """The ingredient lines of texts, lists and objects; headings are counted."""
+        """Return the ingredient lines of texts, lists and objects. Count the headings."""
         return self._noted(self._ingredients(value, 0))
 
     def steps(self, value: Any) -> list[str]:
-        """The steps of texts, lists and objects; a heading is a line that ends in a colon."""
+        """Return the steps of texts, lists and objects. A heading becomes a line with a colon."""
         return self._noted(self._steps(value, 0))
 
     def ingredients_in_steps(self, value: Any) -> list[str]:
-        """The ingredient lines inside of steps that are objects."""
+        """Return the ingredient lines inside steps that are objects."""
         return self._noted(self._inside_steps(value, 0))
 
     def _noted(self, lines: Iterator[str]) -> list[str]:
@@ -333,7 +333,7 @@ class ItemReader:
         self._unread.update(dict.fromkeys(f"{path}.{key}" for key in keys.unread))
 
     def _ends(self, value: Any, depth: int) -> bool:
-        """True if a value is neither a list nor an object that can be read; it is noted."""
+        """Return whether a value is not a readable list or object, and note it."""
         if isinstance(value, list | dict) and depth < _DEEPEST:
             return False
         if is_filled(value):
@@ -361,7 +361,7 @@ class ItemReader:
         is_group = _is_group(keys)
         inner = [one for one in keys.take("food", dict) if _is_whole(one, keys)]
         keys.release("food")
-        if inner and not is_group:  # {"id": 1, "ingredient": {"name": "flour", "amount": 2}}
+        if inner and not is_group:  # a wrapper such as {"ingredient": {...}}
             around = {key: one for key, one in value.items() if one is not inner[0]}
             yield from self._ingredient({**around, **inner[0]}, depth + 1)
             return
@@ -395,7 +395,7 @@ class ItemReader:
             self._group = heading
 
     def _named_ingredients(self, values: Mapping[Any, Any], depth: int) -> Iterator[str]:
-        """Ingredients by name ({"flour": "200 g"}), by part of the dish, or by number."""
+        """Read ingredients by name ({"flour": "200 g"}), by part of the dish, or by number."""
         for key, value in values.items():
             name = str(key)
             is_label = _is_label(name)
@@ -417,7 +417,7 @@ class ItemReader:
                 yield from self._ingredient({"food": name, "amount": value}, depth + 1)
 
     def _line(self, keys: _Keys, titles: list[str]) -> str:
-        """The line of one ingredient; "" if it names no food."""
+        """Return the line of an ingredient, or "" if it names no food."""
         ready, texts = keys.first("line"), keys.first("text")
         measures = self._measures(keys)
         foods = self._foods(keys, measures[0].high if measures else 0.0) or titles
@@ -453,13 +453,13 @@ class ItemReader:
     def _composed(
         self, keys: _Keys, measures: list[Measure], foods: list[str], notes: list[str]
     ) -> str:
-        """Amounts, size and food; what has to come after the food joins `notes`."""
-        extracts = keys.take("extract", list, str)  # Spoonacular's, of the line itself
+        """Compose amounts, size and food. Add remarks that belong after the food to `notes`."""
+        extracts = keys.take("extract", list, str)  # Spoonacular's extracts of the line
         notes += [note for value in extracts for note in self._remarks(value, ".meta")]
         if not foods and notes and (measures or not keys.unread):
             foods = [notes.pop(0)]
             if list(map(str, measures)) == ["1"]:
-                measures = []  # Mealie's default next to a note that is the line
+                measures = []  # Mealie's default next to a note that contains the line
         if not foods:
             return ""
 
@@ -472,7 +472,7 @@ class ItemReader:
         return " ".join([*amounts[:1], *others, *keys.texts("size"), foods[0]])
 
     def _described(self, keys: _Keys, notes: list[str], *, is_measured: bool) -> list[Measure]:
-        """The amount that a description begins with ("200 g, sifted"); the rest is a note."""
+        """Read the amount at the start of a description ("200 g, sifted"). The rest is a note."""
         measures: list[Measure] = []
         for value in keys.take("described", str):
             amount, _, rest = value.strip().partition(",")
@@ -485,7 +485,7 @@ class ItemReader:
         return measures
 
     def _foods(self, keys: _Keys, amount: float) -> list[str]:
-        """The food's name; another name that does not repeat it stays unread."""
+        """Return the food's name. A different name stays unread."""
         food_name = ""
         for value in keys.take("food", str, dict):
             name = value
@@ -518,7 +518,7 @@ class ItemReader:
             self._leave(inside, path)
 
     def _measures(self, keys: _Keys, path: str = "") -> list[Measure]:
-        """The measures of an object at this path, the main one first."""
+        """Return the measures of an object at this path, the main measure first."""
 
         def measured(value: Any) -> list[Measure]:
             return self._measured(value, path + keys.path_to(value))
@@ -527,12 +527,12 @@ class ItemReader:
         for value in units.copy():
             if _Keys(value, _INGREDIENT).has("amount", "least"):
                 units.remove(value)
-                keys.leave(value)  # {"measure": {"amount": 2, "unit": "cups"}}
+                keys.leave(value)  # the object itself is a measure
         all_measures: list[Measure] = []
         for value in keys.take("amount", int, float, str, dict, list):
             measures = measured(value)
             if all_measures and measures and measures[0].is_bare:
-                keys.leave(value)  # a second number, without a unit of its own
+                keys.leave(value)  # a second number without its own unit
             else:
                 all_measures += measures
         low, high = (
@@ -546,7 +546,7 @@ class ItemReader:
         texts = [text for unit in keys.first("unit") if (text := _unit_text(unit))]
         words = [m for m in all_measures if m.text and not _begins_with_amount(m.text)]
         if words and len(all_measures) > 1 and not (texts or units):
-            texts = [words[0].text]  # {"qty": 2, "measure": "cup"}
+            texts = [words[0].text]  # "measure" may contain the unit "cup"
             all_measures.remove(words[0])
         amount = all_measures[0].high if all_measures else 0.0
         unit = "".join(texts[:1])
@@ -562,7 +562,7 @@ class ItemReader:
         return all_measures or self._in_named_units(keys)
 
     def _in_named_units(self, keys: _Keys) -> list[Measure]:
-        """Measures whose key is their unit: {"grams": 200}."""
+        """Take the measures with their unit as key, e.g. {"grams": 200}."""
         measures: list[Measure] = []
         for key in keys.unread:
             value, unit = keys.values[key], SPELLINGS.get(key.lower())
@@ -572,7 +572,7 @@ class ItemReader:
         return measures
 
     def _measured(self, value: Any, path: str) -> list[Measure]:
-        """The measures of an amount: a number, a text, a range, or an object around them."""
+        """Read the measures of an amount: a number, a text, a range, or an object around them."""
         if isinstance(value, bool) or not is_filled(value) or value == 0:
             return []
         if isinstance(value, int | float):
@@ -593,7 +593,7 @@ class ItemReader:
         if measures := self._measures(inside, path):
             self._leave(inside, path)
             return measures
-        for key, one in inside.values.items():  # {"us": "1 cup", "metric": {"amount": 240, ...}}
+        for key, one in inside.values.items():  # several systems, as in {"us": ..., "metric": ...}
             if isinstance(one, dict) or (isinstance(one, str) and _begins_with_amount(one)):
                 measures += self._measured(one, f"{path}.{key}")
                 inside.use(key)
@@ -648,7 +648,7 @@ class ItemReader:
         is_heading = bool(lines or text) or kind == "HowToSection" or keys.announces
         title = "".join(titles[:1])
         if text and _joined([title]).rstrip(" .:!") in _joined([text]):
-            title = ""  # the text repeats it
+            title = ""  # the text already contains it
         is_apart = kind not in ("", "HowToSection") or len(title) > _MAX_HEADING_CHARS
         if title and is_heading and is_apart:
             keys.leave(title)
@@ -663,25 +663,25 @@ class ItemReader:
     def _without_repeats(
         self, text: str, lines: list[str], *, is_typed: bool
     ) -> tuple[str, list[str]]:
-        """The text of a step and the lines nested in it, without what one of them repeats."""
+        """Return the text of a step and its nested lines, without repetitions."""
         joined = _joined([text])
         if len(lines) <= _MOST_COMPARED and all(_joined([line]) in joined for line in lines):
             return text, []
         if joined in _joined(lines):
             return "", lines
-        if is_typed:  # pages write the same directions in both, in other words
+        if is_typed:  # pages repeat the directions with different words
             self._unread[".itemListElement"] = None
             return text, []
         return text, lines
 
     def _text_of_step(self, keys: _Keys) -> str:
-        """The text of a step; another text with other words stays unread."""
+        """Return the text of a step. A text with different words stays unread."""
         keys.take("number", int, float)
         for digits in keys.take("number", str):
             if not digits.strip().isdecimal():
                 keys.leave(digits)
         chosen = ""
-        # {"action": "Fry", "detail": "Fry the onion until golden."}: the longer one is the step.
+        # The longer of "Fry" and "Fry the onion until golden." is the step.
         details = sorted(keys.take("detail", str), key=len, reverse=True)
         for value in [*keys.take("text", str), *details]:
             text = _usable(value)
@@ -694,7 +694,7 @@ class ItemReader:
         return chosen
 
     def _named_steps(self, keys: _Keys, depth: int) -> Iterator[str]:
-        """Steps by number ({"1": "Mix."}) or by part of the dish ({"For the sauce": [...]})."""
+        """Read steps by number ({"1": "Mix."}) or by part of the dish ({"For the sauce": []})."""
         numbers = {name: int(n[1][:9]) for name in keys.values if (n := _NUMBERED.fullmatch(name))}
         names = list(keys.values)
         if len(numbers) == len(names):
@@ -713,7 +713,7 @@ class ItemReader:
         self._leave(keys)
 
     def _piece(self, piece: Mapping[str, Any]) -> str:
-        """A piece of a step of Cooklang: a text, or the name of an ingredient, tool or time."""
+        """Return a piece of a Cooklang step: a text, or the name of an ingredient, tool or time."""
         index, kind = piece.get("index"), str(piece["type"])
         listed = self._record.get(kind if kind == "cookware" else f"{kind}s")
         if isinstance(index, int) and isinstance(listed, list) and 0 <= index < len(listed):
@@ -739,7 +739,7 @@ class ItemReader:
 
 @lru_cache(maxsize=4096)
 def _names(key: str) -> tuple[str, ...]:
-    """The folded name of a key, and the same without the kind of the item before it."""
+    """Return the folded name of a key, also without a prefix for the kind of item."""
     name = _NOT_FOLDED.sub("", key.lower())
     prefix = next((p for p in _PREFIXES if name.startswith(p) and len(name) > len(p) + 1), "")
     return (name, name[len(prefix) :]) if prefix else (name,)
@@ -750,7 +750,7 @@ def _is_place(key: str) -> bool:
 
 
 def _is_group(keys: _Keys) -> bool:
-    """True if an object holds a list of further items rather than one ingredient."""
+    """Return whether an object is a list of items, not a single ingredient."""
     values = _Keys(keys.values, _INGREDIENT)
     lists = values.take("items", list)
     return bool(lists) or (
@@ -762,7 +762,7 @@ def _is_group(keys: _Keys) -> bool:
 
 
 def _is_named(values: Mapping[str, Any]) -> bool:
-    """True for one ingredient by its name: {"flour": "200 g"}."""
+    """Return whether an object is one ingredient under its name, e.g. {"flour": "200 g"}."""
     if len(values) != 1:
         return False
     (value,) = values.values()
@@ -772,7 +772,7 @@ def _is_named(values: Mapping[str, Any]) -> bool:
 
 
 def _is_label(key: str) -> bool:
-    """True for a key that is a number or made by a program: "1", "step 2", "a81f0c2d"."""
+    """Return whether a key is a number or generated by a program: "1", "step 2", "a81f0c2d"."""
     return bool(_NUMBERED.fullmatch(key) or _RANDOM_KEY.fullmatch(key))
 
 
@@ -798,20 +798,20 @@ def _begins_with_amount(text: str) -> bool:
 
 
 def _is_without_amount(text: str) -> bool:
-    """True if a text names a food and neither an amount nor "to taste"."""
+    """Return whether a text names a food and has no amount or "to taste"."""
     words = text.split()
     return not any(_begins_with_amount(word) or _AFTER_FOOD.match(word) for word in words)
 
 
 def _repeats(text: str, line: str) -> bool:
-    """True if a line says what a text says: the same words, or the same unit."""
+    """Return whether a line repeats a text: the same words, or the same unit."""
     unit = SPELLINGS.get(text.lower())
     is_same_unit = unit is not None and SPELLINGS.get(line.lower()) == unit
     return is_same_unit or text.lower() in line.lower()
 
 
 def _is_whole(value: Any, around: _Keys) -> bool:
-    """True for an object that is a whole ingredient, in an object that has only its food's key."""
+    """Return whether an object is a complete ingredient in an object with only a food key."""
     if not isinstance(value, dict) or around.has("line", "amount", "least"):
         return False
     keys = _Keys(value, _INGREDIENT)
@@ -819,7 +819,7 @@ def _is_whole(value: Any, around: _Keys) -> bool:
 
 
 def _is_inline(items: list[Any]) -> bool:
-    """True for the pieces of one step, in the form of Cooklang's parsers."""
+    """Return whether objects are the pieces of one step from a Cooklang parser."""
     kinds = {str(item.get("type")) if isinstance(item, dict) else "" for item in items}
     return len(kinds) > 1 and "text" in kinds and kinds <= _INLINE
 
@@ -837,7 +837,7 @@ def _fraction_of(value: Mapping[str, Any]) -> float | None:
 
 
 def _written(value: float, unit: str) -> str:
-    """A number as people write it: 2, 1 1/2, and of metric units 0.5.
+    """Format a number for a recipe: 2, 1 1/2, or 0.5 for metric units.
 
     >>> _written(1.5, "cup"), _written(0.5, "kg"), _written(0.333, "")
     ('1 1/2', '0.5', '1/3')

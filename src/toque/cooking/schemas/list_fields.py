@@ -1,8 +1,9 @@
-r"""List fields: a list of lines from a list, a printed list, or a text with separators.
+r"""List fields: lines from a list, a printed list, or a text with separators.
 
-Printed lists are those of Python, numpy, R and JSON, parsed without evaluation: `['a', "b"]` in
-RAW_recipes.csv, `c("a", NA)` in recipes.csv, `[{'name': array([], dtype=object)}\n {'name': 'b'}]`
-in Spoonacular's Parquet. Where `ast.literal_eval` works, the values are equal.
+Printed lists have the syntax of Python, numpy, R or JSON. They are parsed without evaluation:
+`['a', "b"]` in RAW_recipes.csv, `c("a", NA)` in recipes.csv, and
+`[{'name': array([], dtype=object)}\n {'name': 'b'}]` in Spoonacular's Parquet. For input that
+`ast.literal_eval` accepts, the values are equal.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ _MARKUP = re.compile(r"<(?:br|p|li|ol|ul)\b", re.IGNORECASE)
 
 
 class BrokenListError(ValueError):
-    """A cell looks like a list and cannot be parsed as one, e.g. because it was truncated."""
+    """A cell that looks like a list but cannot be parsed, e.g. because it was truncated."""
 
 
 def lines_in(value: Any, *, commas: bool, reader: ItemReader | None = None) -> list[str]:
-    """Lines of a list, a printed list, or a text with one separator; `reader` reads objects.
+    """Return lines of a list, a printed list, or a text with one separator. `reader` reads objects.
 
-    A text of ingredients is split at semicolons and `commas`, too; one of steps is a single step.
+    A text of ingredients is also split at semicolons and `commas`. A text of steps is one step.
 
     >>> lines_in("1 onion, chopped, 2 eggs", commas=True)
     ['1 onion, chopped', '2 eggs']
 
     Raises:
-        BrokenListError: the text looks like a list and cannot be parsed as one.
+        BrokenListError: If the text looks like a list and cannot be parsed.
     """
     value = printed(value, strict=True)
     if isinstance(value, list) and set(map(type, value)) == {str}:
-        return list(value)  # most lists, without a generator for each of their lines
+        return list(value)  # most lists, without a generator per line
     if not isinstance(value, str):
         reader = reader or ItemReader("", Counter())
         return reader.ingredients(value) if commas else reader.steps(value)
     if "\n" in value or _MARKUP.search(value):
-        return [_BRACKETED.sub(r"\1:", value)]  # cleaning makes lines of it
+        return [_BRACKETED.sub(r"\1:", value)]  # cleaning splits it into lines
     separator = next((mark for mark in ("|;" if commas else "|") if mark in value), "")
     if separator:
         parts = value.split(separator)
@@ -53,20 +54,23 @@ def lines_in(value: Any, *, commas: bool, reader: ItemReader | None = None) -> l
         return [value]
     elif any(map(str.isdigit, value)):
         parts = _AMOUNT_FOLLOWS.split(value)
-    else:  # only names
+    else:  # names only
         parts = value.split(",")
     return [part.strip() for part in parts]
 
 
 def text_of(value: Any) -> str:
-    """A text, or the first text of a list."""
+    """Return a text, or the first text of a list."""
     if isinstance(value, list) and value:
         value = value[0]
     return value if isinstance(value, str) else ""
 
 
 def words_in(value: Any) -> list[str]:
-    """Tags of a list, a printed list, or a text with commas; of objects, their names."""
+    """Return the tags of a list, a printed list, or a text with commas.
+
+    The tag of an object is its name.
+    """
     value = printed(value)
     if isinstance(value, str):
         return [word for part in value.split(",") if (word := part.strip())]
@@ -76,10 +80,10 @@ def words_in(value: Any) -> list[str]:
 
 
 def printed(value: Any, *, strict: bool = False) -> Any:
-    """The value printed in a cell, or the cell's own; None if it cannot be parsed.
+    """Parse a value printed in a cell. Return other values unchanged, and None on a parse error.
 
     Raises:
-        BrokenListError: it looks like a list, cannot be parsed as one, and is read strictly.
+        BrokenListError: If a text looks like a list, cannot be parsed, and `strict` is true.
     """
     if not isinstance(value, str) or not looks_like_literal(value):
         return value
@@ -91,7 +95,7 @@ def printed(value: Any, *, strict: bool = False) -> Any:
         return value if strict else None
 
 
-MAX_DEPTH = 24  # deepest nesting; recipes need three, and more could exhaust the stack
+MAX_DEPTH = 24  # maximum depth; recipes need three, and more could exhaust the stack
 
 _TOKEN = re.compile(
     r"""\s*+(?:
@@ -120,23 +124,27 @@ _LOOKS_LIKE = re.compile(
 
 
 def looks_like_literal(text: str) -> bool:
-    """True if a cell looks like a list, a dict or a quoted string: `["a"]`, `character(0)`."""
+    """Return whether a cell looks like a list, a dict or a quoted string, e.g. `character(0)`."""
     return _LOOKS_LIKE.match(text) is not None and _HEADED.match(text) is None
 
 
 def parse_literal(text: str) -> Any:
-    """The value of a printed list, dict, string or number, or several; raises `ValueError`."""
+    """Return the value or values of a printed list, dict, string or number.
+
+    Raises:
+        ValueError: If the text cannot be parsed.
+    """
     if text.startswith(('["', "[{")):
         try:
             return msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-            pass  # a Python list may begin like that too
+            pass  # a Python list may have the same start
     values = _Parser(text).all()
     return values[0] if len(values) == 1 else values
 
 
 class _Parser:
-    """Recursive descent over the tokens; commas between elements are optional, as in numpy."""
+    """A recursive descent parser of tokens. As in numpy, commas between elements are optional."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -186,13 +194,13 @@ class _Parser:
         raise ValueError(f"unexpected {text!r}" if text else "it ends in the middle")
 
     def _elements(self, closing: str, depth: int) -> list[Any]:
-        """Elements up to the closing bracket, without keyword arguments such as dtype=object."""
+        """Return elements up to the closing bracket, without keywords such as dtype=object."""
         elements: list[Any] = []
         while not self._skip(closing):
             if self._kind == "name" and _EQUALS.match(self._text, self._at):
                 self._advance()
                 self._advance()
-                self._advance()  # the argument's value: always a bare name
+                self._advance()  # the argument's value, always a bare name
             else:
                 elements.append(self._value(depth + 1))
             self._skip(",")
@@ -218,7 +226,7 @@ class _Parser:
         values = self._elements(")", depth)
         if name == "character":  # R's character(0)
             return []
-        # array([...]) and np.str_('x') wrap one value; c(...) and list(...) are the list.
+        # array([...]) and np.str_('x') wrap one value. c(...) and list(...) are the list itself.
         return values if name in ("c", "list") else next(iter(values), None)
 
 
@@ -238,7 +246,7 @@ def _unescaped(match: re.Match[str]) -> str:
             code = int(match[group], base)
             return chr(code) if code <= 0x10FFFF else "\ufffd"
     if match[5]:
-        return ""  # a line that goes on
+        return ""  # a line continuation
     character = match[6]
     if character in "\\'\"":
         return character

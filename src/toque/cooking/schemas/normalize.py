@@ -1,8 +1,8 @@
-"""Normalisation: a record in our field names to a cleaned `Recipe`, or the reason for dropping it.
+"""Normalisation of a record in our field names to a clean `Recipe`, or a reason for dropping it.
 
-`fields` maps every schema to these: title; ingredients and directions, lists of lines; and, if
-known, tags, servings, minutes, prep_time, cook_time, source, difficulty, nutrition_class, and
-nutrients, under any name and in any unit, directly or in "nutrition".
+`fields` maps every schema to these fields: title; ingredients and directions as lists of lines; and
+optionally tags, servings, minutes, prep_time, cook_time, source, difficulty, nutrition_class, and
+nutrients. Nutrients may have any name and unit, directly or in "nutrition".
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Reason = Literal[
 ]  # fmt: skip
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
-MOST_STEPS_IN_LIST = 2  # most steps among the ingredients of a recipe that is kept
-MOST_LINES_OF_LIST = 2  # most ingredient lines of a recipe that may have its list on one line
-MIN_STEP_CHARS = 20  # fewest in all steps that do not tell how; less teaches nothing ("Mix.")
-MIN_STEP_WORDS = 3  # fewest of shorter steps that tell how: "Mix and bake." is all a cook needs
+MOST_STEPS_IN_LIST = 2  # maximum steps among the ingredients of a usable recipe
+MOST_LINES_OF_LIST = 2  # maximum ingredient lines of a recipe that may have its list on one line
+MIN_STEP_CHARS = 20  # minimum characters of steps without instructions; "Mix." teaches nothing
+MIN_STEP_WORDS = 3  # minimum words of shorter steps with instructions: "Mix and bake." is enough
 
-_MOST_MINUTES = 1e9  # the bound of every other number of a record, too
+_MOST_MINUTES = 1e9  # also the bound of every other number of a record
 _T = TypeVar("_T", bound=str)
 
 
 def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason:
-    """The cleaned recipe of a record, or the reason for dropping it; `notes` counts repairs."""
+    """Return the clean recipe of a record, or a reason for dropping it. `notes` counts repairs."""
     title = record.get("title")
     title = title if isinstance(title, str) else ""
 
@@ -108,7 +108,7 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
 
 
 def _damage(ingredients: tuple[str, ...], steps: tuple[str, ...]) -> Reason | None:
-    """The reason for dropping a recipe whose steps or ingredients are not whole."""
+    """Return the reason for dropping a recipe with incomplete steps or ingredients."""
     if any(map(is_cut_off, steps)):
         return "text cut off"
     if len(ingredients) <= MOST_LINES_OF_LIST and any(map(is_list_in_line, ingredients)):
@@ -121,7 +121,7 @@ def _damage(ingredients: tuple[str, ...], steps: tuple[str, ...]) -> Reason | No
 
 
 def _is_short(text: str, fewest: int) -> bool:
-    """True below so many characters, of which a wide one, as of Chinese, says as much as three."""
+    """Return whether a text is too short. A wide character, e.g. in Chinese, counts as three."""
     missing = fewest - len(text)
     return missing > 0 and 2 * sum(east_asian_width(c) in "WF" for c in text) < missing
 
@@ -133,13 +133,13 @@ def _texts(value: Any) -> list[str]:
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number from one on, or the first number of a text ("4 servings"), rounded."""
+    """Round a number, or the first number of a text ("4 servings"). Return None below 1."""
     amount = _amount(value)
     return round(amount[0]) if amount is not None and amount[0] >= 1 else None
 
 
 def _duration(value: Any) -> int | None:
-    """Minutes of a number, or of a text as `minutes_of` reads it; a bare number is minutes."""
+    """Return minutes from a number, or from a text with `minutes_of`. A bare number is minutes."""
     minutes = minutes_of(value) if isinstance(value, str) else None
     if minutes is None:
         return _whole(value)
@@ -177,25 +177,25 @@ _MASS_IN_G: Final = dict.fromkeys(("g", "gram", "grams", "gr"), 1.0) | {
 _AMOUNT: Final = re.compile(
     r"(?:([1-9]\d{0,2}+(?:[, \xa0\u202f]\d{3})++(?:\.\d++)?+(?![\d,]))|(\d++(?:[.,]\d++)?+))"
     r"\s*+([a-zA-Zµ]*+)"
-)  # "1,200 mg" and "1 200 mg" are thousands, "2,5 g" has a decimal
+)  # "1,200 mg" and "1 200 mg" have thousands separators, "2,5 g" a decimal comma
 _BETWEEN_THOUSANDS: Final = re.compile(r"[, \xa0\u202f]")
 _KILOJOULES: Final = frozenset({"kj", "kilojoule", "kilojoules"})
 _MASS: Final = re.compile(
     r"((?<!\d)\d++(?:[.,]\d++)?+)\s*+(g|grams?|gr|oz|ounces?)\b", re.IGNORECASE
 )
 _NOT_FOLDED: Final = re.compile(r"[^a-z0-9]")
-_MIN_SERVING_G: Final = 5.0  # smallest serving in grams: exporters write "1 g" for an unknown one
+_MIN_SERVING_G: Final = 5.0  # minimum grams per serving; exporters write "1 g" for unknown servings
 
 
 @lru_cache(maxsize=1024)
 def nutrient_fields(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """The field names that hold a nutrient, each with the nutrient; the first of several counts."""
+    """Return pairs of field name and nutrient. If fields share a nutrient, the first one counts."""
     nutrient_of_name = ((name, _FIELDS.get(_NOT_FOLDED.sub("", name.lower()))) for name in names)
     return tuple((name, what) for name, what in nutrient_of_name if what is not None)
 
 
 def nutrients_of(facts: Mapping[str, Any]) -> dict[str, float]:
-    """Nutrients per serving (kcal, g, mg), from a record or its NutritionInformation.
+    """Return nutrients per serving (kcal, g, mg) from a record or its NutritionInformation.
 
     >>> nutrients_of({"calories": "1000 kJ", "sodiumContent": "0.5 g", "fatContent": "2,5 g"})
     {'energy_kcal': 239.0, 'sodium_mg': 500.0, 'fat_g': 2.5}
@@ -225,7 +225,7 @@ def _figure(value: Any, what: str) -> float | None:
 
 
 def _serving_g(value: Any) -> float | None:
-    """The weight of a serving; a bare number is ignored, because it is as often a count ("4")."""
+    """Return the grams per serving. A bare number ("4") is ignored, because it is often a count."""
     match = _MASS.search(value) if isinstance(value, str) and len(value) < 200 else None
     if match is None:
         amount = None if isinstance(value, str) else _amount(value)
@@ -236,7 +236,7 @@ def _serving_g(value: Any) -> float | None:
 
 
 def _amount(value: Any) -> tuple[float, str] | None:
-    """A finite number that is not negative, with the unit a text gives it."""
+    """Return a finite, non-negative number and its unit in the text."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (float(value), "") if 0 <= value < 1e9 else None  # also false for NaN
     match = _AMOUNT.search(value) if isinstance(value, str) else None

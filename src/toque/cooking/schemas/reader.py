@@ -1,4 +1,4 @@
-"""Recipe reader: files of every known schema, recognised by content, to examples."""
+"""Recipe reader from files of all known schemas, recognised by content, to examples."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ _MARKUP_NAMES = ("@type", "@graph", "@context")
 
 @dataclass(frozen=True)
 class RecipeReader:
-    """Reads recipes in every known format; a `RecordReader`."""
+    """`RecordReader` of recipes in all known formats."""
 
-    columns: Mapping[str, str] = field(default_factory=dict)  # role to the field that holds it
+    columns: Mapping[str, str] = field(default_factory=dict)  # field per role
     tasks: tuple[Task, ...] = ("write",)
-    version: int = 15  # raised when the same bytes would give other examples
+    version: int = 15  # increased if the same bytes give different examples
     encoding: str = UTF_8
 
     @property
     def recorded_name(self) -> str:
-        """See `RecordReader`; the tasks are recorded among the settings."""
+        """Name in manifests, see `RecordReader`. The settings record the tasks."""
         if not self.columns:
             return in_encoding("toque.cooking.formats:recipe_reader", self.encoding)
         columns = json.dumps(dict(self.columns), sort_keys=True)
@@ -79,11 +79,15 @@ class RecipeReader:
 
     @property
     def task_names(self) -> dict[int, str]:
-        """Names of all tasks by their number in the column `task`."""
+        """Names of all tasks by number in the column `task`."""
         return dict(enumerate(TASKS))
 
     def for_tasks(self, tasks: tuple[str, ...]) -> Self:
-        """The same reader for these tasks; raises `ConfigError` if one is unknown."""
+        """Return the same reader for these tasks.
+
+        Raises:
+            ConfigError: If a task is unknown.
+        """
         if unknown := [task for task in tasks if task not in TASKS]:
             raise ConfigError(
                 f"data.tasks names {', '.join(unknown)}; a recipe can be turned into "
@@ -92,11 +96,11 @@ class RecipeReader:
         return replace(self, tasks=cast("tuple[Task, ...]", tasks))
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path`, by the schema recognised from its content; raises as `schema` does."""
+        """Read blocks of `path` in the schema of its content. Errors are as in `schema`."""
         return self._recognised(path)[1]()
 
     def examples(self, block: Block) -> BlockExamples:
-        """The examples of each usable recipe, and the reasons for which others were dropped."""
+        """Return the examples of each usable recipe, and the reasons for dropping other recipes."""
         examples: list[Example] = []
         per_record: list[int] = []
         dropped: dict[str, list[int]] = {}
@@ -115,7 +119,7 @@ class RecipeReader:
                 per_record.append(len(examples_or_reason))
                 continue
             numbers = dropped.setdefault(examples_or_reason, [])
-            if len(numbers) < PER_REASON:  # its fields, or its bytes if they cannot be read
+            if len(numbers) < PER_REASON:  # the record's fields, or bytes if they cannot be read
                 text: str | bytes = b""
                 if not isinstance(raw, str):
                     text = attempted(json.dumps, raw, ensure_ascii=False, default=str)
@@ -131,12 +135,12 @@ class RecipeReader:
         return BlockExamples(examples, read, n_used, dropped, counted, unused, texts, per_record)
 
     def schema(self, path: Path) -> str:
-        """The name of a file's schema, for the report: "recipenlg", "web-page", "csv" ...
+        """Return the name of a file's schema for the report: "recipenlg", "web-page", "csv" ...
 
         Raises:
-            UnknownFormatError: the file is of no known kind; it may be plain text.
-            TextRecordsError: its records hold a text, or prompts and answers, instead of recipes.
-            DataError: it cannot be read, lacks a part of a recipe, or is damaged.
+            UnknownFormatError: If the file has no known format. It may be plain text.
+            TextRecordsError: If its records contain a text, or prompts and answers, not recipes.
+            DataError: If it cannot be read, lacks a part of a recipe, or is damaged.
         """
         return self._recognised(path)[0]
 
@@ -179,7 +183,7 @@ class RecipeReader:
         return schema, lambda: layout.blocks(read)
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
-        """Number, cleaned recipe or reason for having none, and raw form of each record."""
+        """Read the number, clean recipe or reason for dropping it, and raw form of each record."""
         contents = unpack(block)
         columns = tuple(sorted(self.columns.items()))
         for number, raw in _READ[contents.kind](contents):
@@ -197,9 +201,10 @@ class RecipeReader:
 def reader_for(
     columns: Columns, *, encoding: str = UTF_8, tasks: Mapping[str, TaskTemplate] | None = None
 ) -> RecordReader:
-    """The reader for these columns, or without any that of recipes or of `tasks` of a user's own.
+    """Return the reader for these columns. Without columns, read recipes or the user's `tasks`.
 
-    Raises `ConfigError` for unknown columns.
+    Raises:
+        ConfigError: If columns are unknown.
     """
     if tasks and not columns:
         return TaskReader(tasks, len(TASKS), encoding=encoding)
@@ -226,12 +231,12 @@ def reader_for(
 
 
 def _n_parts(fields: tuple[str, ...]) -> int:
-    """Number of a recipe's three parts that these fields hold."""
+    """Return how many of a recipe's three parts these fields contain."""
     return 3 - len(shape_of(fields).missing)
 
 
 def _is_prose(layout: FileLayout) -> bool:
-    """True if what was taken for a table has no column of a recipe, nor names for columns."""
+    """Return whether a supposed table has no recipe column and no plausible column names."""
     shape = shape_of(layout.fields)
     has_known_columns = len(shape.missing) < 3 or any(
         shape.folded.keys() >= {*pair} for pair in PAIRS

@@ -1,6 +1,6 @@
-"""Repairs of faults from the way a collection was scraped; each one is counted.
+"""Repairs of defects from the scraping of a collection. Each repair is counted.
 
-Repairs of characters and markup belong to `toque.cooking.schemas.cleaning` and come after these.
+Repairs of characters and markup are in `toque.cooking.schemas.cleaning` and run after these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from operator import contains
 
 from toque.cooking.text_keys import has_action_verb
 
-BOILERPLATE = frozenset((  # buttons and notices that scrapers took for an ingredient or a step
+BOILERPLATE = frozenset((  # buttons and notices that scrapers read as an ingredient or a step
     "Add all ingredients to list", "Add all ingredients to shopping list", "Watch Now",
     "Add ingredients to shopping list", "Add to shopping list", "ADVERTISEMENT", "Advertisement",
     "Print Recipe", "Save Recipe",
@@ -22,12 +22,12 @@ BOILERPLATE = frozenset((  # buttons and notices that scrapers took for an ingre
 CONJUNCTIONS = (
     "and|or|und|oder|bzw|sowie|bis|och|eller|og|nebo|anebo|alebo|lub|albo|oraz|vagy|ili|sau|tai|ja"
     "|en|of|et|ou"
-)  # after the hyphen of an unfinished word: "polo- nebo plnotučné mléko", "short- or long-grain"
+)  # words after the hyphen of an unfinished word: "short- or long-grain rice"
 
-MIN_DOUBLED_CHARS = 40  # a shorter text may repeat on purpose ("Stir. Stir.")
-_MIN_COPY_CHARS = 120  # fewest letters and digits of lines that repeat lines far before them
+MIN_DOUBLED_CHARS = 40  # shorter texts may repeat on purpose ("Stir. Stir.")
+_MIN_COPY_CHARS = 120  # minimum letters and digits of lines that repeat distant lines
 
-MAX_STEPS = 200  # most steps compared, which takes quadratic time
+MAX_STEPS = 200  # maximum compared steps, because the comparison takes quadratic time
 _ALIKE_CHARS = 24
 _ENDS_SENTENCE = re.compile(r"[.!?:;)\]\"'’”…*]\s*\Z")
 _LOWER = re.compile(r"\s*+[a-zß-öø-ÿ]")
@@ -39,7 +39,7 @@ _HANGS = re.compile(
     r"|than|the|then|to|until"
     r"|when|with|your|\d++)\s*+\Z",
     re.IGNORECASE,
-)  # endings of a line that end no sentence ("bone-in" ends one); a number may precede its unit
+)  # ends of unfinished lines ("bone-in" is complete); a number may precede its unit
 _OPENS_SENTENCE = re.compile(
     r"\s*+(?:(?:About|After|Before|Once|When|While|If|Then|Next|Now|Meanwhile)\b|In an?\b)"
 )  # after such a line the rest of an unfinished sentence is missing
@@ -48,7 +48,7 @@ _CUT_OFF = re.compile(
     r"(?<=[a-z] )(?:(?<! y )(?<! en )a|and|or|than|the|until|when|your|(?:in|into|on|with) an"
     r"|bottom of"
     r"|on how|for (?:about|another) \d{1,2}|(?:mix|mixture|this) is)\Z"
-)  # "an" alone ends a German sentence ("Braten Sie es an"), "a" a French one ("il y en a")
+)  # "an" can end a German sentence ("Braten Sie es an"), "a" a French sentence ("il y en a")
 _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
     re.IGNORECASE,
@@ -64,9 +64,9 @@ _MEASURES = re.compile(
 _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
-_HEADING_CHARS = 40  # longest heading or item of a list; a small letter may follow it
-_END_CHARS = 24  # characters at the end of a step that are searched for the end of its sentence
-_BRACKET_LINES = 3  # most lines over which an open bracket is closed
+_HEADING_CHARS = 40  # maximum characters of a heading or list item; a small letter may follow it
+_END_CHARS = 24  # characters at the end of a step that may contain the end of its sentence
+_BRACKET_LINES = 3  # maximum lines up to the closing bracket
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
 LOST_SPACES = "recipes with lost spaces restored"
@@ -89,7 +89,7 @@ _NOTE_ELSEWHERE = (
     r"|formula"
     r"|methods?|links?|videos?|(?:blog )?posts?|blog|guides?|glossary|sources?|sidebar|box|charts?"
     r"|how to|here|instructions?|directions?|variations?|explanation|photos?|pictures?))\b"
-)  # "see cooks' note", which the text of a recipe lacks
+)  # "see cooks' note", if the text of a recipe does not contain the note
 _RECIPE_ELSEWHERE = (
     r"(?i:(?:recipes?|procedures?|instructions?) (?:follows?|below|above|at right))\b"
 )
@@ -98,11 +98,11 @@ _SHOP = (
     r" (?:at|in|from|by|through|online|on)\b"
 )
 _ELSEWHERE = "recipes with references to notes and shops removed"
-# Characters that few texts have: each one is looked for once, before all signs that hold it.
+# Rare characters. Each one is searched once, before all signs that contain it.
 _RARE = "*^$&\"/:'’()[\\@½¼¾⅓⅔¹²³⁴⁵†‡"
-# A pattern that begins with a letter or a set of characters is searched several times as fast as
-# one that begins with "\b" or a look-behind.
-_MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pattern, repair, note
+# A pattern that begins with a letter or a character set is searched several times faster than a
+# pattern that begins with "\b" or a look-behind.
+_MISPRINTS = [  # signs for a 40 times faster search, pattern, repair, note
     (
         [(next(filter(_RARE.__contains__, sign), ""), sign) for sign in signs],
         re.compile(pattern, re.MULTILINE), right, what,
@@ -139,7 +139,7 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         (("u0026",), r"\bu0026(?=\s)", "&", "HTML entities decoded"),
         ((" /", "/ "), r"(?<=\d)(?: /|/(?= )) ?(?=\d)", "/", _FRACTIONS),
         ((" ⁄", "⁄ "), r"(?<=\d)(?: ⁄|⁄(?= )) ?(?=\d)", "⁄", _FRACTIONS),
-        # "11/2"
+        # Example: "11/2"
         (("malls ", "ediums ", "arges "), r"(?<=\d )(small|medium|large)s(?= [a-z])", r"\1",
          _SPACES),
         (("((",), r"\(\(([^()\n]*)\)\)", r"(\1)", _DOUBLED),
@@ -155,7 +155,7 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         (("12 ", "13 ", "14 ", "18 ", "23 ", "34 "),
          (r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
           r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"), r"\1\2/\3", _FRACTIONS),
-        # 'the"lid", salt& oil'
+        # Examples: 'the"lid', 'salt& oil'
         (("& ", '"'), r'(?<=[a-z])(&(?= )|"(?=\w[^"\n]{0,60}"))', r" \1", _SPACES),
         (("recipe", "cup", "spoon", "tsp", "tbsp"),
          (r"\d(?: (?:recipe|cup|tablespoon|teaspoon)s?(?=[A-Z][a-z])"
@@ -179,7 +179,7 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         (("available ", "sold "),
          (rf" ?\({_SHOP}[^()\n]{{0,160}}\)|[ ,;–—-]{{0,3}}[,;–—-] ?{_SHOP}[^()\n]{{0,160}}(?=\))"
          r"|[,;] available (?:at|in|from) [^,;()\n]{0,120}(?=[,;(]|$)"), "", _ELSEWHERE),
-        # "cup ¼ of raisins"
+        # Example: "cup ¼ of raisins"
         (("½", "¼", "¾", "⅓", "⅔"),
          r"^(cup|teaspoon|tablespoon)s? ([½¼¾⅓⅔])(?: -| of)? (?=[A-Za-z])",
          r"\2 \1 ", "recipes with a unit before its amount"),
@@ -195,7 +195,7 @@ _MISPRINTS = [  # signs, of which each text has one (found 40 times as fast), pa
         ((" l ",), r"(?<= )l(?= (?:hour|cup|teaspoon|tablespoon|inch|minute|pound)\b)", "1",
          _FRACTIONS),
         ((" TM", "(R)", "(TM)", "(tm)"), r",? ?\((?:R|TM|tm)\)|,? TM\b", "", TRADEMARKS),
-        # The note of "flour**" stands elsewhere; "**Mix**" is Markdown.
+        # The note for "flour**" is elsewhere. "**Mix**" is Markdown.
         (("*", "¹", "²", "³", "⁴", "⁵", "†", "‡"),
          (r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
           r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"), r"\1", "recipes with marks of footnotes"),
@@ -223,12 +223,12 @@ _ONLY_A_LINK = re.compile(
     r"[^.]{0,60}[.!]?\W*\Z",
     re.IGNORECASE,
 )
-_LINK_CHARS = 1000  # longest steps in characters that may only be a link
+_LINK_CHARS = 1000  # maximum characters of steps that may only be a link
 _TAGS = re.compile(r"<[^<>]*>")
 
 
 def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
-    """The lines without buttons and notices of the web page."""
+    """Return the lines without buttons and notices of the web page."""
     content_lines = [line for line in lines if line not in BOILERPLATE]
     notes["boilerplate lines"] += len(lines) - len(content_lines)
     if "ADVERTISEMENT" in "\n".join(content_lines):
@@ -244,9 +244,9 @@ def without_repeat(
     *,
     shortest: int = MIN_DOUBLED_CHARS,
 ) -> list[str]:
-    """Drop a second copy of all lines or of many, and a line that repeats the line before.
+    """Drop a second copy of all or many lines, and a line that repeats the previous line.
 
-    A line of fewer characters than `shortest` may repeat the line before.
+    A line with fewer characters than `shortest` may repeat the previous line.
     """
     if len(lines) > MAX_STEPS or not _may_repeat(lines):
         return lines
@@ -264,7 +264,7 @@ def without_repeat(
 
 
 def _may_repeat(lines: list[str]) -> bool:
-    """True if two lines begin alike, or one begins with words from the line before."""
+    """Return whether two lines have the same start, or a line starts within the previous line."""
     starts = [line[:_ALIKE_CHARS] for line in lines]
     if len(set(starts)) < len(starts):
         return True
@@ -276,7 +276,7 @@ def _bare(line: str) -> str:
 
 
 def _without_first_copy(lines: list[str]) -> list[str]:
-    """The lines without those at the beginning that the next ones repeat."""
+    """Drop lines at the beginning that the next lines repeat."""
     bare = list(map(_bare, lines))
     joined = "".join(bare)
     half = len(joined) // 2
@@ -284,14 +284,14 @@ def _without_first_copy(lines: list[str]) -> list[str]:
     if half >= MIN_DOUBLED_CHARS and joined[:half] == joined[half:] and half in ends:
         at = ends.index(half) + 1
         return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
-    for at, end in enumerate(ends[:-1], start=1):  # one paragraph, then again line by line
+    for at, end in enumerate(ends[:-1], start=1):  # one paragraph, then its text again line by line
         if end >= MIN_DOUBLED_CHARS and joined.startswith(joined[:end], end):
             return lines[at:]
     return lines
 
 
 def _without_later_copies(lines: list[str]) -> list[str]:
-    """The lines without each long run that repeats a run before it."""
+    """Drop each long run of lines that repeats a previous run."""
     bare = list(map(_bare, lines))
     first: dict[str, int] = {}
     unique_lines: list[str] = []
@@ -309,7 +309,7 @@ def _without_later_copies(lines: list[str]) -> list[str]:
 
 
 def _repeated_end(n: int, bare: list[str]) -> tuple[int, int]:
-    """Index after the next lines that together end line `n`, and their letters and digits."""
+    """Return the index after the next lines that end line `n`, and their letters and digits."""
     after, repeated = n, 0
     tail = ""
     for end in range(n + 1, len(bare)):
@@ -322,7 +322,7 @@ def _repeated_end(n: int, bare: list[str]) -> tuple[int, int]:
 
 
 def _without_doubled_parts(lines: list[str]) -> list[str]:
-    """The lines without the end of a paragraph that the next lines repeat; its heading stays.
+    """Drop the end of a paragraph that the next lines repeat. Keep its heading.
 
     >>> bake = "Bake it until golden brown, for about an hour."
     >>> _without_doubled_parts([f"For the cake: Beat the eggs. {bake}", "Beat the eggs.", bake])
@@ -331,7 +331,7 @@ def _without_doubled_parts(lines: list[str]) -> list[str]:
     bare = list(map(_bare, lines))
     cleaned_lines: list[str] = []
     opening = ""
-    end = 0  # of the lines that are dropped
+    end = 0  # index after the dropped lines
     for n, line in enumerate(lines):
         if n < end:
             continue
@@ -347,7 +347,9 @@ def _without_doubled_parts(lines: list[str]) -> list[str]:
             cleaned_lines.append(f"{before.rstrip(' :.')}: {line[start:]}")
             end = after
         elif len(before) > _HEADING_CHARS:
-            cleaned_lines.append(before.rstrip("0123456789"))  # of "Let it cool. 2Add the peas."
+            cleaned_lines.append(
+                before.rstrip("0123456789")
+            )  # the number in "Let it cool. 2Add the peas."
         elif before:
             mark = "" if before[-1] in ".?!:" else ":"
             opening = f"{before}{mark} "
@@ -355,17 +357,17 @@ def _without_doubled_parts(lines: list[str]) -> list[str]:
 
 
 def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -> list[str]:
-    """Rejoin steps split within a sentence: after an abbreviation, or at a decimal's point.
+    """Join steps that were split within a sentence: after an abbreviation or at a decimal point.
 
-    RecipeNLG's scraper split `anywhere`, others within long lines. A recipe without capitals and
-    full stops is split only where nothing else can be meant.
+    RecipeNLG's scraper split `anywhere`, other scrapers split within long lines. A recipe without
+    capitals and full stops is joined only if no other reading is possible.
     """
     if len(steps) < 2:
         return steps
     cased = steps[0][:1].isupper() and any(_ENDS_SENTENCE.search(s[-_END_CHARS:]) for s in steps)
     step_parts: list[list[str]] = []
     before, length = "", 0
-    in_brackets = 0  # following lines of the bracket that is open
+    in_brackets = 0  # remaining lines of the open bracket
     for i, step in enumerate(steps):
         cut = anywhere or length > _HEADING_CHARS
         glue = _glue(before, step, cased=cased, anywhere=cut) if step_parts else None
@@ -385,14 +387,14 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
 
 
 def is_cut_off(step: str) -> bool:
-    """True if a step ends in the middle of a sentence: "let them sit in a", "up to 3/"."""
+    """Return whether a step ends in the middle of a sentence: "let them sit in a", "up to 3/"."""
     if step[-1:] in "/(":
         return "://" not in step
     return step[-1:].isalnum() and _CUT_OFF.search(step, max(0, len(step) - _END_CHARS)) is not None
 
 
 def _lines_to_bracket(steps: list[str]) -> int:
-    """Number of lines up to the one that closes a bracket; 0 if none of them does."""
+    """Return the number of lines up to a closing bracket, or 0 without such a bracket."""
     for n, step in enumerate(steps, start=1):
         close = step.find(")")
         if "(" in step[:close] or _LISTED.match(step):
@@ -403,7 +405,7 @@ def _lines_to_bracket(steps: list[str]) -> int:
 
 
 def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
-    """Text that joins a step to the one before; None if the sentence before has ended."""
+    """Return the text between a step and the previous step, or None if its sentence has ended."""
     ends = _ENDS_SENTENCE.search(before) is not None
     measure = _MEASURE.match(step)
     if measure and measure["decimal"]:
@@ -422,20 +424,21 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
     if before[-1:].isdigit():
         hangs = before.strip().isdigit()
     elif not cased:
-        hangs = hangs and not before.endswith((" in", " on", " over"))  # "leave the lid on"
+        # "leave the lid on" is complete.
+        hangs = hangs and not before.endswith((" in", " on", " over"))
     number = step[:1].isdigit() and before[-1:] != "," and _LISTED.match(step) is None
     joined = goes_on or (lower and (hangs or (anywhere and cased))) or (number and hangs)
     return " " if joined else None
 
 
 def only_measures(line: str) -> bool:
-    """True if an ingredient line names no food."""
+    """Return whether an ingredient line names no food."""
     return _MEASURES.fullmatch(line) is not None
 
 
 @lru_cache(maxsize=1 << 12)
 def _possible(rare: str) -> list[tuple[list[str], re.Pattern[str], str, str]]:
-    """The misprints that a text with these characters of `_RARE` may have."""
+    """Return the possible misprints of a text with these characters of `_RARE`."""
     misprints = (
         ([sign for mark, sign in signs if mark in rare], pattern, right, what)
         for signs, pattern, right, what in _MISPRINTS
@@ -444,11 +447,11 @@ def _possible(rare: str) -> list[tuple[list[str], re.Pattern[str], str, str]]:
 
 
 def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Lines with their fractions whole, and without stray blanks and marks of footnotes."""
+    """Repair fractions in lines, and remove stray spaces and footnote marks."""
     text = "\n".join(lines)
     repairs: set[str] = set()
     for signs, pattern, right, what in _possible("".join(filter(text.__contains__, _RARE))):
-        for sign in signs:  # faster than `any`, whose generator costs more than the check
+        for sign in signs:  # faster than `any`, because a generator costs more than the check
             if sign in text:
                 break
         else:
@@ -462,7 +465,7 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Lines without the spaces that Food.com's export put before every mark."""
+    """Remove the spaces before punctuation that Food.com's export added."""
     repaired_lines = [
         _TWO_COMMAS.sub(",", SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines
     ]
@@ -471,7 +474,7 @@ def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
 
 
 def with_apostrophes(title: str, notes: Counter[str]) -> str:
-    """A title with the apostrophes for which Food.com's export has a blank.
+    """Restore apostrophes in a title that Food.com's export replaced with spaces.
 
     >>> with_apostrophes("i can t resist momma s peas", Counter())
     "i can't resist momma's peas"
@@ -482,7 +485,7 @@ def with_apostrophes(title: str, notes: Counter[str]) -> str:
 
 
 def only_a_link(steps: list[str]) -> bool:
-    """True if the steps only link to the steps."""
+    """Return whether the steps only contain a link to the steps."""
     if not steps or sum(map(len, steps)) > _LINK_CHARS:
         return False
     first = steps[0].partition(" ")[0]

@@ -1,8 +1,8 @@
-"""schema.org recipes: JSON-LD nodes as websites write them, and web pages that hold them.
+"""schema.org recipes: JSON-LD nodes from websites, and web pages that contain them.
 
-https://schema.org/Recipe. A page is one block; its recipes are in JSON-LD, and nothing is guessed
-from its layout. Nothing is fetched or run. Tags are matched by patterns of bounded length, because
-`html.parser` takes quadratic time on damaged pages.
+See https://schema.org/Recipe. A page is one block with its recipes in JSON-LD. The page's layout is
+not used, and no content is downloaded or executed. Tags are matched by patterns of bounded length,
+because `html.parser` takes quadratic time on damaged pages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEPS = ("recipeInstructions", "instructions", "steps")
 
 
 def recipe_nodes(value: Any) -> list[dict[str, Any]]:
-    """The distinct Recipe nodes in a JSON-LD value; one with empty lists only if it is alone."""
+    """Return the distinct Recipe nodes of a JSON-LD value, or one empty node if all are empty."""
     full: dict[str, dict[str, Any]] = {}
     empty: list[dict[str, Any]] = []
     for node in _recipes(value, 0):
@@ -40,12 +40,12 @@ def recipe_nodes(value: Any) -> list[dict[str, Any]]:
 
 
 def has_steps(node: Mapping[str, Any]) -> bool:
-    """True if a Recipe has instructions."""
+    """Return whether a Recipe has instructions."""
     return any(map(node.get, _STEPS))
 
 
 def is_schema_org(fields: Mapping[str, Any]) -> bool:
-    """True if an object is JSON-LD, or a recipe in schema.org's terms without a type."""
+    """Return whether an object is JSON-LD, or a recipe with schema.org's names and no type."""
     return not fields.keys().isdisjoint(("@type", "@graph", "recipeInstructions"))
 
 
@@ -70,7 +70,7 @@ def _recipes(value: Any, depth: int) -> Iterator[dict[str, Any]]:
 
 
 def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, Any]:
-    """A Recipe node in our field names."""
+    """Convert a Recipe node to our field names."""
     listed = next((name for name in _INGREDIENTS if node.get(name)), "")
     instructions = next((name for name in _STEPS if node.get(name)), "")
     ingredients = ItemReader(listed, notes).ingredients(node.get(listed))
@@ -120,12 +120,12 @@ _BAD_ESCAPE = re.compile(r"\\(?![\"\\/bfnrtu])")
 
 
 def is_page(start: bytes) -> bool:
-    """True if a file begins as HTML does."""
+    """Return whether a file begins like HTML."""
     return _LOOKS_LIKE_PAGE.match(start) is not None
 
 
 def page_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
-    """The page whole, in one block."""
+    """Read the entire page as one block."""
     text = b""
     for chunk in chunks(path, encoding=encoding):
         text += chunk
@@ -136,7 +136,7 @@ def page_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
 
 
 def page_records(contents: Contents) -> Numbered:
-    """The page's recipes as schema.org nodes; a page without any is one dropped record."""
+    """Read the page's recipes as schema.org nodes. A page without recipes is one dropped record."""
     for record in survivors(_nodes(contents)):
         yield (contents.first, record) if isinstance(record, str) else record
 
@@ -157,7 +157,7 @@ def _nodes(contents: Contents) -> Numbered:
 
 
 def _scripts(text: str) -> Iterator[tuple[int, str]]:
-    """The offset and text of each JSON-LD script; one that never ends is ignored."""
+    """Read the offset and text of each JSON-LD script. A script without an end is ignored."""
     after = 0
     for match in _JSON_LD.finditer(text):
         at = match.start()
@@ -172,7 +172,7 @@ def _scripts(text: str) -> Iterator[tuple[int, str]]:
 
 
 def page_text(page: bytes) -> str:
-    """The page decoded as UTF-8, else as it declares, else as Windows-1252."""
+    """Decode a page as UTF-8, its declared encoding, or Windows-1252."""
     declared = _CHARSET.search(page, 0, 4096)
     for name in ("utf-8", declared[1].decode("ascii") if declared else "cp1252"):
         try:
@@ -183,7 +183,7 @@ def page_text(page: bytes) -> str:
 
 
 def _json_of(script: str) -> Any:
-    """The value of a JSON-LD script, after repair of common mistakes; None if it has none."""
+    """Parse a JSON-LD script after repairing common mistakes. Return None if that fails."""
     bare = _WRAPPING.sub("", _WRAPPING.sub("", script.strip())).strip().rstrip(";")
     repaired = _BAD_ESCAPE.sub("", _TRAILING_COMMA.sub(r"\1", bare))
     for text in (bare, repaired, decoded_entities(repaired)):

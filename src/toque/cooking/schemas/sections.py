@@ -1,7 +1,7 @@
-"""Section names and equipment among scraped ingredients: removed, each counted with its reason.
+"""Removal of section names and equipment from scraped ingredients. Each is counted with its reason.
 
-A prompt would ask for "Special equipment: a thermometer", "Garnish: lemon wedges" and "FILLING" as
-foods. Every pattern is anchored, and no record loses its last ingredient here.
+A prompt would request "Special equipment: a thermometer", "Garnish: lemon wedges" and "FILLING" as
+foods. Every pattern is anchored. A record never loses its last ingredient.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ SHOPPING: Final = "shopping notes among the ingredients removed"
 CREDITS: Final = "credits among the ingredients removed"
 NOTES: Final = "notes among the ingredients removed"
 
-_MOST_CHARS: Final = 90  # longest tool; more is a step that was put among the ingredients
-_MIN_CAPITALS: Final = 5  # fewest letters of a heading in capitals: "EVOO" is oil
+_MOST_CHARS: Final = 90  # maximum characters of a tool; longer lines are misplaced steps
+_MIN_CAPITALS: Final = 5  # minimum letters of a heading in capitals: "EVOO" is oil
 SECTION_NOUNS: Final = PART_NOUNS | frozenset(
     "crumble decoration fillings garnishes layer presentation ragout rub sauces toppings".split()  # noqa: SIM905
-)  # parts of a dish, in the words that head their ingredients or steps
+)  # parts of a dish in headings of ingredients or steps
 _ALWAYS: Final = re.compile(
     r"(?:(?:optional|suggested|possible|additional|other|serving|dry|wet|main|mix) ){0,3}"
     r"(?:garnish(?:es)?|accompaniments?|decorations?|toppings|ingredients|add-?ins"
     r"|mix-?ins|options|serve with .{2,60}|(?:to|for) (?:serve|serving|garnish|finish|assemble))"
     r"(?: (?:ingredients|options))?(?: if desired| \(optional\)|, optional)?\W*",
     re.IGNORECASE,
-)  # a line that names no food even where nothing else has an amount
+)  # a line that names no food, even if no other line has an amount
 _PREFIX: Final = re.compile(
     r"(?:(?:optional|suggested|serving) )?(?:garnish(?:es)?|accompaniments?|decorations?|toppings?"
     r"|for serving|to serve|for garnish|to garnish|serving suggestions?)"
@@ -56,10 +56,10 @@ _SURELY: Final = frozenset(
     parchment peeler pestle pushpin ramekin ricer scraper shaker sieve slicer soupspoon spatula
     strainer thermometer toothpick torch twine umbrella whisk zester
     """.split()  # noqa: SIM905
-)  # last words of things that nobody eats
+)  # last words of inedible things
 _WITHOUT_FOOD: Final = frozenset(
     {"cutter", "liner", "machine", "maker", "mold", "mould", "paper", "skewer", "string"}
-)  # last words of such things unless a food is named: "rice paper", "chicken skewers"
+)  # last words of inedible things unless a food is named: "rice paper", "chicken skewers"
 _PAIRS: Final[dict[str, frozenset[str]]] = {
     noun: frozenset(words.split())
     for noun, words in {
@@ -100,7 +100,7 @@ _TOOL_WORDS: Final = frozenset(
 
 
 def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
-    """Clean ingredient lines without headings and equipment; `notes` counts what went."""
+    """Remove headings and equipment from clean ingredient lines and count them in `notes`."""
     if not lines:
         return lines
     removal_counts: Counter[str] = Counter()
@@ -133,7 +133,7 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
 
 
 def _is_heading(line: str, *, capitals: bool) -> bool:
-    """True if a line without a number only names a part of the dish."""
+    """Return whether a line without a number only names a part of the dish."""
     if len(line) > 40 or any(map(str.isdigit, line)):
         return False
     words = words_of(line)
@@ -146,7 +146,7 @@ def _is_heading(line: str, *, capitals: bool) -> bool:
 
 @lru_cache(maxsize=1 << 15)
 def _is_plain(line: str) -> bool:
-    """True if a line begins with a number and is neither a tool nor has a prefix or a note."""
+    """Return whether a line begins with a number, is not a tool, and has no prefix or note."""
     if not line[:1].isdigit() or _TOOLS.match(line) or _ALWAYS.fullmatch(line):
         return False
     has_prefix = _PREFIX.match(line) or _PART_PREFIX.match(line)
@@ -155,7 +155,7 @@ def _is_plain(line: str) -> bool:
 
 @lru_cache(maxsize=1 << 15)
 def _why_removed(line: str) -> str:
-    """The note on a line that is not an ingredient; "" for an ingredient."""
+    """Return the note on a line that is not an ingredient, or "" for an ingredient."""
     if is_shopping_note(line):
         return SHOPPING
     if is_credit(line):
@@ -165,8 +165,8 @@ def _why_removed(line: str) -> str:
 
 @lru_cache(maxsize=1 << 15)
 def _is_tool(line: str) -> bool:
-    """True if a line names a tool, by the last word of what the line's amount is of."""
-    # Few lines hold such a word, and parsing the others took a tenth of reading a recipe.
+    """Return whether a line names a tool, based on the last word after its amount."""
+    # Few lines contain such a word. Parsing all lines took a tenth of the time to read a recipe.
     if len(line) > _MOST_CHARS or _TOOL_WORDS.isdisjoint(words_of(line)):
         return False
     name = ingredient_name(line)
@@ -182,7 +182,7 @@ def _is_tool(line: str) -> bool:
 
 
 def _without_prefix(line: str, removal_counts: Counter[str]) -> list[str]:
-    """An ingredient without the name of its part: "Garnish: lime wedges"."""
+    """Remove the name of its part from an ingredient line, such as "Garnish: lime wedges"."""
     prefix, part = _PREFIX.match(line), _PART_PREFIX.match(line)
     if prefix:
         foods = [food for text in line[prefix.end() :].split(";") if (food := text.strip())]
