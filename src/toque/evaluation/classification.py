@@ -88,7 +88,7 @@ def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tupl
 def class_scores(
     answers: Sequence[str], truths: Sequence[str], classes: Sequence[str]
 ) -> ClassScores:
-    """Count answers by true class. Surrounding blanks and case are ignored.
+    """Count answers by true class. Surrounding whitespace and case are ignored.
 
     Case is not ignored if two classes differ only in case.
 

@@ -36,7 +36,7 @@ class TaskScores:
     ece: float = 0.0
     """Expected calibration error of the classes."""
     truncated: int = 0
-    """Examples with a prompt of data.max_prompt_tokens tokens, which was probably truncated."""
+    """Number of prompts with data.max_prompt_tokens tokens, which were probably truncated."""
 
     def measured(self) -> dict[str, float]:
         """Return the scores by metric name."""

@@ -38,18 +38,18 @@ _TENSOR_SHARE: Final = {"cpu": 0.65, "cuda": 0.9}
 """Tensors as a share of the memory that their allocator takes (CPU: lab/notes.md). glibc's heap
 retains freed blocks for later tensors of the same size."""
 _LIBRARY_BYTES: Final = 320 << 20
-"""Bytes that libraries take when they compute, e.g. oneDNN's compiled products. A rough estimate
+"""Bytes that libraries allocate when they compute, e.g. oneDNN's compiled matmuls. A rough estimate
 from the demo, which has almost no tensors."""
 _ASSUMED_UTILISATION: Final = {True: 0.30, False: 0.40}
 """Assumed share of a GPU's peak, by whether the model is an encoder-decoder. Published T5
-trainings reach 12 to 38 %, decoders 33 to 57 %."""
+training runs reach 12 to 38 %, decoders 33 to 57 %."""
 _RECOMPUTE_FACTOR: Final = 4 / 3
-"""Time of an update that computes the forward pass twice: backward costs two forward passes."""
+"""Relative time of an update with two forward passes: a backward pass costs as much as two."""
 _MIN_UPDATES: Final = 10
 
 Optimizers = Callable[[nn.Module, OptimConfig], tuple[torch.optim.Optimizer | None, int]]
 """Function that returns a model's optimizer and the bytes of its state. The optimizer is None if
-its step reads numbers."""
+its step reads tensor values."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Work:
     tokens_per_update: float  # both sides, without padding
     flops_per_token: float
     products: Mapping[tuple[int, int], float]
-    """FLOPs per token in products with weights, by (in, out) size of the weight."""
+    """FLOPs per token in matmuls with weights, by the weight's (in, out) size."""
     totals: Mapping[str, float]
     """Steps, epochs, examples and tokens of the entire run. Unknown totals are missing."""
-    seconds: float | None  # length of a run that ends by the clock
+    seconds: float | None  # length of a run that a time limit ends
     held_out_tokens: float
     how: str  # origin of the lengths
 
@@ -328,7 +328,7 @@ class Estimator:
         return pieces * update.micro_batch.seconds() + update.update.seconds()
 
     def _totals(self, update_seconds: float) -> dict[str, float]:
-        """Return the run's totals by unit, with minutes, for updates of `update_seconds`."""
+        """Return the run's totals by unit, with minutes, if an update takes `update_seconds`."""
         seconds = self.work.seconds
         totals = dict(self.work.totals)
         if seconds is None and "steps" in totals:

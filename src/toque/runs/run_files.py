@@ -51,7 +51,7 @@ def refuse_users_folder(folder: Path, *, writes: Collection[str] | None = None) 
 
     Args:
         folder: The folder of the run.
-        writes: Names of the files that the command writes. None means the files of a training.
+        writes: Names of the files that the command writes. None means the files of a training run.
 
     Raises:
         ConfigError: The folder has such files.

@@ -121,7 +121,7 @@ def find_base(folder: Path) -> Path | None:
 def read_adapter_record(adapter: Path, base: Path) -> Provenance:
     """Read the record of an adapter. Without one, read the record of its base.
 
-    A model with an adapter takes prompts in the adapter's form, which its base may not know.
+    A model with an adapter takes prompts in the adapter's format, which its base may not know.
     """
     return provenance_of(adapter) or (UNKNOWN if is_toques(adapter) else read_record(base))
 

@@ -41,7 +41,7 @@ class DataParallel:
 
     @property
     def may_repeat(self) -> bool:
-        """True if this rank alone may repeat the current attempt at an update."""
+        """True if this rank alone may retry the current update."""
         return True
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
@@ -124,7 +124,7 @@ class Replicated(DataParallel):
         return batch.split(rows) or [batch.unlabelled()]
 
     def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
-        """Compute `loss_fn(model, batch)`, a tensor []. Only the last backward pass exchanges."""
+        """Compute `loss_fn(model, batch)`, a tensor []. Only the last backward pass all-reduces."""
         self._ddp.require_backward_grad_sync = last
         loss = cast("Tensor", self._ddp(loss_fn, batch))
         self._exchanging = last

@@ -306,7 +306,7 @@ def _is_custom(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _is_in_8_bits(optimizer: torch.optim.Optimizer) -> bool:
-    """True for an optimizer of bitsandbytes, which may be not installed."""
+    """True for an optimizer of bitsandbytes, which may not be installed."""
     return type(optimizer).__module__.startswith("bitsandbytes.")
 
 
