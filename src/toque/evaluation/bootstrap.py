@@ -1,7 +1,7 @@
 """Confidence intervals of scores and differences by the percentile bootstrap (Efron 1979).
 
 A score is a function of sums over texts, e.g. BLEU of ten sums. Therefore a resample is a row of
-integer weights, and one matrix product computes all resamples of all scores. Replicate b depends
+integer weights, and one matmul computes all resamples of all scores. Replicate b depends
 only on the seed and b. A file stores the sums per text, without the texts, so that runs can be
 compared text by text.
 """

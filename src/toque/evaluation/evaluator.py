@@ -298,7 +298,7 @@ def watched_metrics(
 
     for setting, metric in metric_of_setting.items():
         if metric in known or has_user_metrics:
-            continue  # the names of user metrics are known only after the first call
+            continue  # the names of the user's metrics are known only after the first call
         hint = nearest_hint(metric, known)
         message = (
             f"{setting} is {metric}, which the evaluations of this run do not measure.{hint} "

@@ -56,7 +56,7 @@ _NAMES_OF: Final[Mapping[str, Sequence[str]]] = {
 }
 """Names of the scores of metrics with several scores."""
 NO_CLASS: Final = "no_class"
-"""Name of the share of answers that are not a class of the task."""
+"""Name of the score that is the share of answers outside the task's classes."""
 PART: Final = MAX_PAIRS // 4
 """Texts per step. Their hashes fit in the cache of a core."""
 MAX_SLICES: Final = 12

@@ -78,7 +78,7 @@ class Facts:
     parts: Mapping[str, float]
     """Wall seconds by `phases.Part`, `finishing` and `uploads`."""
     late_compiling: float
-    """Share of compiling in the time of the second half of the updates."""
+    """Share of compiling in the seconds of the last half of the updates."""
     n_updates: int
     tokens: float
     update_seconds: float

@@ -85,7 +85,7 @@ class Machine:
     precision: str
     memory_bytes: int  # memory available to a process
     card: Card | None  # None for this machine
-    peak: Peak  # peak of the model's matrix products
+    peak: Peak  # peak of the model's matmuls
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Disk:
 
     checkpoint: int
     kept: int
-    """Bytes of the retained checkpoints, with one more of each kind while it is written."""
+    """Bytes of the retained checkpoints, plus one of each kind while a save is in progress."""
     model: int  # the finished model
     store: int  # the prepared data; 0 before it exists
     saves: int
@@ -447,7 +447,7 @@ def _host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
     """Return the bytes of host memory while the model is loaded, in float32."""
     if config.adapter is None or config.adapter.kind == "dora":
         return 4 * parameter_counts(model).total
-    # With an adapter, frozen matrices are loaded one by one, so only the largest counts.
+    # With an adapter, frozen matrices are loaded one by one, so only the largest one adds memory.
     matrices = [cast("Tensor", layer.weight) for layer in frozen_matrices(model).values()]
     sizes = [m.numel() for m in matrices] + [q.shape.numel() for _, q in quantised_layers(model)]
     frozen_ids = {id(m) for m in matrices}

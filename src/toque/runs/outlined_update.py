@@ -174,7 +174,7 @@ class OutlinedUpdate:
     step: int
     """Temporary bytes of the optimizer's step."""
     flops: float
-    """FLOPs of the micro-batch's matrix products."""
+    """FLOPs of the micro-batch's matmuls."""
     micro_batch: Operations
     update: Operations
 
@@ -209,7 +209,7 @@ def outline_update(
         model: Model with the layers for `where`.
         rows: Rows of the micro-batch.
         where: Device: "cpu" or "cuda".
-        precision: Type of the matrix products.
+        precision: Type of the matmuls.
         optimizer: The optimizer. None if its step reads values, which outlined tensors lack.
         state_bytes: Bytes of the optimizer's state after the first update.
         accumulates: Whether gradients of earlier micro-batches already exist.

@@ -68,7 +68,7 @@ def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Pea
 def measure_peak(
     device: torch.device, dtype: torch.dtype, products: Products, *, seconds: float | None = None
 ) -> Peak:
-    """Measure the rate of `products` in sequence: forward pass and both gradients.
+    """Measure the FLOP/s of `products` in sequence: forward pass and both gradients.
 
     Each shape counts with its best round.
 
@@ -91,7 +91,7 @@ def measure_peak(
 def _rate(
     shape: tuple[int, int], device: torch.device, dtype: torch.dtype, *, seconds: float
 ) -> float:
-    """Measure the FLOP/s of one layer's products: y = x W', and the gradients of x and W."""
+    """Measure the FLOP/s of one layer's matmuls: y = x W', and the gradients of x and W."""
     n_in, n_out = shape
     flops_per_token = 6 * n_in * n_out
     n = int(min(_MAX_TOKENS, max(_MIN_TOKENS, _FLOPS_PER_ROUND / flops_per_token)))

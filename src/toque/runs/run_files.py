@@ -47,7 +47,7 @@ def is_growing(name: str) -> bool:
 
 
 def refuse_users_folder(folder: Path, *, writes: Collection[str] | None = None) -> None:
-    """Refuse a folder with files of the user that a command would overwrite.
+    """Refuse a folder with the user's files that a command would overwrite.
 
     Args:
         folder: The folder of the run.

@@ -167,7 +167,7 @@ class OomFallback:
     """Rows of a micro-batch in each update. They are halved when memory runs out.
 
     An update is the same for any number of rows, except for its last bits. An update that is
-    computed again after a resume therefore uses the rows that its first attempt used.
+    recomputed after a resume therefore uses the rows that its first attempt used.
     """
 
     rows: int

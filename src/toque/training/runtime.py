@@ -118,12 +118,12 @@ class Runtime:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of matrix products."""
+        """Type of the matmuls."""
         return DTYPES[self.precision]
 
     @property
     def numerics(self) -> dict[str, str]:
-        """Facts about matrix products that checkpoints record in addition to software versions.
+        """Facts about matmuls that checkpoints record in addition to software versions.
 
         The number increases when Toque's bf16 operators for a CPU change the last bits.
         """

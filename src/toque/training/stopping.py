@@ -241,7 +241,7 @@ class TimeLimit(Callback):
     evaluating: float  # seconds of one held-out loss, measured before the first update
     ending: float  # seconds for the last scores, the last checkpoint and the final model
     texts: float = 0.0  # seconds for one evaluation's texts
-    final_texts: float = 0.0  # seconds of the texts at the end
+    final_texts: float = 0.0  # seconds for the final texts
     each_text: float = 0.0  # seconds for one text; 0.0 if none is generated
     from_scratch: bool = False  # training began with random weights
     length: Duration | None = None  # length of the run; None if the limit ends it

@@ -238,7 +238,7 @@ def ablate(
 
 
 def _refuse_users_files(out: Path) -> None:
-    """Refuse a folder with files of the user that an ablation would overwrite."""
+    """Refuse a folder with the user's files that an ablation would overwrite."""
     results = out / "ablation.json"
     settings = out / "ablation.yaml"
     user_files = []

@@ -76,7 +76,7 @@ class Run:
     trainer: Trainer
     evaluator: Evaluator
     scored: Sampler
-    """Sampler of the texts at the end, which are scored."""
+    """Sampler of the final texts, which are scored."""
     banner: Banner
 
 

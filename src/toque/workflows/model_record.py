@@ -19,7 +19,7 @@ from toque.workflows.results import Model, existing_folder
 from toque.workflows.saved_steps import run_of
 
 UNKNOWN: Final = Provenance(form="recipes", max_new_tokens=256)
-"""Record of a model folder without a record but with a tokenizer of Toque's."""
+"""Record of a model folder that has one of Toque's tokenizers but no record."""
 FOREIGN: Final = Provenance(form="documents", max_new_tokens=256)
 """Record of a model that Toque did not train. It continues its prompts."""
 

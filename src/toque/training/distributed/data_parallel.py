@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
 BUCKET_MIB: Final = {"cpu": 4, "cuda": 25}
-"""Size of the buckets in which gradients are exchanged during the backward pass, in MiB. 25 is the
-default of DDP. With gloo, smaller buckets start earlier (lab/performance.md)."""
+"""Size of the buckets in which gradients are exchanged during the backward pass, in MiB. 25 is
+DDP's default. With gloo, smaller buckets start earlier (lab/performance.md)."""
 
 
 class DataParallel:
@@ -137,7 +137,7 @@ class Replicated(DataParallel):
 
 
 def _sum_bucket(bucket: Any) -> Any:
-    """Communication hook that sums over the ranks. The default of DDP averages."""
+    """Communication hook that sums over the ranks. DDP's default averages."""
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 

@@ -263,7 +263,7 @@ def training_update(
 
 
 def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
-    """Compute an update with transformers and in every way of Toque, and compare them."""
+    """Compute an update with transformers and in each of Toque's ways, and compare them."""
     store = open_store(config)
     runtime = Runtime.detect(precision="float32", deterministic=config.train.deterministic)
     model = build_language_model(config, store)

@@ -153,7 +153,7 @@ class Fit(NamedTuple):
         return float(self.floor + size + self.of_text / fresh**self.text_exponent)
 
     def fresh(self, read: float, text: float) -> float:
-        """Convert `read` bytes, from repeats of a text of `text` bytes, to bytes of fresh text."""
+        """Convert `read` bytes of a repeated text of `text` bytes to bytes of fresh text."""
         if read <= text:
             return read
         again = read / text - 1.0

@@ -109,7 +109,7 @@ def estimate_rank_memory(
 
 
 def _shard_memory(memory: Memory, groups: Sequence[GatheredGroup], ranks: int) -> Memory:
-    """Convert the memory of all weights to the memory of one rank of FSDP."""
+    """Convert the memory for all weights to the memory of one FSDP rank."""
     *inner, root = groups
     largest = max(inner, key=lambda group: group.gathered)
     gradients = sum(group.gradients for group in groups)
