@@ -1,6 +1,7 @@
 """Keyed random numbers and permutations: data order and seeds without stored state.
 
-The order does not depend on the number of ranks and workers. Every position has the same cost.
+The data order is independent of the number of ranks and workers. Looking up any position of it
+takes the same time.
 """
 
 from __future__ import annotations

@@ -252,9 +252,9 @@ class ConsoleReporter(Reporter):
         self._console.print(Text(text), soft_wrap=True)
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
-        """Update the live display of a terminal, or print a line in a pipe if one is due.
+        """Update a terminal's live display, or print a line to a pipe when one is due.
 
-        In a pipe, text to `keep` is always printed.
+        With `keep`, a pipe gets the line even if none is due.
         """
         if not text or not self._shows_progress:
             self._stop()

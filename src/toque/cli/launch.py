@@ -107,7 +107,7 @@ def prints_error(error: ToqueError) -> bool:
 
 
 def exit_immediately(code: int) -> NoReturn:
-    """End the process without the interpreter's shutdown, in which gloo's threads may abort."""
+    """Exit without the interpreter's shutdown, during which gloo's threads may abort."""
     os._exit(code)  # the streams are already flushed
 
 

@@ -201,10 +201,11 @@ class DataConfig(Config):
     """Answers of a conversation that count in the loss: all, or only the last one."""
     max_prompt_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
     """Longest prompt, in tokens. auto: long enough for 99 % of a sample, at most 2048 and the
-    model's positions; see the data report. Documents are split at 256 and 512."""
+    model's context length; see the data report. Documents alone are split into
+    prompts of at most 256 (encoder-decoders only)."""
     max_target_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
-    """Longest target, in tokens. auto: as for prompts. The sum of both limits applies to
-    conversations."""
+    """Longest target, in tokens. auto: as for prompts, but documents alone are split into targets
+    of at most 512. The sum of both limits applies to conversations."""
     on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
     """Treatment of longer examples. Their number is printed. auto: truncate recipes, split
     documents."""

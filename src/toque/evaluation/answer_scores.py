@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 def exact_match(text: str, reference: str) -> float:
-    """Return 1 if the text equals the reference, except for surrounding blanks. Otherwise 0."""
+    """Return 1 if the text equals the reference, except for surrounding whitespace. Otherwise 0."""
     return float(text.strip() == reference.strip())
 
 

@@ -31,7 +31,7 @@ class Chosen:
     mean: float
     """Mean over the texts that have the score."""
     texts: int
-    """Number of texts that were written for the prompt."""
+    """Number of texts generated for the prompt."""
 
     def record(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -127,7 +127,7 @@ class BestOf:
 
         Args:
             prompt: Prompt in the format that the model expects.
-            texts: Texts that the model wrote for it.
+            texts: Texts that the model generated for the prompt.
             logprobs: Log-probabilities of the tokens of each text.
             in_json: See `check_prompts`.
             knows_recipes: See `check_prompts`.

@@ -1,7 +1,7 @@
 """Confidence intervals of scores and differences by the percentile bootstrap (Efron 1979).
 
 A score is a function of sums over texts, e.g. BLEU of ten sums. Therefore a resample is a row of
-integer weights, and one matrix product computes all resamples of all scores. Replicate b depends
+integer weights, and one matmul computes all resamples of all scores. Replicate b depends
 only on the seed and b. A file stores the sums per text, without the texts, so that runs can be
 compared text by text.
 """
@@ -30,7 +30,7 @@ RESAMPLES: Final = 1000
 COVERAGE: Final = 0.95
 SEED: Final = 17
 MIN_TEXTS: Final = 10
-"""Texts for an interval of a difference. With fewer texts, bootstrap intervals are too short."""
+"""Minimum texts for the interval of a difference. With fewer, bootstrap intervals are too short."""
 _REPLICATES_PER_STEP: Final = 32
 
 
@@ -52,7 +52,7 @@ class PerText:
 
     @classmethod
     def ratio(cls, above: Floats, below: Floats) -> PerText:
-        """Describe a sum over texts divided by another. Texts with nothing below do not count."""
+        """Describe the ratio of two sums over texts. A text whose denominator is 0 is left out."""
         applies = below > 0
         both = np.stack([np.where(applies, above, 0.0), np.where(applies, below, 0.0)], axis=1)
 
@@ -212,7 +212,8 @@ def over_texts(ours: PerText, theirs: PerText) -> Interval | None:
     """Subtract the score of `theirs` from `ours`, over the same texts in the same order.
 
     Each resample has the same texts for both runs (paired bootstrap; Koehn 2004), so texts that are
-    hard for both do not widen the interval. Return None if no text counts for both.
+    hard for both do not widen the interval. Return None if the metric
+    applies to none of the texts in both runs.
     """
     both = ours.applies & theirs.applies
     k = ours.values.shape[1]

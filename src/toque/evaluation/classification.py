@@ -88,7 +88,7 @@ def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tupl
 def class_scores(
     answers: Sequence[str], truths: Sequence[str], classes: Sequence[str]
 ) -> ClassScores:
-    """Count answers by true class. Surrounding blanks and case are ignored.
+    """Count answers by true class. Surrounding whitespace and case are ignored.
 
     Case is not ignored if two classes differ only in case.
 
@@ -132,6 +132,6 @@ def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> fl
     if not ((confidence >= 0) & (confidence <= 1)).all():  # also refuses NaN
         raise ValueError("Confidences must be from 0 to 1.")
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    # The size of a bin times the difference of its means is the difference of its sums.
+    # A bin's size times the difference of its means is the difference of its sums.
     gaps = np.bincount(bins, weights=is_right) - np.bincount(bins, weights=confidence)
     return float(np.abs(gaps).sum() / len(confidence))

@@ -40,7 +40,7 @@ class Evaluated:
     held_out: Sequence[Sample] = ()
     """Texts for held-out prompts."""
     own: Sequence[Sample] = ()
-    """Texts for the prompts of the user."""
+    """Texts for the user's prompts."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Error of each metric that raised one."""
     seconds: float = 0.0
@@ -52,10 +52,10 @@ class Evaluated:
 
 @dataclass
 class Evaluator:
-    """Evaluator of the present weights of a model.
+    """Evaluator of a model's current weights.
 
     It uses no random numbers and restores the training mode. The first `n_held_out` prompts of the
-    sampler have references. The prompts of the user follow.
+    sampler have references. The user's prompts follow.
     """
 
     heldout: HeldOut
@@ -69,7 +69,7 @@ class Evaluator:
     """Metrics that decide on the best checkpoint or on stopping. A missing one is NaN, which never
     counts as an improvement."""
     known: Sequence[str] = ()
-    """Names of the metrics of Toque. The user's functions may add others."""
+    """Names of Toque's metrics. The user's functions may add others."""
     reporter: Reporter = SILENT
     interrupted: Callable[[], bool] = bool
     """Called after every batch and token. True stops the evaluation."""
@@ -148,7 +148,7 @@ class Evaluator:
     def written(
         self, sampler: Sampler, model: nn.Module, on_progress: Count, *, final: bool = False
     ) -> dict[int, Sample]:
-        """Write as many texts as the time limit permits. Return the samples by prompt number.
+        """Generate as many texts as the time limit permits. Return the samples by prompt number.
 
         Every rank calls it. If training is over, `final` allows the texts to use the time that is
         otherwise reserved for training.
@@ -178,9 +178,9 @@ class Evaluator:
         return samples
 
     def _stop_if_interrupted(self, count: Count, *, together: bool = False) -> Count:
-        """Wrap a count to raise Interrupted when a signal arrived.
+        """Wrap a progress callback to raise Interrupted after a signal.
 
-        With `together`, all ranks call it equally often and stop together.
+        With `together`, all ranks call the callback equally often and stop together.
         """
 
         def count_or_stop(done: int, total: int, share: float | None = None, /) -> None:
@@ -216,7 +216,7 @@ class Evaluator:
 
 
 def _until(clock: CommandClock, end: float, on_progress: Count) -> Count:
-    """Wrap a count to raise TimeIsUp after the time `end`."""
+    """Wrap a progress callback to raise TimeIsUp after the time `end`."""
 
     def count(done: int, total: int, share: float | None = None, /) -> None:
         if clock.seconds() > end:
@@ -265,7 +265,7 @@ def watched_metrics(
     *,
     bits: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """List the metrics that the run depends on, and all metrics of Toque that it measures.
+    """List the metrics that the run depends on, and all of Toque's metrics that it measures.
 
     Args:
         train: Settings with the metrics for checkpoints and early stopping.
@@ -298,7 +298,7 @@ def watched_metrics(
 
     for setting, metric in metric_of_setting.items():
         if metric in metric_names or has_user_metrics:
-            continue  # the names of user metrics are known only after the first call
+            continue  # the names of the user's metrics are known only after the first call
         hint = nearest_hint(metric, metric_names)
         message = (
             f"{setting} is {metric}, which the evaluations of this run do not measure.{hint} "

@@ -41,7 +41,7 @@ LEFT = (
 GPU_TOKENS: Final = 32_768
 """Initial tokens per step on a GPU. An estimate, halved when memory runs out."""
 SUBSET_KEY = key_of(0x746F717565)
-"""Key of the held-out subset. It is equal for all runs and seeds."""
+"""Key of the held-out subset, the same for all runs and seeds."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class HeldOut:
     in_step: bool = False
     """True if all ranks compute together. A rank with one batch less computes an unlabelled row."""
     n_bytes: int = 0
-    """UTF-8 bytes of the texts of all targets, or 0 if the targets are not complete texts."""
+    """UTF-8 bytes of all target texts, or 0 if the targets are not complete texts."""
 
     @property
     def n_examples(self) -> int:
@@ -152,7 +152,7 @@ class HeldOut:
         """Compute `loss` (nats per target token), `perplexity`, `target_tokens`, `bits_per_byte`.
 
         The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i. Bits per
-        byte are sum(nats_i) / (n_bytes ln 2) and compare models of different tokenizers. No random
+        byte are sum(nats_i) / (n_bytes ln 2) and compare models across tokenizers. No random
         numbers are used. `on_progress` receives the approximate number of examples of all ranks.
 
         Raises:

@@ -1,7 +1,7 @@
 """Memorisation: the longest run of tokens that a text shares word for word with a training example.
 
-Held-out texts of the same prompts also share runs with training examples, although no one copied
-them. They are the baseline for the runs of the model.
+The held-out references for the same prompts also share runs with training examples, although no
+one copied them. The references' runs are the baseline for the model's runs.
 
 The search is one pass over the store, without an index. If an example and a text have a hash of
 `RUN` tokens in common, their tokens are compared. Adjacent matches form one longer run.
@@ -30,12 +30,13 @@ RUN: Final = 8
 """Tokens of the shortest run that counts.
 
 Nearly every recipe that a person wrote shares eight tokens with another ("oven to 350 degrees F"),
-so each text gets a number. With shorter runs, most positions of a store would be compared.
+so the result per text is a length, not a yes or no. With shorter runs, most positions of a store
+would be compared.
 """
 LONG: Final = 50
 """Tokens of a run that indicates memorisation (Carlini et al. 2023, section 3)."""
 MAX_TOKENS: Final = 1 << 28
-"""Tokens to read. Of a larger store, every second example is read, or every third, and so on."""
+"""Maximum tokens to read. In a larger store only every second, third, ... example is read."""
 _CHUNK_TOKENS: Final = 1 << 17
 """Tokens per comparison. Their hashes fit in the cache of a core."""
 _MAX_PAIRS: Final = 1 << 20
@@ -49,7 +50,7 @@ class SharedRun:
     tokens: int
     """Tokens of the run that do not repeat the prompt. 0 if no run is shared."""
     length: int
-    """Tokens of the text."""
+    """Number of tokens in the text."""
     example: int | None
     """Store row of the example, the first if several have the run."""
 

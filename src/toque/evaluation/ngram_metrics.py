@@ -1,6 +1,6 @@
 """BLEU (Papineni et al. 2002), repetition and variety of many texts.
 
-BLEU is computed from sufficient statistics per text. It equals BLEU of sacrebleu 2.6 with
+BLEU is computed from sufficient statistics per text. It equals sacrebleu 2.6's BLEU with
 `nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`. It ranges from 0 to 100 and describes a set of
 texts. It is not a mean over texts.
 

@@ -19,9 +19,9 @@ from toque.training.observers.live_progress import Highlight
 from toque.units import Progress
 
 MAX_LINES: Final = 30
-"""Lines of a text in the log."""
+"""Maximum lines per text in the log."""
 MAX_LETTERS: Final = 200
-"""Characters of a line in the log."""
+"""Maximum characters per line in the log."""
 _QUALITY: Final = (
     "recipe_score",
     "ingredient_coherence",
@@ -32,15 +32,15 @@ _QUALITY: Final = (
 _SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
 """Scores in the log. All scores are in metrics.jsonl."""
 _EXCERPT_LINES: Final = 3
-"""Lines of a text at the end of a run."""
+"""Maximum lines per text at the end of a run."""
 _MAIN: Final = ("recipe_score", "rougeL")
-"""Main scores. A line of progress shows the first that was measured."""
+"""Main scores, the preferred one first. The progress line shows the first measured one."""
 _NAMES: Final = {"bleu": "BLEU, of 100"} | {f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"}
 
 
 @dataclass
 class SampleWriter(Callback):
-    """Callback that stores and logs the texts of evaluations."""
+    """Callback that stores and logs the texts generated in evaluations."""
 
     evaluator: Evaluator
     path: Path
@@ -52,10 +52,10 @@ class SampleWriter(Callback):
     _before: Mapping[str, float] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
     _left_out: list[int] = field(default_factory=list)
-    """Number of texts that were left out, per evaluation that left any out."""
+    """Number of omitted texts for each evaluation that omitted any."""
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Reset the count of texts that were left out."""
+        """Reset the counts of omitted texts."""
         self._left_out = []
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
@@ -84,14 +84,14 @@ class SampleWriter(Callback):
         self._before = evaluated.texts
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Report the number of texts that were left out, if several evaluations did so."""
+        """Report the total number of omitted texts, if several evaluations omitted any."""
         if len(self._left_out) > 1:
             n, times = sum(self._left_out), len(self._left_out)
             self.warn(end.progress, f"{n:,} texts of {times:,} evaluations were not written")
 
 
 def main_score(names: Collection[str], watched: Sequence[str] = ()) -> str:
-    """Choose the score for a line of progress: a watched one, or a common one, or "".
+    """Choose the score for the progress line: a watched metric, else a main score, or "".
 
     >>> main_score(["bleu", "recipe_score"]), main_score(["bleu"]), main_score([])
     ('recipe_score', 'bleu', '')

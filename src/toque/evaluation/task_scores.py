@@ -36,7 +36,7 @@ class TaskScores:
     ece: float = 0.0
     """Expected calibration error of the classes."""
     truncated: int = 0
-    """Examples with a prompt of data.max_prompt_tokens tokens, which was probably truncated."""
+    """Number of prompts with data.max_prompt_tokens tokens, which were probably truncated."""
 
     def measured(self) -> dict[str, float]:
         """Return the scores by metric name."""
@@ -145,7 +145,7 @@ def choose_classes(
 
 def classes_of(store: TokenStore, task: str, classes: Sequence[str]) -> list[str]:
     """List the classes of a task that occur in the store, in the order of their codes."""
-    if task not in RECIPE_TASKS or not classes:  # in tasks of the user, every class occurs
+    if task not in RECIPE_TASKS or not classes:  # in the user's tasks, every class occurs
         return list(classes)
     codes = np.asarray(store.column(task)).astype(np.float64)
     used = np.unique(codes[(codes >= 0) & (codes < UNKNOWN)]).astype(int)

@@ -90,7 +90,7 @@ class Sample:
 
 
 class TimeIsUp(Exception):  # noqa: N818 - control flow, not an error anyone sees
-    """Signal of a count to stop writing texts. Unfinished texts are left out."""
+    """Raised by a progress callback to stop generation. Unfinished texts are left out."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +100,18 @@ class Sampler:
     prompts: Sequence[Prompt]
     codec: Codec
     record: Provenance
-    """Record of the model, with the length of its texts."""
+    """Record of the model, with the maximum length of its texts."""
     on_notice: Callable[[str], object] = lambda _: None
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
         """Generate a sample per prompt, in their order. `on_progress` is passed to `generate`.
 
-        If it raises TimeIsUp, only the prompts with a finished text have a sample.
+        If `on_progress` raises TimeIsUp, only the prompts with a finished text have a sample.
         """
         return [*self.by_number(model, on_progress).values()]
 
     def by_number(self, model: nn.Module, on_progress: Count = uncounted) -> dict[int, Sample]:
-        """Generate a sample per prompt, like a call, by the number of the prompt."""
+        """Generate a sample per prompt, as `__call__` does. Return them by prompt number."""
         longest = self.record.max_new_tokens
         limits = [min(prompt.max_tokens or longest, longest) for prompt in self.prompts]
         written: dict[int, list[int]] = {}
@@ -138,7 +138,7 @@ class Sampler:
     def _write_finished(
         self, model: nn.Module, rows: Sequence[int], max_tokens: int, on_progress: Count
     ) -> dict[int, list[int]]:
-        """Write texts for some prompts. Return the finished ones by prompt number."""
+        """Generate texts for some prompts. Return the finished ones by prompt number."""
         texts: list[list[int]] = [[] for _ in rows]
         finished: list[int] = []
 

@@ -1,6 +1,6 @@
 """Scores of a set of generated texts: every metric with its interval, overall and by slice.
 
-Only numbers are stored per text, except for metrics of the user, which need the texts. The answers
+Only numbers are stored per text, except for the user's metrics, which need the texts. The answers
 to a task with separate metrics are not scored with other texts.
 """
 
@@ -56,7 +56,7 @@ _NAMES_OF: Final[Mapping[str, Sequence[str]]] = {
 }
 """Names of the scores of metrics with several scores."""
 NO_CLASS: Final = "no_class"
-"""Name of the share of answers that are not a class of the task."""
+"""Name of the score that is the share of answers outside the task's classes."""
 PART: Final = MAX_PAIRS // 4
 """Texts per step. Their hashes fit in the cache of a core."""
 MAX_SLICES: Final = 12
@@ -70,7 +70,7 @@ A score per text has a confidence interval.
 
 
 def names_in(metrics: Collection[str]) -> list[str]:
-    """List the names of the scores of Toque's metrics."""
+    """List the score names of Toque's metrics."""
     return [name for m in metrics if ":" not in m for name in _NAMES_OF.get(m, (m,))]
 
 
@@ -110,12 +110,12 @@ class TextScores:
     """Accumulator of the scores of texts."""
 
     groups: Sequence[str] = METRIC_GROUPS
-    """Metrics of Toque."""
+    """Toque's metrics."""
     user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
-    """Functions of the user, by import path."""
+    """The user's functions, by import path."""
     classes: Sequence[str] = ()
     reserved_names: Collection[str] = ()
-    """Names that the scores of a user cannot have."""
+    """Reserved names, which a user's scores cannot have."""
 
     @classmethod
     def named(
@@ -231,7 +231,7 @@ class TextScores:
     def result(self, *, resamples: int = 1000) -> Scores:
         """Compute the scores of all texts so far.
 
-        A metric of the user that raises is left out, and its error is in `Scores.failed`.
+        A user's metric that raises an error is left out, and its error is in `Scores.failed`.
         """
         measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
         # Distinct n-grams have no interval, because resampled texts always have fewer.
@@ -306,7 +306,7 @@ class TextScores:
 
 
 def groups_in(names: Collection[str]) -> list[str]:
-    """List the named metrics of Toque in a fixed order. "auto" is replaced by the default ones."""
+    """List Toque's named metrics in a fixed order. "auto" is replaced by the default ones."""
     defaults = METRIC_GROUPS if "auto" in names else ()
     return [name for name in (*ANY_TEXTS, *OF_CLASSES) if name in names or name in defaults]
 

@@ -14,7 +14,7 @@ from toque.errors import ConfigError
 # Torch reads the first of these variables that is set.
 _ALLOCATORS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _HIDING: Final = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
-# Messages of torch on a machine without a GPU. Other messages are about a GPU that fails.
+# torch's messages on a machine without a GPU. Any other message means that a GPU fails.
 _NO_GPU: Final = (
     "Found no NVIDIA driver", "GPUs are available", "might not have a CUDA gpu",
     "Cannot re-initialize CUDA",  # in a child of a process that has found no GPU
@@ -25,7 +25,7 @@ _WITHOUT: Final = "CUDA_VISIBLE_DEVICES= before the command continues on the pro
 
 def settle_cuda() -> None:
     """Set the variables that CUDA reads once, unless the user did. Call it before CUDA is used."""
-    # Torch reads it at the first product. Deterministic updates raise an error without it.
+    # Torch reads it at the first matmul. Deterministic updates raise an error without it.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Expandable segments fragment less. Windows drivers before R615 fail (pytorch 192330).
     is_windows = "microsoft" in platform.release().lower()

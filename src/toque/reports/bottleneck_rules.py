@@ -25,12 +25,13 @@ AMOUNT: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?([a-z%]{1,12})\Z")
 _TARGET_SHARE: Final = 0.02
 """Share of the time that evaluating or saving should take."""
 _SMALL_EVALUATION: Final = {"max_examples": 64, "texts": 4}
-"""Estimates of values that are enough for an evaluation."""
+"""Estimated numbers of examples and texts that suffice for an evaluation."""
 _MUCH_PADDING: Final = 0.15
 _FEW_TOKENS: Final = 1024
 """Estimate of the tokens per update below which fixed costs dominate."""
 _MANY_TOKENS_PER_STEP: Final = 16_384
-"""Estimate of the tokens per micro-batch above which memory becomes the limit. 4096 suit a CPU."""
+"""Estimate of the tokens per micro-batch above which memory becomes the limit. 4096 suffice on a
+CPU."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from toque.version import __version__
 STYLE: Final = Path(__file__).parent / "templates" / "page.css"
 """Style sheet of all pages."""
 _MARK: Final = b"default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Text that identifies a page of Toque."""
+"""Text that identifies Toque's pages."""
 _NUMBER: Final = re.compile(r"[-+]?\d").match
 _MAX_CELL: Final = 40
 """Characters of a cell in a terminal."""
@@ -177,7 +177,7 @@ class Page:
 
 
 def write_page(target: Path, page: Page) -> int:
-    """Write a page, or replace a page of Toque. Return its size in bytes.
+    """Write a page, or replace an earlier page from Toque. Return its size in bytes.
 
     Raises:
         ConfigError: The path has another file, or cannot be written.

@@ -1,8 +1,8 @@
 """Shares of a run's wall time by cause, computed from its events.
 
 The run's clock gives the seconds of each part. The seconds of computing are divided further: waits
-for cores and memory come from the kernel's counters, matrix products from their arithmetic and the
-measured speed of the machine, and padding from its share of the tokens. The rest is "other
+for cores and memory come from the kernel's counters, matmuls from their FLOPs and the machine's
+measured speed, and padding from its share of the tokens. The rest is "other
 computing". An unreadable value of `metrics.jsonl` counts as missing.
 """
 
@@ -78,7 +78,7 @@ class Facts:
     parts: Mapping[str, float]
     """Wall seconds by `phases.Part`, `finishing` and `uploads`."""
     late_compiling: float
-    """Share of compiling in the time of the second half of the updates."""
+    """Share of compiling in the seconds of the last half of the updates."""
     n_updates: int
     tokens: float
     update_seconds: float
@@ -132,7 +132,7 @@ class Facts:
 
     @property
     def computing(self) -> float:
-        """Share of forward and backward in the training loop."""
+        """Share of the forward and backward passes in the training loop."""
         return self.share(COMPUTING, PRODUCTS, PADDING)
 
     @property
@@ -297,7 +297,7 @@ def _divide_time(facts: Facts) -> dict[str, float]:
 
 
 def _product_seconds(facts: Facts) -> float:
-    """Estimate the seconds of products with weights, from the utilisation of the machine."""
+    """Estimate the seconds of matmuls with weights, from the machine's utilisation."""
     if facts.utilisation is None:
         return 0.0
     products = facts.start_number("arithmetic", "products")

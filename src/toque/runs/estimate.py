@@ -38,18 +38,18 @@ _TENSOR_SHARE: Final = {"cpu": 0.65, "cuda": 0.9}
 """Tensors as a share of the memory that their allocator takes (CPU: lab/notes.md). glibc's heap
 retains freed blocks for later tensors of the same size."""
 _LIBRARY_BYTES: Final = 320 << 20
-"""Bytes that libraries take when they compute, e.g. oneDNN's compiled products. A rough estimate
+"""Bytes that libraries allocate when they compute, e.g. oneDNN's compiled matmuls. A rough estimate
 from the demo, which has almost no tensors."""
 _ASSUMED_UTILISATION: Final = {True: 0.30, False: 0.40}
 """Assumed share of a GPU's peak, by whether the model is an encoder-decoder. Published T5
-trainings reach 12 to 38 %, decoders 33 to 57 %."""
+training runs reach 12 to 38 %, decoders 33 to 57 %."""
 _RECOMPUTE_FACTOR: Final = 4 / 3
-"""Time of an update that computes the forward pass twice: backward costs two forward passes."""
+"""Relative time of an update with two forward passes: a backward pass costs as much as two."""
 _MIN_UPDATES: Final = 10
 
 Optimizers = Callable[[nn.Module, OptimConfig], tuple[torch.optim.Optimizer | None, int]]
 """Function that returns a model's optimizer and the bytes of its state. The optimizer is None if
-its step reads numbers."""
+its step reads tensor values."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Work:
     tokens_per_update: float  # both sides, without padding
     flops_per_token: float
     products: Mapping[tuple[int, int], float]
-    """FLOPs per token in products with weights, by (in, out) size of the weight."""
+    """FLOPs per token in matmuls with weights, by the weight's (in, out) size."""
     totals: Mapping[str, float]
     """Steps, epochs, examples and tokens of the entire run. Unknown totals are missing."""
-    seconds: float | None  # length of a run that ends by the clock
+    seconds: float | None  # length of a run that a time limit ends
     held_out_tokens: float
     how: str  # origin of the lengths
 
@@ -85,7 +85,7 @@ class Machine:
     precision: str
     memory_bytes: int  # memory available to a process
     card: Card | None  # None for this machine
-    peak: Peak  # peak of the model's matrix products
+    peak: Peak  # peak of the model's matmuls
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Disk:
 
     checkpoint: int
     kept: int
-    """Bytes of the retained checkpoints, with one more of each kind while it is written."""
+    """Bytes of the retained checkpoints, plus one of each kind while a save is in progress."""
     model: int  # the finished model
     store: int  # the prepared data; 0 before it exists
     saves: int
@@ -328,7 +328,7 @@ class Estimator:
         return pieces * update.micro_batch.seconds() + update.update.seconds()
 
     def _totals(self, update_seconds: float) -> dict[str, float]:
-        """Return the run's totals by unit, with minutes, for updates of `update_seconds`."""
+        """Return the run's totals by unit, with minutes, if an update takes `update_seconds`."""
         seconds = self.work.seconds
         totals = dict(self.work.totals)
         if seconds is None and "steps" in totals:
@@ -447,7 +447,7 @@ def _host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
     """Return the bytes of host memory while the model is loaded, in float32."""
     if config.adapter is None or config.adapter.kind == "dora":
         return 4 * parameter_counts(model).total
-    # With an adapter, frozen matrices are loaded one by one, so only the largest counts.
+    # With an adapter, frozen matrices are loaded one by one, so only the largest one adds memory.
     matrices = [cast("Tensor", layer.weight) for layer in frozen_matrices(model).values()]
     sizes = [m.numel() for m in matrices] + [q.shape.numel() for _, q in quantised_layers(model)]
     frozen_ids = {id(m) for m in matrices}

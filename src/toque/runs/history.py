@@ -283,7 +283,7 @@ class Curve:
             ]
 
     def drop_after(self, x: float) -> None:
-        """Drop the points after `x`, which a continued run computes again."""
+        """Drop the points after `x`, which a resumed run recomputes."""
         while self._blocks and self._blocks[-1][0][0] > x:
             self._blocks.pop()
             self._in_last = self._size

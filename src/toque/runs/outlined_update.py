@@ -44,7 +44,7 @@ _GPU_BLOCK: Final = 512
 """Bytes of a block in CUDA's caching allocator. Sizes are rounded up to whole blocks."""
 _TRIES: Final = 3
 _SLOW_SECONDS: Final = 0.2
-"""A slower operation is timed twice instead of three times. The first time loads kernels."""
+"""Longer operations are timed twice instead of three times. The first run loads kernels."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Operations:
 
 
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter of the bytes of live tensors, their peak, and the FLOPs of products."""
+    """Counter of the bytes of live tensors, their peak, and the FLOPs of matmuls."""
 
     def __init__(self, operations: Operations | None = None, *, block: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -174,7 +174,7 @@ class OutlinedUpdate:
     step: int
     """Temporary bytes of the optimizer's step."""
     flops: float
-    """FLOPs of the micro-batch's matrix products."""
+    """FLOPs of the micro-batch's matmuls."""
     micro_batch: Operations
     update: Operations
 
@@ -186,7 +186,7 @@ def outlining() -> Iterator[FakeTensorMode]:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     finally:
-        causal_mask.cache_clear()  # a later training must not use a mask without content
+        causal_mask.cache_clear()  # a later training run must not use a mask without content
 
 
 def outline_update(
@@ -209,14 +209,14 @@ def outline_update(
         model: Model with the layers for `where`.
         rows: Rows of the micro-batch.
         where: Device: "cpu" or "cuda".
-        precision: Type of the matrix products.
-        optimizer: The optimizer. None if its step reads numbers, which shapes lack.
+        precision: Type of the matmuls.
+        optimizer: The optimizer. None if its step reads values, which outlined tensors lack.
         state_bytes: Bytes of the optimizer's state after the first update.
-        accumulates: Gradients of earlier micro-batches exist already.
-        recompute: The backward pass computes the blocks again.
+        accumulates: Whether gradients of earlier micro-batches already exist.
+        recompute: Whether the backward pass recomputes the blocks.
         smoothing: Label smoothing.
-        masked: A GPU uses dense attention with masks.
-        operations: List the operations, so that they can be timed.
+        masked: Whether a GPU uses dense attention with masks.
+        operations: Whether to list the operations, so that they can be timed.
     """
     model.train()
     for parameter in model.parameters():
@@ -285,7 +285,7 @@ def _outlined_loss(
     smoothing: float,
     ledger: _Ledger,
 ) -> tuple[Tensor, int]:
-    """Compute the loss. Return it with the bytes before the output head. Only a CPU has plans."""
+    """Return the loss and the bytes in use before the output head. `plans` are for a CPU only."""
     if plans is None:
         batch = outlined_batch(rows)
         hidden = hidden_states(model, batch)
@@ -312,7 +312,7 @@ def _step_bytes(
     optimizer: torch.optim.Optimizer | None,
     operations: Operations | None,
 ) -> int:
-    """Count the temporary bytes of the optimizer's second step."""
+    """Measure the temporary bytes of the optimizer's second step. The first allocates its state."""
     if optimizer is None:  # such an optimizer computes in float32, one weight at a time
         return max((4 * p.numel() for p in trained), default=0)
     for group in optimizer.param_groups:

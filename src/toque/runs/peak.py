@@ -1,4 +1,4 @@
-"""Peak speed of a device in dense matrix products, for model FLOPs utilisation.
+"""Peak speed of a device in dense matmuls, for model FLOPs utilisation.
 
 The maker states the peak of known GPUs in 16 bits. Any other peak is measured in the run's
 precision and with the shapes of the model's weights, because both change it several times.
@@ -23,9 +23,9 @@ _MIN_ROUNDS: Final = 2
 _MIN_TOKENS: Final = 512
 _MAX_TOKENS: Final = 4096
 _FLOPS_PER_ROUND: Final = 2e10
-"""Limit that reduces the tokens for large matrices, such as the output head."""
+"""FLOPs per round that limit the tokens for large matrices, such as the output head."""
 Products = Mapping[tuple[int, int], float]
-"""FLOPs in products with matrices by their (in, out), as from `models.flops.products_of`."""
+"""FLOPs of matmuls by the matrix's (in, out) size, as returned by `models.flops.products_of`."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Pea
 def measure_peak(
     device: torch.device, dtype: torch.dtype, products: Products, *, seconds: float | None = None
 ) -> Peak:
-    """Measure the rate of `products` in sequence: forward pass and both gradients.
+    """Measure the FLOP/s of `products` in sequence: forward pass and both gradients.
 
     Each shape counts with its best round.
 
     Args:
         device: The device.
         dtype: Type of the matrices.
-        products: The products.
+        products: The matmuls.
         seconds: Time for all measurements, 0.2 by default. Each shape has at least two rounds.
     """
     share = (_MEASURE_SECONDS if seconds is None else seconds) / len(products)
@@ -91,7 +91,7 @@ def measure_peak(
 def _rate(
     shape: tuple[int, int], device: torch.device, dtype: torch.dtype, *, seconds: float
 ) -> float:
-    """Measure the FLOP/s of one layer's products: y = x W', and the gradients of x and W."""
+    """Measure the FLOP/s of one layer's matmuls: y = x W', and the gradients of x and W."""
     n_in, n_out = shape
     flops_per_token = 6 * n_in * n_out
     n = int(min(_MAX_TOKENS, max(_MIN_TOKENS, _FLOPS_PER_ROUND / flops_per_token)))

@@ -47,11 +47,11 @@ def is_growing(name: str) -> bool:
 
 
 def refuse_users_folder(folder: Path, *, writes: Collection[str] | None = None) -> None:
-    """Refuse a folder with files of the user that a command would overwrite.
+    """Refuse a folder with the user's files that a command would overwrite.
 
     Args:
         folder: The folder of the run.
-        writes: Names of the files that the command writes. None means the files of a training.
+        writes: Names of the files that the command writes. None means the files of a training run.
 
     Raises:
         ConfigError: The folder has such files.

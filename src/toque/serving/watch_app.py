@@ -32,7 +32,7 @@ from toque.serving.static_files import PAGE, page_files
 
 _LIVE: Final = STYLE.parent.parent / "live"
 _SHARED: Final = (STYLE, PAGE / "stream.js", PAGE / "toque.svg")
-"""Files of other pages: the style sheet of the report, and the requests of `toque serve`."""
+"""Files shared with other pages: the report's style sheet, `toque serve`'s script and icon."""
 _REFRESHES_PER_LISTING: Final = 5
 """Refreshes of the known runs per search for new runs."""
 _MAX_READERS: Final = 64

@@ -101,9 +101,10 @@ def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tup
         saved = saved_files(folder / (dataset.split or ""))
         if saved is None or dataset.config or dataset.rows:
             raise DataError(
-                f"{path}: {folder} was written by save_to_disk and is read in full. Name its path "
-                f"or the path of one split, such as {folder / 'train'}. Set data.max_examples to "
-                "read fewer examples."
+                f"{path}: {folder} was written by save_to_disk and is read in full, but the path "
+                "names a configuration, a range of rows or a split that does not exist. Name the "
+                f"folder or the folder of one split, such as {folder / 'train'}. To read fewer "
+                "examples, set data.max_examples."
             )
         return tuple(Located(str(file), file) for file in saved)
 

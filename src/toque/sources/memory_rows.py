@@ -163,16 +163,16 @@ def _pandas_rows(frame: Any, label: str, say: Callable[[str], None]) -> Iterator
     for name in names:
         if not isinstance(name, str) or names.count(name) > 1:
             raise DataError(
-                f"{label} is a frame with the column {name!r}. Column names must be texts and "
-                "unique. Rename the columns: frame.columns = [...]."
+                f"{label} is a DataFrame with the column {name!r}. Column names must be unique "
+                "strings. Rename the columns: frame.columns = [...]."
             )
     index = frame.index
     index_names = [str(name) for name in index.names if name is not None]
     if index.dtype.kind not in "iu" or index_names:
         shown = ", ".join(index_names) or index.dtype
         say(
-            f"{label} is a frame with an index ({shown}), which is not read. To read it as a "
-            "column, pass frame.reset_index()."
+            f"{label} is a DataFrame with an index ({shown}), which is not read. To read it as "
+            "a column, pass frame.reset_index()."
         )
     return (
         row

@@ -124,7 +124,7 @@ def _list_files(pattern: str) -> list[Path]:
 
 
 def _matching_paths(pattern: Path) -> list[Path]:
-    """Return the paths that match a pattern. Names of folders in it may contain brackets."""
+    """Return the paths that match a pattern. Folder names in the pattern may contain brackets."""
     folder = Path(pattern.anchor)
     parts = list(pattern.relative_to(folder).parts)
     while parts and (folder / parts[0]).is_dir():

@@ -19,11 +19,11 @@ from toque.training.runtime import Runtime
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """FLOPs per useful token of a run's data, forward and backward."""
+    """Forward and backward FLOPs per useful token of a run's data."""
 
     flops_per_token: float
     products: dict[tuple[int, int], float]
-    """FLOPs of products with weights, a part of `flops_per_token`, by the matrix's (in, out)."""
+    """FLOPs of matmuls with weights, a part of `flops_per_token`, by the matrix's (in, out)."""
     kind: str = "masked"
     """Kind of attention that separates packed examples: variable-length or masked."""
     masked_flops_per_token: float = 0.0
@@ -43,7 +43,7 @@ class Arithmetic:
 
 
 def find_bf16_peak(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
-    """Return the FLOP/s of the model's products in bf16, if a float32 run leaves bf16 unused."""
+    """Return the FLOP/s of the model's matmuls in bf16, if a float32 run leaves bf16 unused."""
     if runtime.precision != "float32" or not has_fast_bf16(runtime.device):
         return {}
     peak = peak_of(runtime.device, torch.bfloat16, arithmetic.products)

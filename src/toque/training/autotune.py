@@ -51,7 +51,7 @@ from toque.version import __version__
 
 
 def _read_cache(key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the stored choices of an equal `key` on this machine, if there are any."""
+    """Return this machine's stored choices for the same `key`, or None."""
     with contextlib.suppress(OSError, ValueError):
         stored = json.loads(_cache_file(key).read_text(encoding="utf-8"))
         if isinstance(stored, dict) and stored.get("of") == json.loads(json.dumps(key)):
@@ -60,7 +60,7 @@ def _read_cache(key: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _write_cache(key: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
-    """Store choices. If the folder cannot be written, the next equal run measures again."""
+    """Store choices. If the folder is not writable, the next identical run measures again."""
     text = json.dumps({"of": key, "found": choices}, indent=1) + "\n"
     file = _cache_file(key)
     with contextlib.suppress(OSError):
@@ -99,8 +99,8 @@ def fit_to_machine(
 ) -> Fitted:
     """Choose the settings that are `auto`, and prepare the model for them.
 
-    Measurements use the largest possible batch. An earlier session of the run, or else an equal run
-    on this machine, decides first, so that equal runs have equal bits.
+    Measurements use the largest possible batch. Choices of an earlier session, or else of an
+    identical run on this machine, come first, so that repeated runs are bitwise identical.
 
     Args:
         model: The model on its device.
@@ -135,7 +135,7 @@ def fit_to_machine(
 
     if previous is None and (cached := _read_cache(key)) is not None:
         equal_run = Resources(machine=key, **cached)
-        # The machine may have less free memory than at the equal run.
+        # The machine may have less free memory than during the identical run.
         if tuner.fits(equal_run):
             previous = equal_run
     if previous is not None:
@@ -179,7 +179,7 @@ class _Tuner:
         self.probe = Probe(self.model, loss_fn, self.runtime, self.worst)
 
     def cache_key(self) -> dict[str, Any]:
-        """Return the facts that the choices depend on. Runs with equal keys get equal choices."""
+        """Return the facts that determine the choices. Equal keys give equal choices."""
         shapes = [(n, list(p.shape), p.requires_grad) for n, p in self.model.named_parameters()]
         model = hashlib.sha256(repr((self.model.config.model_type, shapes)).encode()).hexdigest()
         device = self.runtime.device
@@ -210,7 +210,7 @@ class _Tuner:
         return key
 
     def apply(self, resources: Resources) -> Fitted:
-        """Prepare the model for choices of an earlier session or an equal run."""
+        """Prepare the model for the choices of an earlier session or an identical run."""
         compiled = resources.compile and self._compile(resources.micro_batch_rows)
         self._set_recomputing(resources.gradient_checkpointing)
         if self.train.compile is True and not resources.compile:
@@ -253,7 +253,7 @@ class _Tuner:
         return Fitted(resources, _describe(resources, f" ({reason})"), tuple(self.warnings))
 
     def measure_update(self, resources: Resources, max_seconds: float) -> float | None:
-        """Measure a micro-batch and return the seconds of an update, or None without memory."""
+        """Measure a micro-batch and return the seconds of an update, or None if memory runs out."""
         rows = min([resources.micro_batch_rows, *resources.smaller_from.values()])
         micro_batch = self.first_batch.split(rows)[0]
         try:
@@ -307,7 +307,7 @@ class _Tuner:
 
         device = self.runtime.device
         if device.type == "cuda":
-            # The first update allocates the optimizer's state. Until then this takes its place.
+            # The first update allocates the optimizer's state. Until then `state` takes its place.
             state = torch.empty(self._fixed_bytes(1)["optimizer"], dtype=torch.uint8, device=device)
             with self.reporter.working("measuring how many rows fit into memory"):
                 rows = largest_rows(

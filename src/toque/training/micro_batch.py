@@ -89,7 +89,7 @@ class Probe:
             self.model.zero_grad(set_to_none=True)
 
     def activation_bytes(self, rows: int, limit: int) -> int | None:
-        """Count the bytes that autograd saves for backward. Return None if they exceed `limit`.
+        """Measure the bytes saved for the backward pass. Return None if they exceed `limit`.
 
         The forward pass stops at the limit, so measuring does not run out of memory.
         """
@@ -164,10 +164,10 @@ class WorstBatch:
 
 @dataclass
 class OomFallback:
-    """Rows of a micro-batch in each update. After out-of-memory they are halved.
+    """Rows of a micro-batch in each update. They are halved when memory runs out.
 
     An update is the same for any number of rows, except for its last bits. An update that is
-    computed again after a resume therefore uses the rows that its first attempt used.
+    recomputed after a resume therefore uses the rows that its first attempt used.
     """
 
     rows: int
@@ -214,7 +214,7 @@ class OomFallback:
         batch: Batch,
         n_targets: int,
     ) -> Tensor:
-        """Call `forward_backward(micro_batches, n_targets)`, with fewer rows after out-of-memory.
+        """Call `forward_backward(micro_batches, n_targets)`, with fewer rows if memory runs out.
 
         `forward_backward` must clear the gradients of a failed attempt.
 
@@ -247,9 +247,9 @@ class OomFallback:
         if not may_repeat:
             raise ConfigError(
                 f"Step {at.step} {RAN_OUT} with {rows} rows per micro-batch ({reason}) while the "
-                "ranks exchanged weights or gradients, so this rank could not repeat it. The last "
-                f"checkpoint is unchanged. The same command continues with {rows // 2} rows per "
-                "micro-batch."
+                "ranks exchanged weights or gradients, so this rank could not retry it. The last "
+                "checkpoint is unchanged. Rerun the same command to continue with "
+                f"{rows // 2} rows per micro-batch."
             )
         self.callbacks.on_warning(
             at,

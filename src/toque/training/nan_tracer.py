@@ -1,4 +1,4 @@
-"""NaN tracer: it computes an update again, and names the module and examples of the first NaN."""
+"""NaN tracer: it recomputes an update, and names the module and examples of the first NaN."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def find_nonfinite_origin(
     micro_batches: Sequence[Batch],
     runtime: Runtime,
 ) -> NonFiniteOrigin | None:
-    """Compute an update again and find its first value that is not finite, if there is one.
+    """Recompute an update and find its first value that is not finite, if there is one.
 
     The caller seeds the random numbers. The search covers weights, inputs and outputs of modules,
     the loss, and gradients, which are then discarded. On CUDA the weights may be a few updates

@@ -65,15 +65,15 @@ class Runtime:
         fp16_is_safe: bool = True,
         ranks: Ranks | None = None,
     ) -> Self:
-        """Choose the device and the precision, and configure torch for them.
+        """Choose the device and the precision, and configure torch accordingly.
 
         Args:
             device: "auto", "cpu", "cuda" or "cuda:N".
             precision: The precision. "auto" is bf16 if the machine computes it fast. Otherwise it
                 is fp16 on CUDA if the model allows it, or float32.
-            deterministic: Whether equal runs have equal bits. This is slower on CUDA.
+            deterministic: Whether repeated runs are bitwise identical. This is slower on CUDA.
             fp16_is_safe: Whether the model works in fp16. The activations of T5 overflow.
-            ranks: The processes of the run. None is for work that processes cannot share.
+            ranks: The processes of the run. None: a single process.
 
         Raises:
             ConfigError: The device is missing, or the precision does not work on it.
@@ -118,12 +118,12 @@ class Runtime:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of matrix products."""
+        """Type of the matmuls."""
         return DTYPES[self.precision]
 
     @property
     def numerics(self) -> dict[str, str]:
-        """Facts about matrix products that checkpoints record in addition to software versions.
+        """Facts about matmuls that checkpoints record in addition to software versions.
 
         The number increases when Toque's bf16 operators for a CPU change the last bits.
         """

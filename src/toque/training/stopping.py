@@ -240,9 +240,9 @@ class TimeLimit(Callback):
     clock: CommandClock
     evaluating: float  # seconds of one held-out loss, measured before the first update
     ending: float  # seconds for the last scores, the last checkpoint and the final model
-    texts: float = 0.0  # seconds of the texts of one evaluation
-    final_texts: float = 0.0  # seconds of the texts at the end
-    each_text: float = 0.0  # seconds of one text; 0.0 if none is written
+    texts: float = 0.0  # seconds for one evaluation's texts
+    final_texts: float = 0.0  # seconds for the final texts
+    each_text: float = 0.0  # seconds for one text; 0.0 if none is generated
     from_scratch: bool = False  # training began with random weights
     length: Duration | None = None  # length of the run; None if the limit ends it
     warn: Callable[[Progress, str], None] = _ignore_warning
@@ -339,7 +339,7 @@ class TimeLimit(Callback):
         self.each_text = seconds / n
 
     def left_out(self, n: int, of: int) -> str:
-        """Describe why `n` of the texts were not written."""
+        """Describe why `n` of the texts were not generated."""
         if self.is_young:
             reason = (
                 f"a model from random weights writes none before update {_MIN_UPDATES_FOR_TEXTS}"

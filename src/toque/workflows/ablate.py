@@ -2,7 +2,7 @@
 
 Each improvement is removed from a run that has all of them, and added to a run without any. Both
 runs of a pair have the same seed, so that the seed does not contribute to their difference. Each
-run has its own process, forked from a server that has already imported torch. A run so starts in
+run has its own process, forked from a server that has already imported torch. So a run starts in
 tenths of a second instead of seconds.
 """
 
@@ -204,7 +204,7 @@ def ablate(
     Raises:
         ConfigError: The configuration or a number is not valid.
         DataError: The store does not exist, and the configuration has no sources for it.
-        Interrupted: A signal stopped a run. The same call continues.
+        Interrupted: A signal stopped a run. Repeat the call to continue.
     """
     out = named_path(out)
     _refuse_users_files(out)
@@ -238,7 +238,7 @@ def ablate(
 
 
 def _refuse_users_files(out: Path) -> None:
-    """Refuse a folder with files of the user that an ablation would overwrite."""
+    """Refuse a folder with the user's files that an ablation would overwrite."""
     results = out / "ablation.json"
     settings = out / "ablation.yaml"
     user_files = []
@@ -320,7 +320,7 @@ class Switch(NamedTuple):
 def _find_switches(
     config: str, overrides: Sequence[str]
 ) -> tuple[dict[str, Switch], dict[str, str]]:
-    """Return the switches of improvements that fit, and reasons why other ones do not."""
+    """Return the switches of improvements that fit, and reasons why the others do not."""
     base = load_config(config, overrides).config
     switches: dict[str, Switch] = {}
     left_out: dict[str, str] = {}

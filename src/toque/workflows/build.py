@@ -76,7 +76,7 @@ class Run:
     trainer: Trainer
     evaluator: Evaluator
     scored: Sampler
-    """Sampler of the texts at the end, which are scored."""
+    """Sampler of the final texts, which are scored."""
     banner: Banner
 
 
@@ -226,7 +226,7 @@ def build_heldout(
 def build_sampler(
     config: RunConfig, store: TokenStore, prompts: Sequence[Prompt], reporter: Reporter = SILENT
 ) -> Sampler:
-    """Build the writer of greedy texts for `prompts`, at most as long as the store's targets."""
+    """Build the greedy generator for `prompts`, with texts no longer than the store's targets."""
     record = build_record(config, store.manifest)
     return Sampler(prompts, store.codec(), record, reporter.notice)
 
@@ -347,7 +347,7 @@ def _observers(
     uploads: Uploads | None,
     reporter: Reporter,
 ) -> list[Callback]:
-    """Build the observers of the loop. Other ranks than the first only help it to observe."""
+    """Build the loop's observers. Ranks other than the first only assist the first one."""
     config = run.config
     trainer, evaluator = run.trainer, run.evaluator
     runtime, sharing = trainer.runtime, evaluator.sharing

@@ -1,7 +1,7 @@
 """Front matter of a model card, which the hub reads.
 
 It contains only recorded facts: the scores of the evaluation, and the licence and languages on the
-card of the base.
+base model's card.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from toque.workflows.evaluate import Evaluation
 
 _LICENCE: Final = ("license", "license_name", "license_link")
 _MAX_CARD_BYTES: Final = 1 << 20
-"""Largest card of a base that is read."""
+"""Maximum size in bytes of a base model's card."""
 _MAX_VALUE_LENGTH: Final = 200
-"""Most characters of a value on the card of a base."""
+"""Maximum characters per value on a base model's card."""
 
 
 def describe_licence(config: RunConfig) -> str:

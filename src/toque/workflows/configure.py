@@ -32,7 +32,7 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
         sections: Changed settings by section, as in a file. A mapping changes only the settings
             that it names: `optim={"peak_lr": 1e-4}` keeps the optimizer's other settings. A list
             replaces the list, and a section of another configuration, `optim=other.optim`, replaces
-            the section. A model or tokenizer of transformers may replace a folder. It is saved to
+            the section. A transformers model or tokenizer may replace a folder. It is saved to
             the cache, in a folder named after its content.
 
     Raises:

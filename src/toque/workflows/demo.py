@@ -1,4 +1,4 @@
-"""Demonstration: train on synthetic recipes and write three new ones."""
+"""Demonstration: train on synthetic recipes and generate three new ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ N_RECIPES: Final = 8000
 
 
 def demo(resolved: Resolved, *, n: int | None = None, reporter: Reporter = SILENT) -> TrainedRun:
-    """Write a cookbook of `n` recipes, train on it, evaluate, and write three recipes.
+    """Write a cookbook of `n` recipes, train on it, evaluate, and generate three recipes.
 
     Raises:
         ConfigError: The cookbook exists with another number of recipes.

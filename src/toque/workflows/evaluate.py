@@ -64,7 +64,7 @@ class Evaluation:
     memorisation: Memorisation | None = None
     """Word sequences of the texts that also occur in training examples."""
     texts_left_out: int = 0
-    """Number of texts that were not written because the run reached its time limit."""
+    """Number of texts that were not generated because the run reached its time limit."""
 
     @property
     def of_examples(self) -> dict[str, float]:

@@ -263,7 +263,7 @@ def _compare_chat_templates(source: Path, exported: Exported) -> Exported:
     """Add the result of the comparison to an export.
 
     Raises:
-        CheckpointError: The chat templates write different tokens. The export is removed.
+        CheckpointError: The chat templates produce different tokens. The export is removed.
     """
     original_ids = _encode_sample(source)
     exported_ids = _encode_sample(exported.folder)
@@ -364,7 +364,8 @@ def chat_template(record: Provenance, own_template: str | None, *, ends: str) ->
 
     Args:
         record: Record of the model.
-        own_template: Template of a model of another maker, or of conversations. It is kept.
+        own_template: Template of another maker's model, or of a model trained on conversations. It
+            is kept.
         ends: Text at the end of a prompt.
     """
     keeps_template = record is UNKNOWN or record is FOREIGN or record.form == "conversations"

@@ -101,7 +101,7 @@ def _score_and_write(
     goal: Goal | None,
     reporter: Reporter,
 ) -> str:
-    """Write texts on all ranks. On rank 0 score them, write the model, and return advice."""
+    """Generate texts on all ranks. On rank 0 score them, write the model, and return advice."""
     config, store = run.config, run.store
     trainer, evaluator = run.trainer, run.evaluator
     with counting(reporter, "writing", "texts") as count:

@@ -19,7 +19,7 @@ from toque.workflows.results import Model, existing_folder
 from toque.workflows.saved_steps import run_of
 
 UNKNOWN: Final = Provenance(form="recipes", max_new_tokens=256)
-"""Record of a model folder without a record but with a tokenizer of Toque's."""
+"""Record of a model folder that has one of Toque's tokenizers but no record."""
 FOREIGN: Final = Provenance(form="documents", max_new_tokens=256)
 """Record of a model that Toque did not train. It continues its prompts."""
 
@@ -121,7 +121,7 @@ def find_base(folder: Path) -> Path | None:
 def read_adapter_record(adapter: Path, base: Path) -> Provenance:
     """Read the record of an adapter. Without one, read the record of its base.
 
-    A model with an adapter takes prompts in the adapter's form, which its base may not know.
+    A model with an adapter takes prompts in the adapter's format, which its base may not know.
     """
     return provenance_of(adapter) or (UNKNOWN if is_toques(adapter) else read_record(base))
 

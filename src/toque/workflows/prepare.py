@@ -39,7 +39,7 @@ def prepare(
     Args:
         config: A configuration, as for `configure`.
         data: Rows to train on, in place of data.sources: a list or another iterable of dicts or
-            texts, a datasets.Dataset, a frame of pandas or polars, or a pyarrow Table. They are
+            texts, a datasets.Dataset, a pandas or polars DataFrame, or a pyarrow Table. They are
             saved in the folder of the store, in a file named after their content.
         validation: Rows to hold out, in place of data.validation.
         columns: Field of each part of a row, e.g. {"prompt": "question", "target": "answer"}, as
@@ -135,7 +135,7 @@ def _source_names(store: Path) -> set[str]:
 
 
 def _is_in_use(store: Path) -> bool:
-    """Return whether another process prepares this store or trains on it."""
+    """Return whether another process is preparing this store or training on it."""
     try:
         with store_to_write(store) if (store / LOCK).exists() else nullcontext():
             return False

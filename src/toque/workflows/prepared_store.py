@@ -34,7 +34,7 @@ from toque.storage.download import fetch, listing
 from toque.user_paths import named_path
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
-"""Default positions of a model from scratch, by family. T5 has no limit."""
+"""Default context length of a model from scratch, by family. T5 has no limit."""
 _File = TypeVar("_File", Located, RemoteFile)
 
 

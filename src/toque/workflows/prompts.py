@@ -1,4 +1,4 @@
-"""Prompts of a call or a file, in the form that a model was trained on."""
+"""Prompts of a call or a file, in the format that a model was trained on."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def describe_prompts(record: Provenance) -> str:
 
 
 def rewrite_prompt(typed: str, record: Provenance) -> str:
-    """Rewrite a typed prompt in the form of the model's training, if there is a closer form.
+    """Rewrite a typed prompt in the model's training format, if a rewritten form is closer to it.
 
     >>> rewrite_prompt("Create a simple pasta dish", Provenance(form="recipes", max_new_tokens=9))
     'Generate recipe for: simple pasta dish'
@@ -159,7 +159,7 @@ def rewrite_prompt(typed: str, record: Provenance) -> str:
 
 
 def encode_sample_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:
-    """Encode `evaluation.prompts` in the form of the model's training."""
+    """Encode `evaluation.prompts` in the format that the model was trained on."""
     from toque.evaluation.text_samples import Prompt  # loads torch
 
     codec = store.codec()
@@ -175,7 +175,7 @@ def encode_sample_prompts(config: RunConfig, store: TokenStore, *, encoder: bool
 
 
 class ReadPrompt(NamedTuple):
-    """A prompt in the form of the model's training, and its position in a call or a file."""
+    """A prompt in the model's training format, and its position in a call or a file."""
 
     where: str
     text: str
@@ -190,7 +190,7 @@ def read_prompts(
     recipes: bool = True,
     blanks: bool = False,
 ) -> list[ReadPrompt]:
-    """Read the prompts of a call and of a file, in the form of the model's training.
+    """Read the prompts of a call and of a file, in the model's training format.
 
     A line of the file is a text or a JSON object. An object has the field `prompt`, or the fields
     `title`, `ingredients` and `steps` of a recipe, or the fields of the user's own task. `prompts`

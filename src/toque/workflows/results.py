@@ -1,4 +1,4 @@
-"""Results of workflows: a trained run, a written text, an answer. They do not load torch."""
+"""Results of workflows: a trained run, a generated text, an answer. They do not load torch."""
 
 from __future__ import annotations
 
@@ -188,24 +188,24 @@ def refuse_absent_start(start: Model) -> None:
 
 @dataclass(frozen=True)
 class Written:
-    """A text that a model wrote."""
+    """A text that a model generated."""
 
     prompt: str
-    """Prompt in the form of the model's training."""
+    """Prompt in the format that the model was trained on."""
     text: str
     tokens: int
     adapter: str | None = None
-    """Folder of the adapter that wrote it; None if the call named no adapters."""
+    """Folder of the adapter that generated it; None if the call named no adapters."""
     in_json: bool = False
     """True if a schema constrained it. Recipe scores do not read JSON."""
     knows_recipes: bool = True
-    """True if the model was trained on recipes, so that "How do I make ...?" asks for one."""
+    """True if the model was trained on recipes, so that "How do I make ...?" requests one."""
     chosen: Chosen | None = None
-    """Score that chose it from several texts (best_of); None for a single text."""
+    """Score by which it was chosen from several texts (best_of); None for a single text."""
 
     @property
     def is_cut(self) -> bool:
-        """True for JSON that reached the longest length before it was complete."""
+        """True for JSON that reached the maximum length before it was complete."""
         if not self.in_json:
             return False
         try:
@@ -260,7 +260,7 @@ class Answer:
     """The answer that a model chose."""
 
     prompt: str
-    """Prompt in the form of the model's training."""
+    """Prompt in the format that the model was trained on."""
     answer: str
     probabilities: Mapping[str, float]
     """Probability of each allowed answer; their sum is 1."""

@@ -34,21 +34,21 @@ _PROBE_BYTES: Final = 8 << 20
 _PROBING_SHARE: Final = 0.01
 """Share of the time limit that the repetition of one measurement may take. A guess."""
 _TEXTS_SHARE: Final = 0.25
-"""Largest share of the time limit for the texts at the end. A guess."""
+"""Largest share of the time limit for the final texts. A guess."""
 
 
 @dataclass(frozen=True)
 class AfterTraining:
-    """Estimated seconds of each part of the end of a run."""
+    """Estimated seconds for each part of a run's end."""
 
     evaluating: float
     """Seconds per held-out loss."""
     ending: float
     """Seconds of the final scores, the last checkpoint and the finished model."""
     texts: float = 0.0
-    """Seconds of the texts per evaluation."""
+    """Seconds for the texts per evaluation."""
     final_texts: float = 0.0
-    """Seconds of the texts at the end."""
+    """Seconds for the final texts."""
     each_text: float = 0.0
     """Seconds per text."""
 
@@ -94,7 +94,7 @@ def find_length(
         config: The configuration.
         store: The store of the run.
         evaluator: The evaluator, which is timed.
-        scored: The sampler of the texts at the end, which is timed.
+        scored: The sampler of the final texts, which is timed.
         clock: The clock of the command.
         reporter: Receives the progress.
         over: Whether training is already over.
@@ -222,7 +222,7 @@ def _measure_end(
 
     seconds = least_of(time_part, budget_seconds=0.0, most_seconds=max_seconds)
     evaluating = seconds * len(heldout.rows) / max(1, len(part.rows))
-    # The end evaluates each example once more, and the examples of tasks yet again.
+    # The final scores evaluate each example once, or twice if there are other tasks.
     n_evaluations = 1 if config.data.tasks == ("write",) else 2
 
     limit = find_max_target_tokens(config, store.manifest)

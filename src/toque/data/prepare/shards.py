@@ -448,8 +448,8 @@ def _write_on_ray(
         raise
     except ray.exceptions.RayError as error:
         raise DataError(
-            f"The Ray cluster failed while preparing: {str(error).splitlines()[0]}. Run the same "
-            "command again: the finished shards are kept."
+            f"The Ray cluster failed during preparation: {str(error).splitlines()[0]}. Rerun the "
+            "same command to continue. The finished shards are kept."
         ) from error
     finally:
         if starts_ray:

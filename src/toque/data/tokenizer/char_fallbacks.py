@@ -170,7 +170,7 @@ class Rewriter:
         if not self._is_limited:
             return word
         rewritten = word.translate(self._table)
-        # A stand-in may complete a pair that folds again: a letter before a combining mark.
+        # A stand-in may be a letter that composes with the combining mark after it, so fold again.
         return rewritten if rewritten == word else self._fold(rewritten)
 
     def _fold(self, line: str) -> str:

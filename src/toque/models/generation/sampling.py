@@ -199,7 +199,7 @@ class Int8Argmax:
         return is_doubtful.nonzero()[:, 0], tokens
 
     def _bounds(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute int8 products [n, B, BLOCK], their unit [n, B] and the error of logits [n, B]."""
+        """Compute int8 products [n, B, BLOCK], their scale [n, B] and logit error bounds [n, B]."""
         scale = _scale(hidden, 1)
         quantized = (hidden / scale).round_()
         # Signed numbers are slow in oneDNN. A sum above 2**24 is rounded by far less than `slack`.

@@ -50,10 +50,10 @@ _CUTS: Final[dict[str, tuple[str, ...]]] = {
     "deepseek-v3": (r"\p{N}{1,3}", _CJK, _DEEPSEEK),
     "bloom": (r" ?[^(\s|.,!?…。，、।۔،)]+",),
 }
-"""Patterns that divide text into words in llama.cpp, by name in `tokenizer.ggml.pre`.
+"""llama.cpp's pre-tokenizer regexes, by their name in `tokenizer.ggml.pre`.
 
-A pattern divides each part from the previous pattern into matches and the text between them.
-llama.cpp has more names for the same patterns.
+Each regex splits the pieces from the previous regex into matches and the text between them.
+llama.cpp has more names for the same regexes.
 """
 _IGNORES_MERGES: Final = ("llama-bpe",)  # a word in the vocabulary is always one token
 _FRAGMENTS: Final = (

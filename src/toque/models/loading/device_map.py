@@ -23,7 +23,7 @@ class Parts:
     """Bytes of a model's parts by the names of its modules."""
 
     rest: Mapping[str, int]  # bytes of each module outside of blocks
-    blocks: Mapping[str, int]  # bytes of each block, in the order of the forward
+    blocks: Mapping[str, int]  # bytes of each block, in the order of the forward pass
 
     @property
     def bytes(self) -> int:
@@ -34,7 +34,7 @@ class Parts:
 def parts_of(model: nn.Module, dtype: torch.dtype) -> Parts:
     """Count the bytes of a model's parts in `dtype`. Tied weights count once.
 
-    The model may be on the device meta.
+    The model may be on the meta device.
     """
     block_ids = {id(block) for block in blocks(model)}
     names = [name for name, module in model.named_modules() if id(module) in block_ids]

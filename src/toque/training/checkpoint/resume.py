@@ -38,7 +38,7 @@ from toque.training.state_values import (
 from toque.units import Cursor, Progress
 
 _UNFIT: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
-"""Errors of parts that load a state of another form."""
+"""Errors that a part raises for a state in another format."""
 _REPLACE: Final = (
     "Replace it with a good copy, or move it away to continue from the previous checkpoint."
 )
@@ -82,7 +82,7 @@ class TrainerState:
         versions: Mapping[str, Any],
         base: str | None,
     ) -> tuple[TrainerState, list[str]]:
-        """Load the state in `checkpoint`, also into `parts`.
+        """Load the trainer's state from `checkpoint`, and restore the states of `parts`.
 
         Returns:
             The state, and notes for the user.

@@ -371,7 +371,7 @@ class CheckpointSaver:
         )
 
     def _finish(self, at: Progress, save: _Save, *, final: bool = False) -> None:
-        """Report a written save on all ranks that wrote it.
+        """Report a completed save on all ranks that wrote it.
 
         Raises:
             SaveError: The save is final, and failed.

@@ -65,7 +65,7 @@ class SaveError(CheckpointError):
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of the software that determines a run's exact bits."""
+    """Versions of the software that bitwise identical results depend on."""
     return {"torch": str(torch.__version__), "python": platform.python_version()}
 
 

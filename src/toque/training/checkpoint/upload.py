@@ -200,7 +200,7 @@ class Uploads:
         if self._is_lost_now():
             return
         self._upload_small_files()
-        # After a resume from an older checkpoint, the bucket may have this step with the same bits.
+        # After a resume from an older checkpoint, the bucket may have an equal copy of this step.
         self._bucket.put(f"{kind}/{step}/{MANIFEST}", (path / MANIFEST).read_bytes())
 
         with self._guard:
@@ -258,7 +258,7 @@ class Uploads:
             self._remove(f"{kind}/{step}", names)
 
     def _remove(self, folder: str, names: list[str]) -> None:
-        """Remove a folder from the bucket, its manifest first, so that no part counts as valid."""
+        """Remove a folder from the bucket, manifest first, so that its remains never look valid."""
         inside = [name for name in names if name.startswith(f"{folder}/")]
         manifest = f"{folder}/{MANIFEST}"
         self._bucket.remove(sorted(inside, key=lambda name: name != manifest))

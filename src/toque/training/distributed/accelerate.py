@@ -1,7 +1,7 @@
-"""Checks of a start by Hugging Face Accelerate: missing processes and unsupported settings.
+"""Checks of a launch by Hugging Face Accelerate: missing processes and unsupported settings.
 
 Its launcher sets environment variables (accelerate/utils/launch.py). On a CPU it starts a single
-process, whatever the requested number is, unless MPI starts them.
+process, whatever number is requested, unless MPI starts the processes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def refuse_lone_process(strategy: str) -> None:
 
 
 def ignored_settings(precision: str) -> list[str]:
-    """List messages about settings of Accelerate that a run with `precision` ignores."""
+    """List messages about Accelerate settings that a run with `precision` ignores."""
     notes = []
     setting = os.environ.get(_PRECISION, "").lower()
     if setting not in (*_OFF, precision):

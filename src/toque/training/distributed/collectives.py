@@ -1,9 +1,9 @@
 """Collectives (all-reduce, all-gather, broadcast) of the ranks that share a run.
 
-After a failed collective, each rank records in a key-value store that it waits. A rank that does
-not within a few seconds is missing. The store is separate from the process group. Under torchrun it
-belongs to torchrun, so it outlives any rank. The `monitored_barrier` of gloo names a rank that
-hangs, but not a rank that was killed, and only rank 0 receives the name.
+After a failed collective, each rank records in a key-value store that it waits. A rank without such
+a record after a few seconds is missing. The store is separate from the process group. Under
+torchrun it belongs to torchrun, so it outlives any rank. gloo's `monitored_barrier` names a rank
+that hangs, but not a rank that was killed, and only rank 0 receives the name.
 """
 
 from __future__ import annotations

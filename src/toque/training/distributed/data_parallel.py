@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
 BUCKET_MIB: Final = {"cpu": 4, "cuda": 25}
-"""Size of the buckets in which gradients are exchanged during the backward pass, in MiB. 25 is the
-default of DDP. With gloo, smaller buckets start earlier (lab/performance.md)."""
+"""Size of the buckets in which gradients are exchanged during the backward pass, in MiB. 25 is
+DDP's default. With gloo, smaller buckets start earlier (lab/performance.md)."""
 
 
 class DataParallel:
@@ -41,7 +41,7 @@ class DataParallel:
 
     @property
     def may_repeat(self) -> bool:
-        """True if this rank alone may repeat the current attempt at an update."""
+        """True if this rank alone may retry the current update."""
         return True
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
@@ -124,7 +124,7 @@ class Replicated(DataParallel):
         return batch.split(rows) or [batch.unlabelled()]
 
     def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
-        """Compute `loss_fn(model, batch)`, a tensor []. Only the last backward pass exchanges."""
+        """Compute `loss_fn(model, batch)`, a tensor []. Only the last backward pass all-reduces."""
         self._ddp.require_backward_grad_sync = last
         loss = cast("Tensor", self._ddp(loss_fn, batch))
         self._exchanging = last
@@ -137,7 +137,7 @@ class Replicated(DataParallel):
 
 
 def _sum_bucket(bucket: Any) -> Any:
-    """Communication hook that sums over the ranks. The default of DDP averages."""
+    """Communication hook that sums over the ranks. DDP's default averages."""
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 

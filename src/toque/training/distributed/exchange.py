@@ -17,7 +17,7 @@ from torch import nn
 from toque.models.forward.blocks import blocks
 
 _BACKWARD_SHARE: Final = 2 / 3
-"""Share of the backward pass in the matrix products of an update."""
+"""Share of the backward pass in an update's matmuls."""
 _BIAS: Final = "relative_attention_bias"
 
 
@@ -44,7 +44,7 @@ class GatheredGroup(NamedTuple):
     stored: int
     """Bytes in the type of the parameters."""
     gathered: int
-    """Bytes in the type that is gathered: for a block, the type of its products."""
+    """Bytes in the type that is gathered: for a block, the type of its matmuls."""
     gradients: int
     """Bytes of the float32 gradients."""
 
@@ -90,7 +90,7 @@ class Exchange:
     def exposed_seconds(self, seconds: float, computing: float) -> float:
         """Compute the seconds of exchange that do not overlap with computation.
 
-        With ddp, only the last backward pass overlaps with the exchange. With fsdp, all products
+        With ddp, only the last backward pass overlaps with the exchange. With fsdp, all matmuls
         do.
 
         Args:

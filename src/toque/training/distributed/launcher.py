@@ -3,7 +3,7 @@
 Every rank runs the same command. The environment variables of `torchrun` contain its number. Use
 `torchrun` for several machines. On one machine this launcher replaces it for three reasons:
 `torchrun` kills all ranks when one ends, even a rank that is saving. It also restarts after errors
-that would repeat, and its exit code is always 1. Torch is imported only when ranks are started.
+that a retry does not fix, and its exit code is always 1. Torch is imported only when ranks start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AGREED: Final = {0, Interrupted.exit_code}
 """Exit codes of ranks that end together."""
 _FINAL: Final = {*range(ConfigError.exit_code, NonFiniteError.exit_code + 1)}
-"""Exit codes of errors that another attempt would repeat."""
+"""Exit codes of errors that a retry would not fix."""
 _GRACE_SECONDS: Final = 30
 """Seconds from the failure of a rank until the remaining ranks are killed."""
 _POLL_SECONDS: Final = 0.1

@@ -31,7 +31,7 @@ from toque.training.distributed.exchange import divided_modules
 class Sharded(DataParallel):
     """Model with weights that are divided among the ranks, in place, on `device`.
 
-    On CUDA the weights of a block are gathered in `dtype`, the type of its matrix products. On a
+    On CUDA the weights of a block are gathered in `dtype`, the type of its matmuls. On a
     CPU they are gathered in their own type, and autocast rounds them.
     """
 

@@ -259,7 +259,7 @@ def _render_progress(at: Progress) -> str:
 
 @dataclass(eq=False)
 class Summary(Callback):
-    """Summary of the measurements, logged at intervals. On CUDA only this waits for the device."""
+    """Summary of the measurements, logged at intervals. On CUDA only the logging synchronises."""
 
     every: Duration
     reporter: Reporter
@@ -269,7 +269,7 @@ class Summary(Callback):
     ranks: int = 1
     alone_seconds: float | None = None
     """Seconds of one rank's part of an update, measured before the first update."""
-    flops_per_token: float | None = None  # forward and backward; None for no utilisation
+    flops_per_token: float | None = None  # of both passes; None for no utilisation
     peak: Peak | None = None  # peak of all ranks together; None for no utilisation
     uploads: Callable[[], str] | None = None  # describes the uploads so far
     _gpu_percents: list[float] = field(default_factory=list)

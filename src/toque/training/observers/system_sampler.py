@@ -121,7 +121,7 @@ class Host:
 def _read_schedules() -> dict[str, tuple[float, float]]:
     """Return the seconds that each thread ran and waited for a core, except low-priority threads.
 
-    Background work of Toque lowers the priority of its threads.
+    Toque's background work lowers the priority of its threads.
     """
     schedules: dict[str, tuple[float, float]] = {}
     with suppress(OSError):

@@ -133,7 +133,7 @@ class TrackerFeed(Callback):
             calls it.
         warn: Function that shows a warning.
         values: Function that returns the numbers of a record by their names in trackers.
-        samples: The file of written texts.
+        samples: The file of generated texts.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Bridge from a run of Toque to callbacks of transformers' Trainer.
+"""Bridge from a Toque run to callbacks of transformers' Trainer.
 
 The callback's state is transformers' `TrainerState`, and losses have their names in Trainer. The
 arguments are a plain namespace with the facts of a run. A callback that reads another argument
@@ -36,7 +36,7 @@ _MISSING_ARGUMENTS: Final = (
     *("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader"),
     "eval_dataloader",
 )
-"""Arguments of Trainer's events that are None, because a run of Toque does not expose them."""
+"""Arguments of Trainer's events that are None, because a Toque run does not expose them."""
 
 
 class TrainerCallbackBridge:

@@ -69,7 +69,7 @@ def build_optimizer(
       an update is lr times the RMS of the weight, and lr is capped at 1 / sqrt(step).
     - muon: Muon for matrices, AdamW for tables and vectors.
     - adamw8bit: AdamW with averages in 8 bits for matrices, AdamW for tables and vectors.
-    - module:function: code of the user. The caller checks that it is trusted.
+    - module:function: the user's code. The caller checks that it is trusted.
 
     Vectors (biases and scales of norms) are never decayed: they are few, and decay towards zero
     does not regularise a scale. None stands for the default, e.g. betas (0.9, 0.999) and eps 1e-8.
@@ -306,7 +306,7 @@ def _is_custom(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _is_in_8_bits(optimizer: torch.optim.Optimizer) -> bool:
-    """True for an optimizer of bitsandbytes, which may be not installed."""
+    """True for an optimizer of bitsandbytes, which may not be installed."""
     return type(optimizer).__module__.startswith("bitsandbytes.")
 
 

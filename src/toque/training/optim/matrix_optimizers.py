@@ -65,7 +65,7 @@ def _orthogonalised(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
     """Move the singular values of a matrix close to 1, by Newton-Schulz (Jordan et al. 2024)."""
     a, b, c = group["ns_coefficients"]
     is_tall = matrix.size(0) > matrix.size(1)
-    x = matrix.T if is_tall else matrix  # the products with the shorter side are smaller
+    x = matrix.T if is_tall else matrix  # matmuls with the shorter side are smaller
     x = x / x.norm().clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
         gram = x @ x.T

@@ -2,7 +2,7 @@
 
 Each copy must end with exactly the weights, optimizer and losses of an undisturbed run. Sessions
 are forked from a process that has imported torch but computed nothing, because a child would lack
-the threads of a process that has computed. A restart so takes tenths of a second.
+the threads of a process that has computed. So a restart takes tenths of a second.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SAME: Final = "same bits at the end"
 QUIET: Final = (
     "train.keep_last=2",
     "train.early_stopping=null",
-    "train.best_by=loss",  # the copies do not write texts
+    "train.best_by=loss",  # the copies do not generate texts
     "train.strategy=auto",  # each copy is one process
     "checkpoint.upload=null",
     "checkpoint.layout=whole",  # the drill damages its files by name
@@ -304,7 +304,7 @@ class _Drill:
         from toque.training.resources import RESOURCES
         from toque.workflows.training_child import train_in_child
 
-        # Other measured settings could change the bits, so a copy uses the run's settings.
+        # Other measured settings could change the last bits, so a copy uses the run's settings.
         if not run.exists():
             with run_lock(run / "checkpoints"):  # this marks the folder as a run
                 if (self.run / RESOURCES).exists():

@@ -1,6 +1,6 @@
 """Ways of computing one update, and the reference that each must equal.
 
-The reference computes one example at a time with the forward of transformers and `F.cross_entropy`.
+The reference computes one example at a time with transformers' forward pass and `F.cross_entropy`.
 Toque computes with `Trainer.step` at a learning rate of 0. Both divide once, by the number of
 target tokens. With dropout, the reference is Toque's update of one example at a time.
 """
@@ -61,7 +61,7 @@ Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of the prompt and target of an example."""
 FLOAT32: Final = (1e-5, 1e-4)
 """Largest relative differences of loss and gradient in float32. Sums in another order differ by a
-tenth of these."""
+tenth of these limits."""
 HALF: Final = (1e-2, 5e-2)
 """Largest relative differences in 16 bits, with 8 (bf16) or 11 bits of precision."""
 
@@ -93,7 +93,7 @@ class UpdateCheck:
         return all(outcome.verdict != "DIFFERENT" for outcome in self.outcomes)
 
     def raise_if_failed(self) -> None:
-        """Raise a CheckFailed that names the ways with another loss or gradient."""
+        """Raise a CheckFailed that names the ways with a different loss or gradient."""
         if not self.passed:
             different = [way.name for way in self.outcomes if way.verdict == "DIFFERENT"]
             names = ", ".join(f'"{name}"' for name in different)
@@ -186,7 +186,7 @@ def reference_update(
     smoothing: float,
     spans: Sequence[Sequence[int]] = (),
 ) -> LossAndGradient:
-    """Compute the update of examples one at a time with transformers' forward.
+    """Compute the update from one example at a time with transformers' forward pass.
 
     The model's dropout must be off. Its gradients are cleared.
 
@@ -268,7 +268,7 @@ def training_update(
 
 
 def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
-    """Compute an update with transformers and in every way of Toque, and compare them."""
+    """Compute an update with transformers and in each of Toque's ways, and compare them."""
     store = open_store(config)
     runtime = Runtime.detect(precision="float32", deterministic=config.train.deterministic)
     model = build_language_model(config, store)
@@ -341,7 +341,7 @@ class _Ways:
 
         yield from self.with_dropout()
 
-        # The precision and the matrix products of the run.
+        # The run's precision and matmuls.
         runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
         if runtime.precision == "float32" and not onednn_is_faster():
             yield UpdateWay("packed rows, 16 bits", "skipped", reason="this run is in float32")
@@ -417,7 +417,10 @@ class _Ways:
         runtime: Runtime | None = None,
         reference: LossAndGradient | None = None,
     ) -> UpdateWay:
-        """Compute an update in one way and compare it. By default compute all rows together."""
+        """Compute an update in one way, by default all rows at once. Compare it with a reference.
+
+        The default reference is transformers' update.
+        """
         runtime = runtime or self.runtime
         began = time.perf_counter()
         loss = 0.0

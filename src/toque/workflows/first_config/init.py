@@ -86,7 +86,7 @@ _MAX_HELD_OUT: Final = 512
 _MIN_HELD_OUT: Final = 32
 _MAX_FINAL_TEXTS: Final = 16
 _WRITING: Final = 0.25
-"""Ratio of writing speed to training speed, a guess if the base is not measured
+"""Ratio of generation speed to training speed, a guess if the base is not measured
 (lab/performance.md, "Threads that wait")."""
 _FEW_REPEATS: Final = 0.8
 """Share of different records above which repeats are not reported."""
@@ -308,7 +308,7 @@ def _choose_new_model(
 def _writing_rate(
     model: Mapping[str, Any], survey: Sequence[FoundSource], tokens: int, records: int
 ) -> float:
-    """Measure the writing speed in tokens per second. Return 0.0 if the run writes no texts."""
+    """Measure the generation speed in tokens per second. 0.0: the run generates no texts."""
     if not tokens or _kinds(survey) <= {DOCUMENTS, TOKENS}:
         return 0.0
     return measure_writing_rate(model, tokens * _CHARACTERS_PER_TOKEN / records)

@@ -132,7 +132,7 @@ class _Lengths(NamedTuple):
 def _measure_lengths(
     config: RunConfig, sources: Sequence[Source], template: str, *, talks: bool
 ) -> _Lengths:
-    """Measure the examples, and choose limits that cut only what the model cannot read."""
+    """Measure the examples, and choose limits that cut only what exceeds the context length."""
     settings = replace(prepare_settings(config), chat_template=template)
     codec = load_codec(resolve_tokenizer(settings.tokenizer))
     has_template = template_text(codec.settings) is not None
@@ -155,7 +155,7 @@ def _measure_lengths(
 
 
 def _check_script(codec: Codec, sources: Sequence[Source], base: str) -> list[str]:
-    """Warn if the base's tokenizer writes bytes, i.e. needs more tokens than characters."""
+    """Warn if the base's tokenizer falls back to bytes, i.e. needs more tokens than characters."""
     texts: list[str] = []
     letters = 0
     for file in find_files(sources):

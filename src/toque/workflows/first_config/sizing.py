@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HEAD_WIDTH: Final = 32
 POSITIONS: Final = 1024
-"""Positions of a new model, in tokens of prompt and target together."""
+"""Context length of a new model, in tokens of prompt and target together."""
 VOCABULARY: Final = 8192
 """Largest vocabulary of a tokenizer that is trained on the texts. A smaller one has a higher loss,
 and a larger one makes updates slower (lab/notes.md)."""
@@ -153,7 +153,7 @@ class Fit(NamedTuple):
         return float(self.floor + size + self.of_text / fresh**self.text_exponent)
 
     def fresh(self, read: float, text: float) -> float:
-        """Convert `read` bytes, from repeats of a text of `text` bytes, to bytes of fresh text."""
+        """Convert `read` bytes of a repeated text of `text` bytes to bytes of fresh text."""
         if read <= text:
             return read
         again = read / text - 1.0
@@ -231,7 +231,7 @@ _MAX_DECAY: Final = 2.0
 
 TONIGHT: Final = "8 hours"
 EVALUATING: Final = 0.05
-"""Share of the time for held-out losses, and the same share for written texts."""
+"""Share of the time for held-out losses, and the same share for generated texts."""
 WRITTEN_AT_ONCE: Final = 4
 """Maximum number of texts in an evaluation between updates."""
 _PREPARED_PER_SECOND: Final = 740_000
@@ -242,7 +242,7 @@ _LONG_EXAMPLE: Final = 2048
 """Characters above which an example is split."""
 
 _MIN_UPDATES: Final = 300
-"""Updates of a run that are preferred to larger batches."""
+"""Minimum updates of a run. The batch shrinks to reach it."""
 MAX_BATCH_TOKENS: Final = 16_384
 """Maximum tokens per update of a pretrained model."""
 _MIN_BATCH_TOKENS: Final = 1024
@@ -335,7 +335,7 @@ class Choice(NamedTuple):
     difficulty: float = 1.0
     """Factor from `estimate_difficulty`. 1.0 without a comparison of the texts."""
     writing: float = 0.0
-    """Writing speed, in tokens per second. 0.0: not measured."""
+    """Generation speed, in tokens per second. 0.0: not measured."""
     is_incomplete: bool = False
     """True if larger sizes were not tried, because the measurement took too long."""
 
@@ -422,7 +422,7 @@ class Tuning(NamedTuple):
     """Training speed of this machine, in tokens per second."""
     passes: Passes
     writing: float = 0.0
-    """Writing speed, in tokens per second. 0.0: not measured."""
+    """Generation speed, in tokens per second. 0.0: not measured."""
 
     def forecast(self, total: Duration) -> str:
         """Describe the speed and the length of the run."""
@@ -609,7 +609,7 @@ _TRIAL_BATCH: Final = 4096
 """Maximum tokens per update of a measurement. A large size would take a minute with more."""
 _TRIAL_TEXTS: Final = 200
 _LONG_PROMPT: Final = 200
-"""Maximum characters of a prompt in a measurement of the writing speed."""
+"""Maximum characters of a prompt when the generation speed is measured."""
 _WORDS: Final = 4000
 _LETTERS: Final = "etaoinshrdlu"
 _LETTERS_PER_WORD: Final = 6.5
@@ -641,7 +641,7 @@ def measure_rate(size: Size, characters: float, tokenizer: str) -> float:
 
 
 def measure_writing_rate(model: Mapping[str, Any], characters: float) -> float:
-    """Measure the writing speed of this machine for `WRITTEN_AT_ONCE` texts, in tokens per second.
+    """Measure this machine's generation speed for `WRITTEN_AT_ONCE` texts, in tokens per second.
 
     Args:
         model: Settings of the model.

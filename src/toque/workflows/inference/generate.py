@@ -66,36 +66,37 @@ def generate(
     by: str | None = None,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
-    """Write texts for prompts.
+    """Generate texts for prompts.
 
     Args:
-        run_or_model: The run or model that writes.
+        run_or_model: The run or model that generates.
         prompts: One prompt or several. A recipe model reads "dish" or "dish: a, b, c". A model
             trained on your own prompts, texts or tokens gets each prompt unchanged. For a task of
-            the run, a prompt is the text it asks about, or a record with the fields of its prompt.
+            the run, a prompt is the text that the task is about, or a record with the fields of
+            the task's prompt.
         file: A file with more prompts, one per line or as JSON lines.
         task: A task that the model learned: title, next_step, or a task of the run. None: a
             recipe, if the model writes recipes.
-        adapters: Adapter folders, or finished runs that trained an adapter. Each adapter writes
-            every text.
-        n: Texts per prompt. The texts of a prompt are consecutive.
+        adapters: Adapter folders, or finished runs that trained an adapter. Each adapter answers
+            every prompt.
+        n: Texts per prompt. The texts for a prompt are consecutive.
         temperature: 0 always takes the most likely token.
         top_p: Sample from the most likely tokens that together have this probability.
         no_repeat_ngram_size: Length in tokens of a sequence that a text must not repeat, or 0 for
             no limit. None: 12 for recipes as text, otherwise 0.
         max_new_tokens: Longest text, in tokens. None: the longest target in training.
-        seed: The same seed writes the same texts.
-        raw: Send prompts unchanged, not in the form of the training.
+        seed: The same seed generates the same texts.
+        raw: Send prompts unchanged, not in the training format.
         device: auto (the GPU, if present), cpu, cuda or cuda:N.
         on_text: Function called with the number of a text and the text so far, whenever the text
             grows. The texts arrive in order. With `best_of`, each arrives once, complete.
-        precision: Precision of the matrix products. bf16 is faster if the processor supports it.
-            If two tokens are about equally likely, a text in bf16 may differ from float32, and
-            may depend on its batch. auto: bf16 if supported, otherwise float32.
-        must_use: Constrain recipes to their form and to the ingredients of their prompts.
+        precision: Precision of the matmuls. bf16 is faster if the processor supports it.
+            In bf16, near-ties between tokens may resolve differently than in float32 or in another
+            batch. auto: bf16 if supported, otherwise float32.
+        must_use: Constrain recipes to the recipe format and to the ingredients in their prompts.
         schema: Constrain texts to JSON of this schema: a file, the schema itself, or "recipe" for
             the schema of schema.org.
-        best_of: Texts to write per prompt. The best `n` are returned, the best first.
+        best_of: Texts to generate per prompt. The best `n` are returned, the best first.
         by: The score that ranks the texts: a recipe score, or likelihood, which is the mean
             log-probability of a text's tokens. None: recipe_score if the prompt asks for a
             recipe (texts with an `oven_fits` of 0 rank last), otherwise likelihood.
@@ -104,7 +105,7 @@ def generate(
     Raises:
         ConfigError: A prompt is missing, a number is out of range, or the device or the score does
             not exist. Or the model did not learn the task, or the task has classes, for
-            `classify`. Or the model cannot do `must_use`, `schema` or `best_of`.
+            `classify`. Or the model does not support `must_use`, `schema` or `best_of`.
         DataError: A file cannot be read.
         CheckpointError: A run has no checkpoint, or the record of its training is damaged.
     """
@@ -145,7 +146,7 @@ def generate(
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """Number and form of the texts to write."""
+    """Number and format of the texts to generate."""
 
     task: str | None
     raw: bool
@@ -153,7 +154,7 @@ class GenerationRequest:
     n: int
     """Texts per prompt."""
     must_use: bool
-    """True to constrain recipes to their form and ingredients."""
+    """True to constrain recipes to the recipe format and the ingredients in their prompts."""
     schema: Mapping[str, Any] | None
     """JSON schema of the texts."""
     options: GenerationOptions
@@ -188,7 +189,7 @@ def _read_batches(
     adapters: Sequence[str | Path],
     request: GenerationRequest,
 ) -> list[_Batch]:
-    """Read the prompts in the form of the model's training, or of each adapter's."""
+    """Read the prompts in the format that the model, or each adapter, was trained on."""
     task, best = request.task, request.best
     batches = []
     for adapter, record in _records(folder, adapters):
@@ -245,7 +246,7 @@ def _adapter_in(name: str | Path) -> Path:
 
 
 def _task_to_write(task: str | None, record: Provenance, model: str | Path) -> Task | OwnTask:
-    """Return the task, or the writing of recipes by default.
+    """Return the task, by default the generation of recipes.
 
     Raises:
         ConfigError: The answers to the task are classes.
@@ -275,7 +276,7 @@ def _write_batches(
     on_text: OnText | None,
     reporter: Reporter,
 ) -> list[Written]:
-    """Write the texts of all batches, adapter by adapter."""
+    """Generate the texts of all batches, adapter by adapter."""
     from toque.models.generation.engine import generate as generate_ids
 
     texts: list[Written] = []
@@ -412,7 +413,7 @@ def constrain_texts(
     """Constrain texts to a schema, or to the recipe form with the ingredients of their prompts.
 
     Raises:
-        ConfigError: The model cannot write such texts.
+        ConfigError: The model cannot generate such texts.
     """
     from toque.models.generation.constraints import ConstraintCompiler  # loads torch
 
@@ -464,17 +465,18 @@ def classify(
     Args:
         run_or_model: The run or model that chooses.
         prompts: "dish: a, b, c" for a task, or a complete question for choices. For a task of the
-            run, a prompt is the text it asks about, or a record with the fields of its prompt.
+            run, a prompt is the text that the task is about, or a record with the fields of the
+            task's prompt.
         file: A file with more prompts, one per line or as JSON lines.
         task: A task with classes that the model learned: nutrition, difficulty, cuisine, or a
             task of the run.
         choices: Two or more answers of your own, in place of a task.
-        raw: Send prompts unchanged, not in the form of the training.
+        raw: Send prompts unchanged, not in the training format.
         device: auto (the GPU, if present), cpu, cuda or cuda:N.
         reporter: Receives the progress.
 
     Raises:
-        ConfigError: A prompt is missing, a prompt leaves no positions for an answer, the run did
+        ConfigError: A prompt is missing, a prompt leaves no context for an answer, the run did
             not learn the task, or there are fewer than two choices.
         DataError: A file cannot be read.
     """
@@ -508,7 +510,7 @@ def _refuse_too_long(
     *,
     places: Sequence[str],
 ) -> None:
-    """Raise a ConfigError if a prompt leaves no positions for the longest answer."""
+    """Raise a ConfigError if a prompt leaves too little context for the longest answer."""
     from toque.models.config_values import max_positions
 
     codec = opened.codec

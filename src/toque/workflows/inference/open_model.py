@@ -93,8 +93,9 @@ class OpenedModel:
         if differences:
             raise DataError(
                 f"The store {store.path} was prepared with another tokenizer ({stored.name}) "
-                f"than the model's ({self.codec.name}): {'; '.join(differences)}, "
-                "(one: the store's). Prepare a store with model.tokenizer set to the model."
+                f"than the model's ({self.codec.name}): {'; '.join(differences)}. "
+                '("One" is the store\'s tokenizer, "the other" the model\'s.) Prepare a store with '
+                "model.tokenizer set to the model."
             )
 
 
@@ -108,7 +109,7 @@ def open_model(
     """Open a run's finished model, or else its best or newest checkpoint; or any other model.
 
     A finished model that does not fit into one GPU is loaded in bf16, or spread over all GPUs. An
-    adapter is merged, or stays separate from a base in the format of its training.
+    adapter is merged, or stays separate from a base in the format that it was trained with.
 
     Args:
         folder: A run, a checkpoint or a Hugging Face model.

@@ -43,8 +43,8 @@ def open_models(
     """Open models and adapters by their names; see `open_model`.
 
     A single adapter is opened as `generate` opens it. Several adapters share their base, in the
-    format of their training if it is the same, otherwise in float32. So does an adapter with a base
-    that is served itself.
+    format that they were trained with if it is the same, otherwise in float32. So does an adapter
+    with a base that is served itself.
 
     Args:
         folders: Folder of each model or adapter.

@@ -39,7 +39,7 @@ def serve(
     precision: Precision = "float32",
     reporter: Reporter = SILENT,
 ) -> None:
-    """Answer requests in the OpenAI protocol until SIGTERM or Ctrl-C.
+    """Serve models over an OpenAI-compatible API until SIGTERM or Ctrl-C.
 
     Args:
         models: One or several runs, checkpoints, model folders or adapter folders. Requests name a
@@ -47,11 +47,11 @@ def serve(
         host: Address to listen on. An address that other machines can reach needs a token.
         port: Port to listen on, or 0 for any free port.
         token: Token of every request, as `Authorization: Bearer TOKEN`.
-        rows: Number of texts written at a time.
+        rows: Number of texts generated at a time.
         queue: Number of texts that wait. Further requests are refused with status 429.
         seconds: Longest time for one request.
         device: auto (the GPU, if present), cpu, cuda or cuda:N.
-        precision: Precision of the matrix products, as for `generate`. bf16 is faster if the
+        precision: Precision of the matmuls, as for `generate`. bf16 is faster if the
             processor supports it, but a text then depends more on its batch.
         reporter: Receives the server's address.
 

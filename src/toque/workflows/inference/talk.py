@@ -27,7 +27,7 @@ FORGOTTEN: Final = (
     "the conversation is longer than the model's context, so its oldest question is left out"
 )
 ANSWER_SHARE: Final = 4
-"""Fraction of the positions, as 1 / ANSWER_SHARE, that older turns leave free for a long answer."""
+"""Older turns leave 1 / ANSWER_SHARE of the context length free for a long answer."""
 
 
 @dataclass
@@ -37,11 +37,11 @@ class Talk:
     name: str
     opened: OpenedModel
     template: ChatTemplate | None
-    """None: the model reads each question alone, in the form of its training."""
+    """None: the model reads each question alone, in the format that it was trained on."""
     turns: list[dict[str, str]] = field(default_factory=list)
     """The entire conversation, for `save`."""
     n_left_out: int = 0
-    """Number of the oldest turns that the model no longer reads."""
+    """Number of oldest turns that the model no longer reads."""
 
     def ask(
         self,
@@ -126,8 +126,8 @@ class Talk:
     ) -> list[int]:
         """Encode turns as a prompt for an answer to the last one.
 
-        The oldest turns are left out, also from later prompts, if they leave too few positions
-        for an answer of `longest` tokens, or of 1 / ANSWER_SHARE of the positions if that is less.
+        The oldest turns are left out, also from later prompts, if they leave too little context
+        for an answer of `longest` tokens, or of 1 / ANSWER_SHARE of the context length if less.
         """
         if self.template is None:
             record = self.opened.provenance

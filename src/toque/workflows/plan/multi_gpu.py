@@ -98,7 +98,7 @@ def estimate_rank_memory(
     }
     fixed = config.model_copy(update={"train": config.train.model_copy(update=changes)})
     gathered = build_model(config)
-    for block in blocks(gathered):  # blocks are gathered in the precision of the products
+    for block in blocks(gathered):  # blocks are gathered in the matmuls' precision
         replace_parameters(block, dtype=dtype)
     memory = replace(estimator, config=fixed).memory(gathered)
     # Checkpoints are in float32, in contrast to the gathered blocks.
@@ -109,17 +109,17 @@ def estimate_rank_memory(
 
 
 def _shard_memory(memory: Memory, groups: Sequence[GatheredGroup], ranks: int) -> Memory:
-    """Convert the memory of all weights to the memory of one rank of FSDP."""
+    """Convert the memory for all weights to the memory of one FSDP rank."""
     *inner, root = groups
     largest = max(inner, key=lambda group: group.gathered)
     gradients = sum(group.gradients for group in groups)
     logits = memory.parts["logits"]
     activations = memory.parts["activations and their gradients"]
-    # Backward of a block, without the loss: the block's gradients as computed and as sent, and the
-    # weights of the next block.
+    # Backward pass of a block, without the loss: the block's gradients as computed and as sent, and
+    # the weights of the next block.
     backward = memory.update.kept + 2 * largest.gathered + largest.gradients
-    # End of backward, without activations and the root's weights: the root's gradients as computed
-    # and as sent, and the rank's part of them.
+    # End of the backward pass, without activations and the root's weights: the root's gradients as
+    # computed and as sent, and the rank's part of them.
     end = 2 * root.gradients + root.gradients // ranks - root.gathered
     parts = {
         "its part of the weights": sum(group.stored for group in groups) // ranks,

@@ -1,4 +1,4 @@
-"""Outlined model of a plan: the run's model and adapter, with shapes but without numbers."""
+"""Outlined model of a plan: the run's model and adapter, with shapes but without values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def outline_model(
     else:
         model = _outline_checkpoint(config.model.start_from)
         to_train = model_to_train(config, vocabulary or Vocabulary(vocabulary_rows(model)))
-        # peft cannot move fake tensors, so the adapter is added on the device "meta".
+        # peft cannot move fake tensors, so the adapter is added on the meta device.
         with unset_fake_temporarily(), torch.device("meta"):
             replace_parameters(model, "meta")
             to_train.fit(model)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore
 
 _NEEDS_VALUES: Final = ("adamw8bit", "adafactor")
-"""Optimizers with a step that reads numbers, which an outlined model does not have."""
+"""Optimizers whose step reads tensor values, which an outlined model does not have."""
 _PROMPT, _TARGET = 256, 512
 """Default lengths in tokens of a prompt and a target; see data.max_prompt_tokens."""
 _HELD_OUT: Final = 512
@@ -174,7 +174,7 @@ def outline_optimizer(
 ) -> tuple[torch.optim.Optimizer | None, int]:
     """Build the optimizer of an outlined model, and return the bytes of its state.
 
-    The optimizer is None if its step reads numbers.
+    The optimizer is None if its step reads tensor values.
     """
     optimizer = optimizer_of(model, optim)
     needs_values = optim.name in _NEEDS_VALUES or ":" in optim.name
