@@ -95,7 +95,9 @@ class _Traffic:
 
     def __add__(self, other: _Traffic) -> _Traffic:
         return _Traffic(
-            self.inside + other.inside, self.between + other.between, self.hops + other.hops
+            self.inside + other.inside,
+            self.between + other.between,
+            self.hops + other.hops,
         )
 
     def seconds(self, machine: Machine) -> float:
@@ -110,7 +112,9 @@ def _gathered(total: float, gpus: int, machine: Machine, calls: int = 1) -> _Tra
     return _Traffic(ring_bytes(total, gpus), between, calls * (machines - 1))
 
 
-def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None = None) -> Update:
+def update(
+    model: Model, strategy: Strategy, gpus: int, machine: Machine | None = None
+) -> Update:
     """Compute bytes and seconds of one update."""
     machine = machine or Machine()
     machines = max(1, gpus // machine.gpus)

@@ -35,7 +35,9 @@ def sweep(record: Record) -> str:
     parts_of_line = [side(run) for run in record["ours"]]
     if record["theirs"]:
         peer = record["details"]["arguments"]["beside"]
-        parts_of_line.append(f"{peer}: {'; '.join(side(run) for run in record['theirs'])}")
+        parts_of_line.append(
+            f"{peer}: {'; '.join(side(run) for run in record['theirs'])}"
+        )
     if record["ratio"]:
         parts_of_line.append(f"ratio {record['ratio']['median']:.2f}")
     return "; ".join(parts_of_line)
@@ -55,7 +57,9 @@ def continued(record: Record) -> str:
     """State the step of the kill and whether the results are identical."""
     ours, equal = record["ours"], record["quality"]["passes"]
     where = f"{record['details']['device']}, {record['details']['precision']}"
-    same = "identical" if equal else f"DIFFERENT {', '.join(record['quality']['other'])}"
+    same = (
+        "identical" if equal else f"DIFFERENT {', '.join(record['quality']['other'])}"
+    )
     return (
         f"{where}: killed after update {ours['killed_after_step']}, continued from "
         f"{ours['continued_from_step']}: {same}"
@@ -66,7 +70,9 @@ def texts(record: Record) -> str:
     """State tokens per second of generation on both sides, and of evaluation."""
 
     def speeds(runs: list[Record]) -> str:
-        return ", ".join(f"{run['rows']}: {run['tokens_per_second']:,.0f}" for run in runs)
+        return ", ".join(
+            f"{run['rows']}: {run['tokens_per_second']:,.0f}" for run in runs
+        )
 
     ratio = record["ratio"]["pairs"] if record["ratio"] else "void"
     return (
@@ -143,7 +149,9 @@ def figures(part: Mapping[str, Any]) -> str:
 
 def added(a: argparse.Namespace) -> str:
     """Append the record of a part to the file. Return its summary."""
-    log = a.said.read_text(encoding="utf-8", errors="replace") if a.said.exists() else ""
+    log = (
+        a.said.read_text(encoding="utf-8", errors="replace") if a.said.exists() else ""
+    )
     text = a.output.read_text(encoding="utf-8", errors="replace")
     record: Any = None
     if a.words:
@@ -157,7 +165,13 @@ def added(a: argparse.Namespace) -> str:
             log += text
     ending = {124: "time limit", 137: "killed"}.get(a.code, f"exit code {a.code}")
     last = " / ".join(line for line in log.splitlines()[-3:] if line.strip())[-600:]
-    part = {"part": a.add, "seconds": a.seconds, "how": ending, "said": last, "record": record}
+    part = {
+        "part": a.add,
+        "seconds": a.seconds,
+        "how": ending,
+        "said": last,
+        "record": record,
+    }
     if a.rehearsal:
         part["rehearsal"] = True
     with a.results.open("a", encoding="utf-8") as file:
@@ -182,12 +196,17 @@ def section(results: list[dict[str, Any]]) -> list[str]:
         "| part | result | s |",
         "|---|---|---:|",
     ]
-    tables = {"speed/attention_probe": probe_table, "quality/plan_beside_sweeps": plan_table}
+    tables = {
+        "speed/attention_probe": probe_table,
+        "quality/plan_beside_sweeps": plan_table,
+    }
     for part in results:
         name = (part["record"] or {}).get("name")
         if name == "machine":
             continue
-        summary = "in the table below" if name in tables else figures(part).replace("|", "/")
+        summary = (
+            "in the table below" if name in tables else figures(part).replace("|", "/")
+        )
         lines.append(f"| {part['part']} | {summary} | {part['seconds']} |")
     for part in results:
         record = part["record"] or {}
@@ -245,9 +264,13 @@ def placed(page: str, lines: list[str], device: str) -> str:
 
 def table(a: argparse.Namespace) -> str:
     """Write the section. Return a summary."""
-    results = [json.loads(line) for line in a.results.read_text(encoding="utf-8").splitlines()]
+    results = [
+        json.loads(line) for line in a.results.read_text(encoding="utf-8").splitlines()
+    ]
     rehearsed = [
-        part["part"] for part in results if part.get("rehearsal") or _rehearsed(part["record"])
+        part["part"]
+        for part in results
+        if part.get("rehearsal") or _rehearsed(part["record"])
     ]
     if rehearsed:
         raise SystemExit(
@@ -255,8 +278,12 @@ def table(a: argparse.Namespace) -> str:
             "nothing. Run bench/gpu.sh on a machine with a GPU."
         )
     if not any(part["part"] == "machine" and part["record"] for part in results):
-        raise SystemExit(f"{a.results} has no record of the machine. Nothing was written.")
-    device = next(part["record"]["device"] for part in results if part["part"] == "machine")
+        raise SystemExit(
+            f"{a.results} has no record of the machine. Nothing was written."
+        )
+    device = next(
+        part["record"]["device"] for part in results if part["part"] == "machine"
+    )
     page = placed(a.page.read_text(encoding="utf-8"), section(results), device)
     a.page.write_text(page, encoding="utf-8")
     return f"{a.page}: {len(results) - 1} parts of {device}"

@@ -146,7 +146,9 @@ def paired(
     for number in range(pairs):
         for side, work in zip(sides, (ours, theirs), strict=True):
             side.append(timed(lambda work=work: work(number)))  # type: ignore[misc]  # noqa: B023
-        note(f"pair {number + 1} of {pairs}: {sides[0][-1].figures} {sides[1][-1].figures}")
+        note(
+            f"pair {number + 1} of {pairs}: {sides[0][-1].figures} {sides[1][-1].figures}"
+        )
     ours_shown, theirs_shown = ([run.figures for run in side] for side in sides)
     result = Result(ours_shown, theirs_shown, ratio_of(*sides, score), runs=sides)
     if quality is not None:
@@ -176,10 +178,14 @@ def note(text: str) -> None:
 def machine() -> dict[str, Any]:
     """Describe the machine: CPU model, cores, instruction sets, GPU and load."""
     cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    lines = dict(line.partition(":")[::2] for line in cpu.splitlines()[::-1] if ":" in line)
+    lines = dict(
+        line.partition(":")[::2] for line in cpu.splitlines()[::-1] if ":" in line
+    )
     facts = {name.strip(): value.strip() for name, value in lines.items()}
     flags = set(facts.get("flags", facts.get("Features", "")).split())
-    gpus = [p.read_text() for p in Path("/proc/driver/nvidia/gpus").glob("*/information")]
+    gpus = [
+        p.read_text() for p in Path("/proc/driver/nvidia/gpus").glob("*/information")
+    ]
     return {
         "cpu": facts.get("model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -226,7 +232,9 @@ def main(
     if not isinstance(result, Result):
         print(json.dumps(result), flush=True)
         sys.exit(0)
-    given_arguments = {name: value for name, value in vars(arguments).items() if value is not None}
+    given_arguments = {
+        name: value for name, value in vars(arguments).items() if value is not None
+    }
     record = {
         "name": f"{file.parent.name}/{file.stem}",
         "command": " ".join(["python", *sys.argv]),

@@ -36,7 +36,9 @@ def shared(path: str) -> Path:
     """
     shared_path = SHARED / path
     if not shared_path.exists():
-        raise Skipped(f"{path} is not in {SHARED}. Set TOQUE_SHARED to the folder that contains it")
+        raise Skipped(
+            f"{path} is not in {SHARED}. Set TOQUE_SHARED to the folder that contains it"
+        )
     return shared_path
 
 
@@ -69,7 +71,9 @@ def run(
         words, capture_output=True, text=True, env=environment, check=False, input=typed
     )
     if check and done.returncode:
-        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise SystemExit(
+            f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}"
+        )
     return done
 
 
@@ -81,7 +85,10 @@ def last_json(printed: str) -> dict[str, Any]:
 
 
 def toque(
-    *words: object, threads: int | None = None, check: bool = True, typed: str | None = None
+    *words: object,
+    threads: int | None = None,
+    check: bool = True,
+    typed: str | None = None,
 ) -> Any:
     """Run the `toque` command."""
     return run(["-m", "toque", *words], threads=threads, check=check, typed=typed)
@@ -120,7 +127,10 @@ def write_config(
     config = {
         "run_dir": str(folder / "run"),
         "model": {"family": family, "tokenizer": str(tokenizer_folder(family))},
-        "data": {"sources": [{"path": str(source)} | named], "store": str(folder / "store")},
+        "data": {
+            "sources": [{"path": str(source)} | named],
+            "store": str(folder / "store"),
+        },
     }
     for name, section in sections.items():
         config[name] = {**config.get(name, {}), **section}  # type: ignore[dict-item]
@@ -157,7 +167,9 @@ def s3_emulator() -> Iterator[None]:
 
 
 def _make_bucket(port: int) -> None:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/pantry", data=b"", method="PUT")
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/pantry", data=b"", method="PUT"
+    )
     for _ in range(300):
         try:
             urllib.request.urlopen(request).close()  # noqa: S310
@@ -165,4 +177,6 @@ def _make_bucket(port: int) -> None:
             time.sleep(0.1)
         else:
             return
-    raise Skipped("The S3 emulator did not start. Install it: pip install 'moto[server,s3]'")
+    raise Skipped(
+        "The S3 emulator did not start. Install it: pip install 'moto[server,s3]'"
+    )

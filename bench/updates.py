@@ -51,7 +51,13 @@ def synchronize(device: torch.device) -> None:
 
 
 def batch_of(
-    family: str, *, rows: int, source: int, target: int, vocabulary: int, examples: int = 1
+    family: str,
+    *,
+    rows: int,
+    source: int,
+    target: int,
+    vocabulary: int,
+    examples: int = 1,
 ) -> Batch:
     """Make full rows of equal examples with a label at every target position.
 
@@ -100,13 +106,17 @@ class Rates:
         self.products = products
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # A CPU does not train in fp16, and its fp16 products take minutes.
-        names = [name for name in DTYPES if name != "fp16" or self.device.type == "cuda"]
+        names = [
+            name for name in DTYPES if name != "fp16" or self.device.type == "cuda"
+        ]
         self.sampled: dict[str, list[float]] = {name: [] for name in names}
 
     def sample(self) -> None:
         """Measure every precision now."""
         for name, rates in self.sampled.items():
-            peak = measure_peak(self.device, DTYPES[name], self.products, seconds=SECONDS)
+            peak = measure_peak(
+                self.device, DTYPES[name], self.products, seconds=SECONDS
+            )
             rates.append(peak.flops_per_second)
 
     def utilisation(self, flops_per_second: float, precision: str) -> float:

@@ -25,7 +25,10 @@ print((work / "recipes.jsonl").read_text().splitlines()[0][:300], "...")
 config = toque.configure(
     "demo",
     run_dir=str(work / "first"),
-    data={"sources": [{"path": str(work / "recipes.jsonl")}], "store": str(work / "store")},
+    data={
+        "sources": [{"path": str(work / "recipes.jsonl")}],
+        "store": str(work / "store"),
+    },
     train={"stop_after": "2 minutes"},
 )
 

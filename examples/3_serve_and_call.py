@@ -62,10 +62,15 @@ def written(dish: str) -> str:
     return answer.choices[0].message.content
 
 
-dishes = [f"{name} Salad: rice, beans, oil" for name in ("Red", "Green", "Warm", "Cold", "Big")]
+dishes = [
+    f"{name} Salad: rice, beans, oil"
+    for name in ("Red", "Green", "Warm", "Cold", "Big")
+]
 with ThreadPoolExecutor(8) as threads:
     texts = list(
-        threads.map(written, ["Lentil Soup: lentils, carrots, cumin", *dishes, *dishes[:2]])
+        threads.map(
+            written, ["Lentil Soup: lentils, carrots, cumin", *dishes, *dishes[:2]]
+        )
     )
 assert texts[0] == streamed
 print(f"{len(texts)} texts; the soup is the same as alone")

@@ -10,7 +10,9 @@ import sys
 
 # The clone that contains this notebook. In another folder, use "git+" and the address of the clone.
 REPOSITORY = ".."
-subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", REPOSITORY], check=True)
+subprocess.run(
+    [sys.executable, "-m", "pip", "install", "--quiet", REPOSITORY], check=True
+)
 
 # %% [markdown]
 # ## Rows
@@ -100,7 +102,8 @@ from IPython.display import SVG, display
 
 highest, last = max(loss for _, loss in run.losses), run.losses[-1][0]
 line = " ".join(
-    f"{step / last * 600:.1f},{200 - loss / highest * 190:.1f}" for step, loss in run.losses
+    f"{step / last * 600:.1f},{200 - loss / highest * 190:.1f}"
+    for step, loss in run.losses
 )
 display(
     SVG(
@@ -118,7 +121,10 @@ display(
 
 # %%
 prompts = [row["prompt"] for row in test]
-texts = [written.text for written in toque.generate(run, prompts, temperature=0, max_new_tokens=30)]
+texts = [
+    written.text
+    for written in toque.generate(run, prompts, temperature=0, max_new_tokens=30)
+]
 for prompt, text in zip(prompts[:5], texts[:5], strict=True):
     print(prompt, "->", text)
 
@@ -128,7 +134,9 @@ for prompt, text in zip(prompts[:5], texts[:5], strict=True):
 # Count correct answers, and compute the scores of `toque evaluate` with intervals.
 
 # %%
-right = sum(text.strip() == row["target"] for text, row in zip(texts, test, strict=True))
+right = sum(
+    text.strip() == row["target"] for text, row in zip(texts, test, strict=True)
+)
 print(f"{right} of {len(test)} answers are right")
 print(toque.score(texts, [row["target"] for row in test], prompts=prompts))
 

@@ -30,13 +30,17 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = REPOSITORY / "tests" / "golden"
 
 # The same examples on every machine and in every run; no time limit, machines are shared.
-settings.register_profile("toque", derandomize=True, deadline=None, max_examples=30, database=None)
+settings.register_profile(
+    "toque", derandomize=True, deadline=None, max_examples=30, database=None
+)
 settings.load_profile("toque")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--regenerate", action="store_true", help="rewrite golden files instead of comparing"
+        "--regenerate",
+        action="store_true",
+        help="rewrite golden files instead of comparing",
     )
 
 
@@ -56,7 +60,9 @@ def shared() -> Path:
     named = os.environ.get("TOQUE_SHARED")
     folder = Path(named) if named else REPOSITORY.parent / "shared"
     if not (folder / "data").is_dir():
-        pytest.skip(f"no real data at {folder}; set TOQUE_SHARED to the folder that holds data/")
+        pytest.skip(
+            f"no real data at {folder}; set TOQUE_SHARED to the folder that holds data/"
+        )
     return folder
 
 

@@ -80,7 +80,9 @@ def run_on(
         folder=folder,
         runtime=runtime,
         schedule=Schedule(
-            Duration(steps, "steps"), None, Duration.parse(save_every) if save_every else None
+            Duration(steps, "steps"),
+            None,
+            Duration.parse(save_every) if save_every else None,
         ),
         callbacks=(seen,),
         rows=rows,

@@ -27,7 +27,9 @@ class LineReader:
     def blocks(self, path: Path) -> Iterator[Block]:
         lines = path.read_bytes().splitlines(keepends=True)
         for at in range(0, len(lines), LINES_PER_BLOCK):
-            yield Block(0, str(path), at + 1, b"".join(lines[at : at + LINES_PER_BLOCK]))
+            yield Block(
+                0, str(path), at + 1, b"".join(lines[at : at + LINES_PER_BLOCK])
+            )
 
     def examples(self, block: Block) -> BlockExamples:
         examples: list[Example] = []
@@ -42,7 +44,9 @@ class LineReader:
                 continue
             body = xxhash.xxh3_64_intdigest(record["target"].encode())
             title = xxhash.xxh3_64_intdigest(record["prompt"].encode())
-            targets = [record["target"]] + ([record["extra"]] if "extra" in record else [])
+            targets = [record["target"]] + (
+                [record["extra"]] if "extra" in record else []
+            )
             per_record.append(len(targets))
             examples += [
                 Example(
@@ -52,12 +56,17 @@ class LineReader:
                     title_key=title,
                     record_key=body,
                     task=task,
-                    columns={"quality": record.get("quality", 1.0), "id": record.get("id", -1)},
+                    columns={
+                        "quality": record.get("quality", 1.0),
+                        "id": record.get("id", -1),
+                    },
                 )
                 for task, target in enumerate(targets)
             ]
         n_kept = len(lines) - sum(map(len, dropped.values()))
-        return BlockExamples(examples, len(lines), n_kept, dropped, per_record=per_record)
+        return BlockExamples(
+            examples, len(lines), n_kept, dropped, per_record=per_record
+        )
 
 
 @dataclass(frozen=True)

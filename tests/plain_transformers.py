@@ -16,7 +16,13 @@ from toque.workflows.prompts import example_prompt
 
 PROMPTS = [
     f"Generate recipe for: {dish} using ingredients: {foods}"
-    for dish in ("Lentil Soup", "Crème Brûlée", "1½ Hour Bread", "Toast\n\nwith butter", "a</s>b")
+    for dish in (
+        "Lentil Soup",
+        "Crème Brûlée",
+        "1½ Hour Bread",
+        "Toast\n\nwith butter",
+        "a</s>b",
+    )
     for foods in ("eggs, flour", "jalapeños", "<unk> {salt}", "  two  spaces")
 ]
 FAMILIES = {
@@ -62,7 +68,9 @@ def plain(folder: Path, prompts: list[str], *, encoder: bool, most: int) -> list
     written = []
     for prompt in prompts:
         ids = model.generate(
-            **tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=most
+            **tokenizer(prompt, return_tensors="pt"),
+            do_sample=False,
+            max_new_tokens=most,
         )
         written.append(tokenizer.decode(ids[0], skip_special_tokens=True))
     return written

@@ -32,14 +32,35 @@ class Stuck(LineReader):
         return super().examples(block)
 
 
-def started(path: Path, store: Path, settings: PrepareSettings, **more: object) -> subprocess.Popen:
+def started(
+    path: Path, store: Path, settings: PrepareSettings, **more: object
+) -> subprocess.Popen:
     """This script, preparing."""
     held = asdict(settings) | {"tasks": list(settings.tasks), "max_files": []}
-    options = {"path": str(path), "store": str(store), "settings": held, "workers": 2} | more
-    paths = [str(Path(toque.__file__).parents[1]), str(Path(__file__).parent), *sys.path]
+    options = {
+        "path": str(path),
+        "store": str(store),
+        "settings": held,
+        "workers": 2,
+    } | more
+    paths = [
+        str(Path(toque.__file__).parents[1]),
+        str(Path(__file__).parent),
+        *sys.path,
+    ]
     return subprocess.Popen(
-        [sys.executable, "-W", "error::DeprecationWarning", __file__, json.dumps(options)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"},
+        [
+            sys.executable,
+            "-W",
+            "error::DeprecationWarning",
+            __file__,
+            json.dumps(options),
+        ],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OPENBLAS_NUM_THREADS": "1",
+        },
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -56,7 +77,9 @@ if __name__ == "__main__":
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     print("alone" if has_one_thread() else "not alone", flush=True)
     held = asked["settings"]
-    settings = PrepareSettings(**(held | {"tasks": tuple(held["tasks"]), "max_files": ()}))
+    settings = PrepareSettings(
+        **(held | {"tasks": tuple(held["tasks"]), "max_files": ()})
+    )
     try:
         prepare(
             [Source(asked["path"], Stuck())],

@@ -19,7 +19,10 @@ def content(store: Path) -> dict[str, bytes | str]:
     files = (p for p in store.rglob("*") if p.is_file() and p.name != ".lock")
     held = {str(p.relative_to(store)): p.read_bytes() for p in files}
     report = json.loads(held.pop("report.json", b"{}"))
-    return {**held, "report": json.dumps({k: v for k, v in report.items() if k != "seconds"})}
+    return {
+        **held,
+        "report": json.dumps({k: v for k, v in report.items() if k != "seconds"}),
+    }
 
 
 def prepared(
@@ -44,7 +47,9 @@ def whole_shards(store: Path) -> list[Path]:
     return [p for p in store.glob("shards/*/shard.json") if p.parent.name.isdecimal()]
 
 
-def interrupted_after(shards: int, path: Path, store: Path, settings: PrepareSettings) -> None:
+def interrupted_after(
+    shards: int, path: Path, store: Path, settings: PrepareSettings
+) -> None:
     """As Ctrl-C after a number of shards."""
 
     def stop(done: int, _: int, __: str) -> None:
@@ -61,7 +66,8 @@ def many_lines(tmp_path: Path, n: int) -> Path:
     words = ["salt", "stir", "bake", "egg", "soup", "flour", "warm"]
     path = tmp_path / "many.jsonl"
     records = [
-        {"prompt": f"Dish {i}", "target": " ".join(rng.choices(words, k=60))} for i in range(n)
+        {"prompt": f"Dish {i}", "target": " ".join(rng.choices(words, k=60))}
+        for i in range(n)
     ]
     path.write_text("\n".join(map(json.dumps, records)) + "\n")
     return path

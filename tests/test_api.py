@@ -35,10 +35,14 @@ def test_importing_is_light_and_every_name_is_there():
 def test_sections_are_merged_and_lists_replaced(tmp_path):
     base = toque.configure("demo", optim={"peak_lr": 1e-4})
     assert (base.optim.peak_lr, str(base.optim.warmup)) == (1e-4, "5 %")
-    changed = toque.configure(base, data={"sources": [{"path": tmp_path / "a.jsonl"}]}, seed=3)
+    changed = toque.configure(
+        base, data={"sources": [{"path": tmp_path / "a.jsonl"}]}, seed=3
+    )
     assert [s.path for s in changed.data.sources] == [str(tmp_path / "a.jsonl")]
     assert (changed.seed, changed.optim.peak_lr, base.seed) == (3, 1e-4, 17)
-    again = toque.configure(toque.configure(observe={"webhook": "https://example.org/t"}), seed=4)
+    again = toque.configure(
+        toque.configure(observe={"webhook": "https://example.org/t"}), seed=4
+    )
     assert again.observe.webhook == "https://example.org/t"
     with pytest.raises(ConfigError, match=r"peak_lr"):
         toque.configure(optim={"peak_lrr": 1.0})
@@ -53,7 +57,9 @@ def test_a_section_of_another_configuration_replaces_the_whole_one():
         observe={"webhook": "https://example.org/t"},
         data={"sources": [{"path": "a.jsonl"}]},
     )
-    base = toque.configure("demo", model={"family": "gpt2", "shape": {"n_layer": 3}}, seed=3)
+    base = toque.configure(
+        "demo", model={"family": "gpt2", "shape": {"n_layer": 3}}, seed=3
+    )
     for first in (base, None, base.model_dump(mode="json")):
         parts = ("model", "optim", "train", "observe", "data", "evaluation")
         found = toque.configure(first, **{name: getattr(other, name) for name in parts})
@@ -98,7 +104,9 @@ ASKED = "Generate recipe for: Scrambled Eggs using ingredients: eggs, butter"
 
 def test_texts_of_any_writer_have_the_scores_of_an_evaluation(capfd):
     found = toque.score([RECIPE, "Eggs"], [RECIPE, RECIPE], prompts=[ASKED, ASKED])
-    page = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text(
+        encoding="utf-8"
+    )
     assert set(found.metrics) <= set(re.findall(r"`(\w+)`", page))
     assert {"bleu", "rougeL", "recipe_score", "distinct_1"} <= set(found.metrics)
     assert found.each["rougeL"].values[0].tolist() == [1.0, 1.0]
@@ -107,10 +115,14 @@ def test_texts_of_any_writer_have_the_scores_of_an_evaluation(capfd):
     alone = toque.score([RECIPE]).metrics
     assert alone["completeness"] == 1.0  # without a prompt it is a recipe all the same
     assert not {"bleu", "rougeL", "ingredient_coverage"} & set(alone)
-    assert "recipe_score" not in toque.score(["So it was."], prompts=["Once upon"]).metrics
+    assert (
+        "recipe_score" not in toque.score(["So it was."], prompts=["Once upon"]).metrics
+    )
     assert capfd.readouterr() == ("", "")
     for wrong in (([],), (RECIPE,), ([RECIPE], []), ([RECIPE], RECIPE)):
-        with pytest.raises(ConfigError, match=r"(texts|references) is (a list of 0|one text)"):
+        with pytest.raises(
+            ConfigError, match=r"(texts|references) is (a list of 0|one text)"
+        ):
             toque.score(*wrong)
     for wrong in ((None,), (["a", None],), (["a", 2],), (["a"], [float("nan")]), (3,)):
         with pytest.raises(
@@ -151,7 +163,9 @@ def test_the_whole_job_from_python_prints_nothing(kitchen, capfd):
     (answer,) = toque.classify(run, "Is it hot?", choices=["yes", "no"])
     assert sum(answer.probabilities.values()) == pytest.approx(1.0)
     assert toque.export(run, kitchen / "exported").folder == kitchen / "exported"
-    assert len(toque.verify(run).parts) == 3  # the checkpoint, the best model, the store
+    assert (
+        len(toque.verify(run).parts) == 3
+    )  # the checkpoint, the best model, the store
     assert toque.report(run).file == kitchen / "silent" / "report.html"
     assert toque.report("store", out="store.html").bytes > 1000
     assert toque.check(config, examples=2).passed
@@ -161,7 +175,9 @@ def test_the_whole_job_from_python_prints_nothing(kitchen, capfd):
 
 
 def test_a_program_finds_torch_as_it_was(run):
-    torch.use_deterministic_algorithms(False)  # as commands of other tests may have left it
+    torch.use_deterministic_algorithms(
+        False
+    )  # as commands of other tests may have left it
     drawn = []
     for verb in (
         lambda: toque.train(toque.configure(configuration(), run_dir="as_before")),
@@ -179,7 +195,9 @@ def test_scores_and_history_are_those_of_the_folder_now(run, tmp_path, monkeypat
     moved = replace(run, folder=shutil.copytree(run.folder, tmp_path / "moved"))
     assert (moved.metrics, moved.history) == (run.metrics, run.history)
     assert moved.metrics["loss"] > 0
-    (moved.folder / "evaluation.json").write_text('{"heldout": {"loss": 2}, "generated": {}}')
+    (moved.folder / "evaluation.json").write_text(
+        '{"heldout": {"loss": 2}, "generated": {}}'
+    )
     with (moved.folder / METRICS).open("a") as file:
         file.write('{"event": "warning", "step": 3}\n')
     assert moved.metrics == {"loss": 2}
@@ -247,7 +265,9 @@ def test_a_reporter_hears_what_a_command_prints(capfd):
     assert heard.notices[0].startswith("toque ")
     assert any(detail.startswith("step 3  epoch ") for detail in heard.details)
     assert any("The model is in heard/model" in notice for notice in heard.notices)
-    assert heard.notices[-1].startswith(("What limits this run:", "The texts are still poor"))
+    assert heard.notices[-1].startswith(
+        ("What limits this run:", "The texts are still poor")
+    )
     assert capfd.readouterr() == ("", "")
     toque.train(configuration(), reporter=toque.ConsoleReporter())  # finished already
     out, err = capfd.readouterr()
@@ -319,7 +339,8 @@ def test_what_python_writes_otherwise_is_understood_or_refused_in_words(run):
     assert (found.seed, found.optim.betas) == (3, (0.5, 0.75))
     assert len(toque.generate(run, "x", n=np.int64(1), max_new_tokens=np.int32(2))) == 1
     with pytest.raises(
-        CheckpointError, match=r"The checkpoint '.*step-9' is not in .* Checkpoints: step-"
+        CheckpointError,
+        match=r"The checkpoint '.*step-9' is not in .* Checkpoints: step-",
     ):
         toque.train(configuration(), resume=Path("run/checkpoints/step-9"))
     with pytest.raises(ConfigError, match=r"^callbacks must be a list, not a Watcher"):
@@ -344,7 +365,11 @@ else:
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["drill", "ablate"])
 def test_what_forks_prints_nothing(verb, kitchen):
-    toque.train(toque.configure(configuration(), run_dir="long", train={"stop_after": "9 steps"}))
+    toque.train(
+        toque.configure(
+            configuration(), run_dir="long", train={"stop_after": "9 steps"}
+        )
+    )
     # In a process of its own: one that has computed must not be forked.
     code = "import toque.workflows.ablate as p; p.IMPROVEMENTS = p.IMPROVEMENTS[1:2]\n"
     done = python("-c", f"{code}{FORKED}", verb, cwd=kitchen)

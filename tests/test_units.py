@@ -20,7 +20,17 @@ def test_parse(text, amount, unit):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "3", "epochs", "-3 epochs", "3 days", "3 %s", "three epochs", "3 4 epochs", "nan steps"],
+    [
+        "",
+        "3",
+        "epochs",
+        "-3 epochs",
+        "3 days",
+        "3 %s",
+        "three epochs",
+        "3 4 epochs",
+        "nan steps",
+    ],
 )
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(ConfigError, match="Write a number and a unit"):
@@ -28,7 +38,9 @@ def test_what_is_no_duration_is_refused(text):
 
 
 @given(
-    st.one_of(st.integers(0, 10**12).map(float), st.floats(0, 1e4).map(lambda x: round(x, 2))),
+    st.one_of(
+        st.integers(0, 10**12).map(float), st.floats(0, 1e4).map(lambda x: round(x, 2))
+    ),
     st.sampled_from(UNITS),
 )
 def test_text_reads_back(amount, unit):
@@ -37,8 +49,12 @@ def test_text_reads_back(amount, unit):
 
 
 def test_measure_in_each_unit():
-    progress = Progress(step=7, epoch=1.25, examples=50, tokens=900, target_tokens=400, seconds=90)
-    measured = {unit: Duration(1, unit).measure(progress) for unit in UNITS if unit != "%"}
+    progress = Progress(
+        step=7, epoch=1.25, examples=50, tokens=900, target_tokens=400, seconds=90
+    )
+    measured = {
+        unit: Duration(1, unit).measure(progress) for unit in UNITS if unit != "%"
+    }
     expected = {"steps": 7, "epochs": 1.25, "tokens": 900, "examples": 50}
     assert measured == expected | {"hours": 0.025, "minutes": 1.5, "seconds": 90}
     assert Duration(1, "%").measure(progress, Duration(28, "steps")) == 25.0
@@ -82,7 +98,9 @@ def test_reached_and_fraction():
     assert whole.fraction(Progress(epoch=9.0)) == 1.0
 
 
-@pytest.mark.parametrize("text", ["10 minutes total", "90 seconds total", "1 minute TOTAL"])
+@pytest.mark.parametrize(
+    "text", ["10 minutes total", "90 seconds total", "1 minute TOTAL"]
+)
 def test_a_total_is_the_time_of_a_whole_command(text):
     found = Duration.parse(text)
     assert found.total
@@ -92,7 +110,9 @@ def test_a_total_is_the_time_of_a_whole_command(text):
 
 @pytest.mark.parametrize("text", ["3 epochs total", "10 % total", "5 steps total"])
 def test_only_time_has_a_total(text):
-    with pytest.raises(ConfigError, match="only hours, minutes, seconds can be a total"):
+    with pytest.raises(
+        ConfigError, match="only hours, minutes, seconds can be a total"
+    ):
         Duration.parse(text)
 
 
@@ -101,6 +121,8 @@ def test_seconds_and_minutes_compare():
     assert Duration.parse("45 seconds").reached(at)
     assert not Duration.parse("46 seconds").reached(at)
     assert Duration.parse("90 seconds").in_minutes() == Duration.parse("1.5 minutes")
-    assert Duration.parse("2 hours total").in_minutes() == Duration.parse("120 minutes total")
+    assert Duration.parse("2 hours total").in_minutes() == Duration.parse(
+        "120 minutes total"
+    )
     assert Duration.parse("2 minutes").seconds == 120.0
     assert Duration.parse("2 epochs").seconds is None

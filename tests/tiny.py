@@ -76,7 +76,11 @@ def shape_yaml(family: str, **sizes: Any) -> str:
 
 
 def model_of(
-    family: str, *, vocab: int = VOCAB, seed: int = 0, shape: dict[str, Any] | None = None
+    family: str,
+    *,
+    vocab: int = VOCAB,
+    seed: int = 0,
+    shape: dict[str, Any] | None = None,
 ) -> PreTrainedModel:
     """A model from scratch, the same weights every time; in evaluation mode."""
     return build_model(
@@ -94,7 +98,10 @@ def model_of(
 _WIDE = {"initializer_range": 0.2}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("t5", shape_of("t5", num_decoder_layers=3)),
-    "t5-v1.1": ("t5", shape_of("t5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "t5-v1.1": (
+        "t5",
+        shape_of("t5", feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    ),
     "gpt2": ("gpt2", shape_of("gpt2", **_WIDE)),
     "neox": ("neox", shape_of("neox", **_WIDE)),
     "llama": ("llama", shape_of("llama", num_key_value_heads=2, **_WIDE)),
@@ -108,7 +115,12 @@ def make(kind: str, seed: int = 0) -> PreTrainedModel:
     if kind in KINDS:
         family, shape = KINDS[kind]
         return model_of(family, seed=seed, shape=shape)
-    ids = {"vocab_size": VOCAB, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None}
+    ids = {
+        "vocab_size": VOCAB,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "bos_token_id": None,
+    }
     extra = {"sliding_window": None} if kind == "mistral" else {}
     config = _CLOSE_TO_LLAMA[kind](**KINDS["llama"][1], **ids, **extra, head_dim=8)
     with torch.random.fork_rng(devices=[]):
@@ -193,7 +205,9 @@ def pack(kind: str, rows: Sequence[Sequence[Example]]) -> Batch:
     columns: dict[str, list[list[int]]] = defaultdict(list)
     names = by_hand(0, [PAD], [PAD])
     for row in rows:
-        parts = [by_hand(segment, *example) for segment, example in enumerate(row, start=1)]
+        parts = [
+            by_hand(segment, *example) for segment, example in enumerate(row, start=1)
+        ]
         for name in names:
             columns[name].append([i for part in parts for i in part[name]])
     numbers = iter(range(sum(map(len, rows))))
@@ -203,7 +217,9 @@ def pack(kind: str, rows: Sequence[Sequence[Example]]) -> Batch:
     )
 
 
-def _decoder_ids(segment: int, prompt: list[int], target: list[int]) -> dict[str, list[int]]:
+def _decoder_ids(
+    segment: int, prompt: list[int], target: list[int]
+) -> dict[str, list[int]]:
     inputs = (prompt + target)[:-1]
     return {
         "tokens": inputs,

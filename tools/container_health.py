@@ -26,7 +26,9 @@ def main(process: Path = Path("/proc/1")) -> None:
     """Raise where the server does not answer, which ends the check with 1."""
     port = port_served((process / "cmdline").read_text(encoding="utf-8").split("\0"))
     if port is not None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=8) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/health", timeout=8
+        ) as answer:
             sys.stdout.write(f"{answer.status}\n")
 
 

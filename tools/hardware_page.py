@@ -41,7 +41,9 @@ def _neox(width: int, layers: int, heads: int) -> GPTNeoXConfig:
     )  # fmt: skip
 
 
-def _llama(width: int, inner: int, layers: int, heads: tuple[int, int], words: int) -> LlamaConfig:
+def _llama(
+    width: int, inner: int, layers: int, heads: tuple[int, int], words: int
+) -> LlamaConfig:
     return LlamaConfig(
         hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
         num_attention_heads=heads[0], num_key_value_heads=heads[1], vocab_size=words,
@@ -115,7 +117,9 @@ def row(model: str, way: str) -> str:
         if not isinstance(shape, str):
             shape.save_pretrained(folder)
             shape = folder
-        plain, recomputed = (_planned(shape, way, recompute=again) for again in (False, True))
+        plain, recomputed = (
+            _planned(shape, way, recompute=again) for again in (False, True)
+        )
     sizes = plain.card, recomputed.card
     cells = [model, way]
     cells += [_gib(size) for size in sizes]
@@ -205,7 +209,9 @@ def _largest(rows: Mapping[tuple[str, str], list[str]], way: str, card: str) -> 
         if _fits(again, card):
             fits = _fits(plain, card)
             name = model.replace(",", "")
-            found[model.split()[0].rstrip(",")] = name + ("" if fits else " (recomputed)")
+            found[model.split()[0].rstrip(",")] = name + (
+                "" if fits else " (recomputed)"
+            )
     return ", ".join(found.values()) or "–"
 
 

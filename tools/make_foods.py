@@ -108,7 +108,9 @@ def read_list(usda: Path) -> list[list[str]]:
                 key=lambda key: (len(descriptions[key]), key),
             )
             if not matches:
-                sys.exit(f"{source!r} of {names.split(',')[0]!r} begins no description of SR21.")
+                sys.exit(
+                    f"{source!r} of {names.split(',')[0]!r} begins no description of SR21."
+                )
             number, values = matches[0], nutrients(figures[matches[0]], sugar)
         kept = ";".join(f"{unit}={grams}" for unit, grams in given.items())
         unique = ",".join(dict.fromkeys(name.strip() for name in names.split(",")))

@@ -34,7 +34,12 @@ def cells(script: str) -> Iterator[tuple[str, str]]:
 def notebook(script: str) -> str:
     """Return a notebook without outputs, in the format of Jupyter."""
     made = [
-        {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text.splitlines(True)}
+        {
+            "cell_type": kind,
+            "id": f"cell-{number}",
+            "metadata": {},
+            "source": text.splitlines(True),
+        }
         | ({"execution_count": None, "outputs": []} if kind == "code" else {})
         for number, (kind, text) in enumerate(cells(script), start=1)
     ]

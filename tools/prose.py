@@ -30,7 +30,18 @@ CEILINGS_FILE = REPOSITORY / "tools" / "ceilings.toml"
 MAX_SENTENCE_WORDS = 40
 SHOWN_HITS = 10
 MESSAGE_CALLS = frozenset(
-    {"notice", "say", "warn", "warning", "print", "on_warning", "write", "info", "error", "debug"}
+    {
+        "notice",
+        "say",
+        "warn",
+        "warning",
+        "print",
+        "on_warning",
+        "write",
+        "info",
+        "error",
+        "debug",
+    }
 )
 TOOL_COMMENTS = ("noqa", "type:", "fmt:", "pragma", "mypy", "ruff", "!", "-*-")
 
@@ -74,7 +85,12 @@ def read_rules() -> list[Rule]:
     """Read the rules of `prose_rules.toml`."""
     entries = tomllib.loads(RULES_FILE.read_text(encoding="utf-8"))["rule"]
     return [
-        Rule(entry["name"], entry["where"], re.compile(entry["pattern"]), entry["instead"])
+        Rule(
+            entry["name"],
+            entry["where"],
+            re.compile(entry["pattern"]),
+            entry["instead"],
+        )
         for entry in entries
     ]
 
@@ -94,7 +110,9 @@ def text_of(node: ast.expr) -> str:
         case ast.Constant(value=str() as text):
             return text
         case ast.JoinedStr(values=values):
-            parts = [text_of(v) if isinstance(v, ast.Constant) else "{}" for v in values]
+            parts = [
+                text_of(v) if isinstance(v, ast.Constant) else "{}" for v in values
+            ]
             return "".join(parts)
         case ast.BinOp(left=left, right=right):
             return text_of(left) + text_of(right)
@@ -161,7 +179,9 @@ def comments(source: str) -> Iterator[Prose]:
 
 def paragraphs(page: str) -> Iterator[Prose]:
     """Paragraphs, list items and table rows of a Markdown page, without headings."""
-    page = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), page, flags=re.DOTALL)
+    page = re.sub(
+        r"```.*?```", lambda code: "\n" * code[0].count("\n"), page, flags=re.DOTALL
+    )
     line = 1
     for part in re.split(r"(\n\s*\n|\n(?=\s*[-*|] )|\n(?=\|))", page):
         text = without_code(part).strip()
@@ -228,7 +248,9 @@ def read_ceilings() -> dict[str, int]:
     """Largest allowed number of hits by area."""
     if not CEILINGS_FILE.exists():
         return {}
-    ceilings: dict[str, int] = tomllib.loads(CEILINGS_FILE.read_text(encoding="utf-8"))["prose"]
+    ceilings: dict[str, int] = tomllib.loads(CEILINGS_FILE.read_text(encoding="utf-8"))[
+        "prose"
+    ]
     return ceilings
 
 
@@ -236,14 +258,20 @@ def write_ceilings(ceilings: Mapping[str, int]) -> None:
     """Write `ceilings.toml`."""
     lines = [f'"{area}" = {ceiling}' for area, ceiling in sorted(ceilings.items())]
     header = "# Largest number of hits of tools/prose.py by area. Only lower them: --lower does it."
-    CEILINGS_FILE.write_text("\n".join([header, "[prose]", *lines, ""]), encoding="utf-8")
+    CEILINGS_FILE.write_text(
+        "\n".join([header, "[prose]", *lines, ""]), encoding="utf-8"
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--list", metavar="AREA", help="print every hit of an area or file")
-    parser.add_argument("--lower", action="store_true", help="lower the ceilings to the counts")
+    parser.add_argument(
+        "--list", metavar="AREA", help="print every hit of an area or file"
+    )
+    parser.add_argument(
+        "--lower", action="store_true", help="lower the ceilings to the counts"
+    )
     return parser.parse_args()
 
 
@@ -264,7 +292,9 @@ def main() -> int:
     ceilings = read_ceilings()
     if arguments.lower:
         counts = {area: len(area_hits) for area, area_hits in hits.items()}
-        write_ceilings({area: min(n, ceilings.get(area, n)) for area, n in counts.items()})
+        write_ceilings(
+            {area: min(n, ceilings.get(area, n)) for area, n in counts.items()}
+        )
         return 0
 
     is_above = False
@@ -273,7 +303,9 @@ def main() -> int:
         if len(area_hits) <= ceiling:
             continue
         is_above = True
-        print(f"{area}: {len(area_hits)} hits, at most {ceiling} are allowed. The first hits:")
+        print(
+            f"{area}: {len(area_hits)} hits, at most {ceiling} are allowed. The first hits:"
+        )
         for hit in area_hits[:SHOWN_HITS]:
             print(f"  {hit}")
         print(f"  `python tools/prose.py --list {area}` prints all of them.")

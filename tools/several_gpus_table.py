@@ -14,19 +14,28 @@ from toque.workflows.plan.plan import plan
 
 PRESET: Final = "neox-1.2b"
 ROW_TOKENS: Final = 2048
-GUIDE: Final = ((1, "rtx-4090", 16), (2, "rtx-4090", 32), (4, "a100", 128), (8, "h100", 128))
+GUIDE: Final = (
+    (1, "rtx-4090", 16),
+    (2, "rtx-4090", 32),
+    (4, "a100", 128),
+    (8, "h100", 128),
+)
 """Number of GPUs, card, rows of an update."""
 HEAD: Final = (
     "GPUs", "rows per update", "`train.batch`", "strategy", "rows x micro-batches", "GiB per GPU",
     "GB sent per GPU", "exchange, s", "update, s", "`optim.peak_lr`",
 )  # fmt: skip
-BEGIN: Final = "<!-- Written by `pytest -m slow --regenerate tests/docs` from plans. -->\n"
+BEGIN: Final = (
+    "<!-- Written by `pytest -m slow --regenerate tests/docs` from plans. -->\n"
+)
 
 
 def row(gpus: int, card: str, rows: int) -> str:
     """A line of the table."""
     batch = f"{rows * ROW_TOKENS} tokens"
-    config = load_config(PRESET, overrides=[f"train.batch={batch}"], hardware=card).config
+    config = load_config(
+        PRESET, overrides=[f"train.batch={batch}"], hardware=card
+    ).config
     found = plan(config, hardware=card, gpus=gpus)
     memory, shared = found.memory, found.shared
     own = rows if shared is None else shared.rows
@@ -49,5 +58,9 @@ def written(path: Path) -> str:
     """The page at `path` with the table of today."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     after = rest[rest.index("\n\n") :]
-    lines = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD), *(row(*of) for of in GUIDE)]
+    lines = [
+        f"| {' | '.join(HEAD)} |",
+        "|" + "---|" * len(HEAD),
+        *(row(*of) for of in GUIDE),
+    ]
     return f"{before}{BEGIN}" + "\n".join(lines) + after

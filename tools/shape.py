@@ -22,12 +22,29 @@ PACKAGE = REPOSITORY / "src" / "toque"
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_FILES, FEWEST_FILES = 600, 80, 20, 4
 SAYS_NOTHING = {"utils", "common", "helpers", "manager", "misc"}
 GRAMMAR_NAMES = {
-    *("found", "own", "asked", "told", "said", "whole", "kept", "held", "most", "known"),
+    *(
+        "found",
+        "own",
+        "asked",
+        "told",
+        "said",
+        "whole",
+        "kept",
+        "held",
+        "most",
+        "known",
+    ),
     *("given", "made", "taken", "here", "there", "wanted"),
 }
 """Variables should be named after a thing, not after a piece of grammar."""
 WITHOUT_CODE = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+    ),
     tokenize.ENDMARKER,
 }
 FIVE_FILES = (
@@ -71,7 +88,9 @@ def docstring_nodes(tree: ast.Module) -> set[ast.AST]:
     """Statements and constants of all docstrings, also of strings below attributes."""
     nodes = set[ast.AST]()
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if not isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ):
             continue
         for statement in node.body:
             match statement:
@@ -102,7 +121,9 @@ def is_triple_assignment(node: ast.AST) -> bool:
 
 def grammar_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """Names of a function's parameters and variables that are pieces of grammar."""
-    parameters = {argument.arg for argument in [*function.args.args, *function.args.kwonlyargs]}
+    parameters = {
+        argument.arg for argument in [*function.args.args, *function.args.kwonlyargs]
+    }
     stored = {
         node.id
         for node in ast.walk(function)
@@ -159,7 +180,9 @@ def missing_from_contributing() -> Iterator[str]:
 
 def sizes() -> Iterator[str]:
     """Number and length of files."""
-    lengths = sorted(n_lines(file) for file in python_files("src") if file.name != "__init__.py")
+    lengths = sorted(
+        n_lines(file) for file in python_files("src") if file.name != "__init__.py"
+    )
     median, ninth_decile = statistics.median(lengths), lengths[len(lengths) * 9 // 10]
     yield f"modules: {len(lengths)}, median {median:.0f} lines, 90 % under {ninth_decile}"
     yield f"test files: {len(python_files('tests'))}"
@@ -170,7 +193,12 @@ def findings() -> Iterator[str]:
     """Everything worth a look, a line each."""
     source = python_files("src")
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in source}
-    for file in [*source, *python_files("tests"), *python_files("bench"), *python_files("tools")]:
+    for file in [
+        *source,
+        *python_files("tests"),
+        *python_files("bench"),
+        *python_files("tools"),
+    ]:
         if (n := n_lines(file)) > MOST_LINES:
             yield f"{named(file)}: {n} lines"
         if SAYS_NOTHING & set(file.stem.split("_")):
@@ -187,7 +215,9 @@ def findings() -> Iterator[str]:
         for node in tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    yield from (f"public class {name}: {n} times" for name, n in classes.items() if n > 1)
+    yield from (
+        f"public class {name}: {n} times" for name, n in classes.items() if n > 1
+    )
     for file, tree in trees.items():
         yield from long_functions(file, tree)
     yield from missing_from_contributing()

@@ -38,7 +38,11 @@ def instructions(dockerfile: str) -> list[tuple[str, str]]:
     """
     text = re.sub(r"(?m)^\s*#.*\n", "", dockerfile)
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    steps = [(name, rest) for name, _, rest in (line.partition(" ") for line in lines) if name]
+    steps = [
+        (name, rest)
+        for name, _, rest in (line.partition(" ") for line in lines)
+        if name
+    ]
     last = max(at for at, (name, _) in enumerate(steps) if name == "FROM")
     return steps[last:]
 
@@ -49,7 +53,9 @@ def mirror_of_this_machine() -> str | None:
         Path("/etc/apt/sources.list.d").glob("*")
     ):
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        found = re.search(r"(?m)^(?:URIs:|deb)\s.*?(https?://\S+/debian)/?(?:\s|$)", text)
+        found = re.search(
+            r"(?m)^(?:URIs:|deb)\s.*?(https?://\S+/debian)/?(?:\s|$)", text
+        )
         if found:
             return found[1]
     return None
@@ -58,7 +64,10 @@ def mirror_of_this_machine() -> str | None:
 def pip_settings() -> tuple[str, list[Path]]:
     """Settings of pip on this machine, as a pip.conf, and the local paths that they name."""
     listed = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     values: dict[str, str] = {}
     for line in listed.splitlines():  # the environment's come first and win
@@ -114,7 +123,9 @@ class Root:
             case "FROM" | "VOLUME" | "EXPOSE" | "CMD":
                 pass
             case _:
-                sys.exit(f"The Dockerfile has a step {name}, which this trial does not know.")
+                sys.exit(
+                    f"The Dockerfile has a step {name}, which this trial does not know."
+                )
 
     def execute(self, words: Iterable[str]) -> int:
         """Run a command as the image's user in the folder of the step; its exit code."""
@@ -124,7 +135,9 @@ class Root:
         """A command inside, as this machine starts it: nothing of its environment goes along."""
         home = "/root" if self.user == "root" else f"/home/{self.user}"
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        proxies = {key: value for key, value in os.environ.items() if key.endswith("_proxy")}
+        proxies = {
+            key: value for key, value in os.environ.items() if key.endswith("_proxy")
+        }
         environment = {"PATH": path, "HOME": home, **proxies, **self.values}
         settings = [f"{key}={value}" for key, value in environment.items()]
         chroot = ["chroot", f"--userspec={self.user}", str(self.folder)]
@@ -189,7 +202,13 @@ def fresh_root(folder: Path, suite: str) -> Path:
     base, root = folder / f"debian-{suite}", folder / "root"
     if not (base / "etc" / "debian_version").is_file():
         mirror = mirror_of_this_machine()
-        command = ["debootstrap", "--variant=minbase", suite, base, *([mirror] if mirror else [])]
+        command = [
+            "debootstrap",
+            "--variant=minbase",
+            suite,
+            base,
+            *([mirror] if mirror else []),
+        ]
         subprocess.run(command, check=True)
     if root.exists():
         shutil.rmtree(root)
@@ -208,14 +227,20 @@ def try_serving(root: Root) -> None:
         deadline = time.monotonic() + 120
         while True:
             time.sleep(2)
-            inside = children.read_text(encoding="utf-8").strip() if space.poll() is None else ""
+            inside = (
+                children.read_text(encoding="utf-8").strip()
+                if space.poll() is None
+                else ""
+            )
             if not inside or time.monotonic() > deadline:
                 space.kill()
                 sys.exit(f"{' '.join(words)} did not become healthy in two minutes.")
             enter = ["nsenter", f"--target={inside}", "--pid", "--mount"]
             check = root.command(root.said["HEALTHCHECK"])
             if (
-                subprocess.run([*enter, *check], stderr=subprocess.DEVNULL, check=False).returncode
+                subprocess.run(
+                    [*enter, *check], stderr=subprocess.DEVNULL, check=False
+                ).returncode
                 == 0
             ):
                 break
@@ -229,13 +254,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where the root is made, some gigabytes")
-    parser.add_argument("--wheels", type=Path, help="as docker's --build-context wheels=FOLDER")
-    parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--whole-demo", action="store_true", help="instead of 30 seconds of it")
+    parser.add_argument(
+        "folder", type=Path, help="where the root is made, some gigabytes"
+    )
+    parser.add_argument(
+        "--wheels", type=Path, help="as docker's --build-context wheels=FOLDER"
+    )
+    parser.add_argument(
+        "--build-arg", action="append", default=[], metavar="NAME=VALUE"
+    )
+    parser.add_argument(
+        "--whole-demo", action="store_true", help="instead of 30 seconds of it"
+    )
     asked = parser.parse_args()
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        sys.exit("The trial needs root (chroot, mounts) and debootstrap (apt install debootstrap).")
+        sys.exit(
+            "The trial needs root (chroot, mounts) and debootstrap (apt install debootstrap)."
+        )
     if INSIDE not in os.environ:
         command = ["unshare", "--mount", sys.executable, *sys.argv]
         os.execvpe("unshare", command, {**os.environ, INSIDE: "1"})  # noqa: S606
@@ -260,7 +295,9 @@ def main() -> None:
     if code := subprocess.run(root.first_process(words), check=False).returncode:
         sys.exit(f"{' '.join(words)} ended with {code}.")
     try_serving(root)
-    print("Done: the Dockerfile's steps, the demo, a server that was healthy and ended on SIGTERM.")
+    print(
+        "Done: the Dockerfile's steps, the demo, a server that was healthy and ended on SIGTERM."
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "speed"))
 import harness
 from sweep import VOCABULARY, dropouts
 
-CHECKPOINTS = {"flan-t5-large": "google/flan-t5-large", "flan-t5-xxl": "google/flan-t5-xxl"}
+CHECKPOINTS = {
+    "flan-t5-large": "google/flan-t5-large",
+    "flan-t5-xxl": "google/flan-t5-xxl",
+}
 """Checkpoints for plans with an adapter. Their shapes need no network."""
 
 
@@ -37,7 +40,9 @@ def sweeps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield part["part"], record
 
 
-def configuration(arguments: dict[str, Any], shape: dict[str, Any], rows: int) -> dict[str, Any]:
+def configuration(
+    arguments: dict[str, Any], shape: dict[str, Any], rows: int
+) -> dict[str, Any]:
     """Return the settings of a run that computes the updates of the sweep."""
     a = argparse.Namespace(**{"dropout": None, **arguments})
     model: dict[str, Any] = {
@@ -75,7 +80,11 @@ def compare(name: str, record: dict[str, Any], run: dict[str, Any]) -> dict[str,
 
     card = card_of_device(run["device"])
     if card is None:
-        return {"part": name, "rows": run["rows"], "failed": f"{run['device']} is unknown"}
+        return {
+            "part": name,
+            "rows": run["rows"],
+            "failed": f"{run['device']} is unknown",
+        }
     arguments, shape = record["details"]["arguments"], record["details"]["shape"]
     values = configuration(arguments, shape, run["rows"])
     values["train"]["precision"] = run["precision"]
@@ -124,8 +133,12 @@ def measure(a: argparse.Namespace) -> harness.Result:
 
 def options(p: argparse.ArgumentParser) -> None:
     """Add the arguments of the command line."""
-    p.add_argument("results", type=Path, nargs="?", default=Path("results/gpu/results.jsonl"))
-    p.add_argument("--floor", type=float, default=0.10, help="largest allowed error, as a share")
+    p.add_argument(
+        "results", type=Path, nargs="?", default=Path("results/gpu/results.jsonl")
+    )
+    p.add_argument(
+        "--floor", type=float, default=0.10, help="largest allowed error, as a share"
+    )
     p.add_argument("--workers", type=int, default=2, help="parallel processes")
 
 

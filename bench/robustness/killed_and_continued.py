@@ -39,7 +39,11 @@ def configuration(a: argparse.Namespace, folder: Path) -> Path:
     values = {
         "run_dir": str(folder / "run"),
         "seed": 5,
-        "model": {"family": a.family, "tokenizer": "trained:1000", "shape": SHAPES[a.family]},
+        "model": {
+            "family": a.family,
+            "tokenizer": "trained:1000",
+            "shape": SHAPES[a.family],
+        },
         "data": {
             "sources": [{"path": str(folder / "cookbook.jsonl")}],
             "store": str(folder / "store"),
@@ -119,9 +123,15 @@ def measure(a: argparse.Namespace) -> harness.Result:
                 process.wait()
         facts = facts_of(undisturbed)
         wrong = find_differences(facts, facts_of(killed))
-        started = next(e for e in read_metrics(undisturbed / METRICS) if e["event"] == "start")
+        started = next(
+            e for e in read_metrics(undisturbed / METRICS) if e["event"] == "start"
+        )
     return harness.Result(
-        ours={"killed_after_step": reached, "continued_from_step": saved, "updates": a.steps},
+        ours={
+            "killed_after_step": reached,
+            "continued_from_step": saved,
+            "updates": a.steps,
+        },
         quality={"passes": not wrong and 0 < saved < a.steps, "other": wrong},
         details={
             "compared": sorted(facts),

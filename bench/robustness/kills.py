@@ -35,7 +35,9 @@ from toque.storage.atomic import sha256_of
 from toque.workflows.diagnosis.drill import Kills, Session, facts_of, kill_and_continue
 
 SAVE_EVERY = 3
-SHAPE = "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"
+SHAPE = (
+    "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"
+)
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
@@ -76,7 +78,9 @@ observe: {{log_every: "1 step"}}
 def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
     importlib.import_module("toque.workflows.training_child")
     is_toque = a.trainer == "toque"
-    session, facts = (_toque, facts_of) if is_toque else (_transformers, _facts_of_transformers)
+    session, facts = (
+        (_toque, facts_of) if is_toque else (_transformers, _facts_of_transformers)
+    )
     began = time.perf_counter()
 
     def fresh(n: int) -> Path:
@@ -87,7 +91,9 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
         return session(run, work, a, upload=a.upload)
 
     def wipe(run: Path, kills: int) -> None:
-        print(f"{kills} kills after {time.perf_counter() - began:.0f} s", file=sys.stderr)
+        print(
+            f"{kills} kills after {time.perf_counter() - began:.0f} s", file=sys.stderr
+        )
         if a.upload and kills % 10 == 0:
             shutil.rmtree(run)
             run.mkdir()
@@ -144,16 +150,25 @@ def _toque(run: Path, work: Path, _a: argparse.Namespace, *, upload: bool) -> Se
     return Session(body, work / "log.txt")
 
 
-def _transformers(run: Path, work: Path, a: argparse.Namespace, *, upload: bool) -> Session:
+def _transformers(
+    run: Path, work: Path, a: argparse.Namespace, *, upload: bool
+) -> Session:
     del upload  # the Trainer does not upload
 
     def body() -> int:
         import torch
-        from transformers import T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
+        from transformers import (
+            T5Config,
+            T5ForConditionalGeneration,
+            Trainer,
+            TrainingArguments,
+        )
         from transformers.trainer_utils import get_last_checkpoint
 
         torch.manual_seed(5)
-        rows = torch.randint(3, 600, (240, 48), generator=torch.Generator().manual_seed(3))
+        rows = torch.randint(
+            3, 600, (240, 48), generator=torch.Generator().manual_seed(3)
+        )
         data = [{"input_ids": row[:24], "labels": row[24:]} for row in rows]
         model = T5ForConditionalGeneration(
             T5Config(
@@ -182,12 +197,21 @@ def _transformers(run: Path, work: Path, a: argparse.Namespace, *, upload: bool)
 
 def _facts_of_transformers(run: Path) -> dict[str, object]:
     """Return the facts of the newest checkpoint of transformers.Trainer."""
-    folders = sorted(run.glob("checkpoint-*"), key=lambda f: int(f.name.rpartition("-")[2]))
+    folders = sorted(
+        run.glob("checkpoint-*"), key=lambda f: int(f.name.rpartition("-")[2])
+    )
     if not folders:
         return {}
-    files = {"weights": folders[-1] / "model.safetensors", "model": run / "model.safetensors"}
-    hashes: dict[str, object] = {n: sha256_of(path) for n, path in files.items() if path.exists()}
-    history = json.loads((folders[-1] / "trainer_state.json").read_text())["log_history"]
+    files = {
+        "weights": folders[-1] / "model.safetensors",
+        "model": run / "model.safetensors",
+    }
+    hashes: dict[str, object] = {
+        n: sha256_of(path) for n, path in files.items() if path.exists()
+    }
+    history = json.loads((folders[-1] / "trainer_state.json").read_text())[
+        "log_history"
+    ]
     return {**hashes, "losses": {e["step"]: e["loss"] for e in history if "loss" in e}}
 
 

@@ -51,7 +51,9 @@ MOUNTS = {"8": "size=900k", "11": "size=900k", "56": "size=60k"}
 class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
     """Random rows, optionally slow or without labels."""
 
-    def __init__(self, *, seed: int = 1, slow: float = 0.0, empty: bool = False) -> None:
+    def __init__(
+        self, *, seed: int = 1, slow: float = 0.0, empty: bool = False
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.ids = torch.randint(VOCABULARY, (ROWS, LENGTH), generator=generator)
         self.slow, self.empty = slow, empty
@@ -151,7 +153,9 @@ def wait_for(pid: int, log: str) -> dict[str, Any]:
             outcome |= json.loads(line.removeprefix("FACTS "))
     if code:
         outcome["last line"] = lines[-1][:200] if lines else ""
-    warned = [line[:160] for line in lines if "arning" in line and "learning" not in line]
+    warned = [
+        line[:160] for line in lines if "arning" in line and "learning" not in line
+    ]
     if warned:
         outcome["warnings"] = warned[:3]
     return outcome
@@ -219,10 +223,14 @@ class OnLog(TrainerCallback):
 class SmallMemory(GPT2LMHeadModel):
     """A model that runs out of memory with more than four rows."""
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor | None = None, **kwargs: Any
+    ) -> Any:
         """Compute up to four rows; raise OutOfMemoryError for more."""
         if len(input_ids) > 4:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB"
+            )
         return super().forward(input_ids=input_ids, labels=labels, **kwargs)
 
 
@@ -236,7 +244,9 @@ def resume_after_signal(work: Path, number: int) -> dict[str, Any]:
         "again": run_life(work, resume=True),
     }
     undisturbed = undisturbed_run(work)
-    return outcome | {"same bits": outcome["again"].get("sha256") == undisturbed["sha256"]}
+    return outcome | {
+        "same bits": outcome["again"].get("sha256") == undisturbed["sha256"]
+    }
 
 
 scenario("1")(lambda work: resume_after_signal(work, signal.SIGKILL))
@@ -255,7 +265,9 @@ def _flipped(work: Path) -> dict[str, Any]:
 
 def cut(name: str, size: int) -> Callable[[Path], dict[str, Any]]:
     """Truncate a file of the newest checkpoint."""
-    return lambda work: resume_damaged(work, lambda folder: os.truncate(folder / name, size))
+    return lambda work: resume_damaged(
+        work, lambda folder: os.truncate(folder / name, size)
+    )
 
 
 scenario("14")(cut("model.safetensors", 1000))
@@ -297,7 +309,9 @@ def _not_a_number(work: Path) -> dict[str, Any]:
     def spoil(model: Any, _: Any) -> None:
         model.transformer.wte.weight.data[3, 3] = float("nan")
 
-    return run_life(work, callbacks=(At(5, spoil),)) | {"checkpoints": checkpoints_of(work)}
+    return run_life(work, callbacks=(At(5, spoil),)) | {
+        "checkpoints": checkpoints_of(work)
+    }
 
 
 @scenario("27")
@@ -312,7 +326,10 @@ def _spike(work: Path) -> dict[str, Any]:
 
     spiked = run_life(work, callbacks=(At(6, inflate), At(7, calm)))
     undisturbed = undisturbed_run(work)
-    return {"spiked": spiked, "same bits": spiked.get("sha256") == undisturbed["sha256"]}
+    return {
+        "spiked": spiked,
+        "same bits": spiked.get("sha256") == undisturbed["sha256"],
+    }
 
 
 @scenario("29")
@@ -322,15 +339,23 @@ def _no_targets(work: Path) -> dict[str, Any]:
 
 @scenario("36")
 def _two_at_once(work: Path) -> dict[str, Any]:
-    lives = [fork_life(work, lambda: train(work / "out", save_total_limit=2)) for _ in range(2)]
-    return {"exits": [wait_for(*one) for one in lives], "checkpoints": checkpoints_of(work)}
+    lives = [
+        fork_life(work, lambda: train(work / "out", save_total_limit=2))
+        for _ in range(2)
+    ]
+    return {
+        "exits": [wait_for(*one) for one in lives],
+        "checkpoints": checkpoints_of(work),
+    }
 
 
 @scenario("39")
 def _out_of_memory(work: Path) -> dict[str, Any]:
     plain = run_life(work, kind=SmallMemory)
     finding = wait_for(
-        *fork_life(work, lambda: train(work / "b", kind=SmallMemory, auto_find_batch_size=True))
+        *fork_life(
+            work, lambda: train(work / "b", kind=SmallMemory, auto_find_batch_size=True)
+        )
     )
     undisturbed = undisturbed_run(work)
     same = finding.get("losses logged") == undisturbed["losses logged"]
@@ -340,10 +365,14 @@ def _out_of_memory(work: Path) -> dict[str, Any]:
 @scenario("40")
 def _worker_killed(work: Path) -> dict[str, Any]:
     def kill(*_: Any) -> None:
-        me = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        me = (
+            Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        )
         os.kill(int(me[-1]), signal.SIGKILL)
 
-    return run_life(work, callbacks=(At(3, kill),), rows=Rows(slow=0.02), dataloader_num_workers=1)
+    return run_life(
+        work, callbacks=(At(3, kill),), rows=Rows(slow=0.02), dataloader_num_workers=1
+    )
 
 
 @scenario("41")
@@ -357,7 +386,10 @@ def _slow_outside(work: Path) -> dict[str, Any]:
     run_life(work)
     plain, began = time.monotonic() - began, time.monotonic()
     wait_for(*fork_life(work, lambda: train(work / "b", callbacks=(OnLog(),))))
-    return {"seconds": round(plain, 2), "with a slow callback": round(time.monotonic() - began, 2)}
+    return {
+        "seconds": round(plain, 2),
+        "with a slow callback": round(time.monotonic() - began, 2),
+    }
 
 
 @scenario("45")
@@ -366,15 +398,24 @@ def _twice(work: Path) -> dict[str, Any]:
     shutil.copytree(work / "out", work / "copy")
     again = [run_life(work, resume=True)]
     again.append(wait_for(*fork_life(work, lambda: train(work / "copy", resume=True))))
-    return {"lives": again, "same bits": again[0].get("sha256") == again[1].get("sha256")}
+    return {
+        "lives": again,
+        "same bits": again[0].get("sha256") == again[1].get("sha256"),
+    }
 
 
 @scenario("8")
 def _full(work: Path) -> dict[str, Any]:
     outcome = run_life(work, save_total_limit=None)
     newest = checkpoints_of(work)[-1:]
-    files = {p.name: p.stat().st_size for n in newest for p in (work / "out" / n).iterdir()}
-    return {"life": outcome, "checkpoints": checkpoints_of(work), "files of the newest": files}
+    files = {
+        p.name: p.stat().st_size for n in newest for p in (work / "out" / n).iterdir()
+    }
+    return {
+        "life": outcome,
+        "checkpoints": checkpoints_of(work),
+        "files of the newest": files,
+    }
 
 
 @scenario("11")
@@ -390,9 +431,9 @@ def _data_replaced(work: Path) -> dict[str, Any]:
 
     for name, seed in (("data", 1), ("other", 9)):
         ids = Rows(seed=seed).ids.tolist()
-        datasets.Dataset.from_list([{"input_ids": i, "labels": i} for i in ids]).save_to_disk(
-            work / name
-        )
+        datasets.Dataset.from_list(
+            [{"input_ids": i, "labels": i} for i in ids]
+        ).save_to_disk(work / name)
 
     def act() -> None:
         rows = datasets.load_from_disk(work / "data").with_format("torch")
@@ -405,14 +446,19 @@ def _data_replaced(work: Path) -> dict[str, Any]:
 
     undisturbed = undisturbed_run(work)
     replaced = wait_for(*fork_life(work, act))
-    return {"replaced": replaced, "same bits": replaced.get("sha256") == undisturbed["sha256"]}
+    return {
+        "replaced": replaced,
+        "same bits": replaced.get("sha256") == undisturbed["sha256"],
+    }
 
 
 @scenario("50")
 def _two_new_runs(work: Path) -> dict[str, Any]:
     """Start two runs with different settings in one new folder, then resume the first."""
     lives = [
-        fork_life(work, lambda rate=rate: train(work / "out", learning_rate=rate, max_steps=8))  # type: ignore[misc]
+        fork_life(
+            work, lambda rate=rate: train(work / "out", learning_rate=rate, max_steps=8)
+        )  # type: ignore[misc]
         for rate in (1e-3, 5e-2)
     ]
     exits = [wait_for(*one)["exit"] for one in lives]
@@ -445,8 +491,12 @@ def _stopped_and_continued(work: Path) -> dict[str, Any]:
         "continued": second,
         "again": run_life(work, resume=True, final=True),
     }
-    undisturbed = wait_for(*fork_life(work, lambda: train(work / "undisturbed", final=True)))
-    models = [work / name / "final" / "model.safetensors" for name in ("out", "undisturbed")]
+    undisturbed = wait_for(
+        *fork_life(work, lambda: train(work / "undisturbed", final=True))
+    )
+    models = [
+        work / name / "final" / "model.safetensors" for name in ("out", "undisturbed")
+    ]
     same = models[0].read_bytes() == models[1].read_bytes()
     return outcome | {"same final model": same, "undisturbed": undisturbed}
 
@@ -480,7 +530,9 @@ def _batch_size_in_the_state(work: Path) -> dict[str, Any]:
 
     sha = undisturbed_run(work, auto_find_batch_size=True)["sha256"]
     outcome = {"other": changed(4), "missing": changed(None)}
-    return outcome | {"same bits": [one.get("sha256") == sha for one in outcome.values()]}
+    return outcome | {
+        "same bits": [one.get("sha256") == sha for one in outcome.values()]
+    }
 
 
 @scenario("53")
@@ -494,15 +546,22 @@ def _documentation_beside_records(work: Path) -> dict[str, Any]:
             datasets.config.HF_DATASETS_CACHE = str(work / "cache")
             folder = work / f"records-{len(list(work.iterdir()))}"
             folder.mkdir()
-            (folder / "a.jsonl").write_text("".join(f'{{"title": "Pot {n}"}}\n' for n in range(5)))
+            (folder / "a.jsonl").write_text(
+                "".join(f'{{"title": "Pot {n}"}}\n' for n in range(5))
+            )
             for name, content in extra:
                 (folder / name).write_bytes(content)
             rows = datasets.load_dataset(str(folder), split="train")
-            print("FACTS " + json.dumps({"rows": len(rows), "columns": rows.column_names}))
+            print(
+                "FACTS " + json.dumps({"rows": len(rows), "columns": rows.column_names})
+            )
 
         return wait_for(*fork_life(work, act))
 
-    licence, photo = ("LICENSE.txt", b"Permission is granted\n" * 9), ("a.png", b"\x89PNG\r\n")
+    licence, photo = (
+        ("LICENSE.txt", b"Permission is granted\n" * 9),
+        ("a.png", b"\x89PNG\r\n"),
+    )
     return {
         "README.md": of(("README.md", b"# Recipes\n")), "licence and picture": of(licence, photo),
         "three texts": of(licence, ("NOTES.txt", b"x\n"), ("TODO.txt", b"y\n")),
@@ -535,7 +594,9 @@ def _untrusted_code(work: Path) -> dict[str, Any]:
     folder = work / "model"
     folder.mkdir()
     auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
-    (folder / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": auto}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "evil", "auto_map": auto})
+    )
     code = f"open({str(work / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
     (folder / "evil.py").write_text(code)
 
@@ -566,7 +627,9 @@ def _links(work: Path) -> dict[str, Any]:
     for name in ("trainer_state.json", "model.safetensors"):
         (work / "out" / "checkpoint-2" / name).symlink_to(victim)
     outcome = run_life(work, max_steps=2)
-    return outcome | {"file of the user overwritten": victim.read_bytes() != b"dear all"}
+    return outcome | {
+        "file of the user overwritten": victim.read_bytes() != b"dear all"
+    }
 
 
 @scenario("61")
@@ -580,7 +643,11 @@ def _adapters(work: Path) -> dict[str, Any]:
 
     hashes = []
     for n in range(4):
-        wait_for(*fork_life(work, lambda n=n: train(work / f"run-{n}", kind=adapted, max_steps=2)))  # type: ignore[misc]
+        wait_for(
+            *fork_life(
+                work, lambda n=n: train(work / f"run-{n}", kind=adapted, max_steps=2)
+            )
+        )  # type: ignore[misc]
         file = work / f"run-{n}" / "checkpoint-2" / "adapter_model.safetensors"
         hashes.append(hashlib.sha256(file.read_bytes()).hexdigest()[:12])
     return {"sha256": hashes, "all equal": len(set(hashes)) == 1}
@@ -598,7 +665,9 @@ def _console(work: Path) -> dict[str, Any]:
     closed = run_life(work, callbacks=(At(5, deaf),))
     outcome = {"closed pipe": closed | {"checkpoints": checkpoints_of(work)}}
     shutil.rmtree(work / "out")
-    hangup = run_life(work, callbacks=(At(5, lambda *_: os.kill(os.getpid(), signal.SIGHUP)),))
+    hangup = run_life(
+        work, callbacks=(At(5, lambda *_: os.kill(os.getpid(), signal.SIGHUP)),)
+    )
     return outcome | {"SIGHUP": hangup | {"checkpoints": checkpoints_of(work)}}
 
 
@@ -609,9 +678,9 @@ def _hostile_models(work: Path) -> dict[str, Any]:
     wait_for(
         *fork_life(
             work,
-            lambda: GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2)).save_pretrained(
-                good
-            ),
+            lambda: GPT2LMHeadModel(
+                GPT2Config(n_embd=8, n_layer=1, n_head=2)
+            ).save_pretrained(good),
         )
     )
     outcome = {}
@@ -628,10 +697,15 @@ def _hostile_models(work: Path) -> dict[str, Any]:
 
         def act(folder: Path = folder) -> None:
             model = AutoModelForCausalLM.from_pretrained(folder)
-            print("FACTS " + json.dumps({"parameters": sum(p.numel() for p in model.parameters())}))
+            print(
+                "FACTS "
+                + json.dumps({"parameters": sum(p.numel() for p in model.parameters())})
+            )
 
         one = wait_for(*fork_life(work, act))
-        outcome[name] = {key: one[key] for key in ("exit", "last line", "parameters") if key in one}
+        outcome[name] = {
+            key: one[key] for key in ("exit", "last line", "parameters") if key in one
+        }
     return outcome
 
 
@@ -642,7 +716,9 @@ def _nonsense_state(work: Path) -> dict[str, Any]:
     def stepped(value: Any) -> Callable[[Path], object]:
         def change(folder: Path) -> None:
             file = folder / "trainer_state.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | {"global_step": value}))
+            file.write_text(
+                json.dumps(json.loads(file.read_text()) | {"global_step": value})
+            )
 
         return change
 
@@ -650,11 +726,14 @@ def _nonsense_state(work: Path) -> dict[str, Any]:
         from safetensors.torch import load_file, save_file
 
         tensors = {
-            n: torch.zeros_like(t) for n, t in load_file(folder / "model.safetensors").items()
+            n: torch.zeros_like(t)
+            for n, t in load_file(folder / "model.safetensors").items()
         }
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
-    kinds = {str(v): stepped(v) for v in (-5, 1e30, "six", 2, 500)} | {"weights of zero": zeroed}
+    kinds = {str(v): stepped(v) for v in (-5, 1e30, "six", 2, 500)} | {
+        "weights of zero": zeroed
+    }
     outcome = {}
     for name, change in kinds.items():
         folder = work / name.replace(" ", "-")
@@ -725,7 +804,9 @@ def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
 
 def options(p: argparse.ArgumentParser) -> None:
     """Add the arguments of the command line."""
-    p.add_argument("--only", nargs="*", default=sorted(SCENARIOS, key=int), metavar="NUMBER")
+    p.add_argument(
+        "--only", nargs="*", default=sorted(SCENARIOS, key=int), metavar="NUMBER"
+    )
     p.add_argument("--mounted", default=None, help=argparse.SUPPRESS)
 
 

@@ -47,13 +47,19 @@ Answers = list[list[int]]
 def prompts_of(tokenizer: Tokenizer, n: int, *, eos: int | None) -> Answers:
     """Tokenise the prompts of the shared examples."""
     with tempfile.TemporaryDirectory() as folder:
-        lines = peers.write_pairs(Path(folder) / "pairs.jsonl", n).read_text().splitlines()
+        lines = (
+            peers.write_pairs(Path(folder) / "pairs.jsonl", n).read_text().splitlines()
+        )
     tail = [] if eos is None else [eos]
     texts = [json.loads(line)["prompt"] for line in lines]
-    return [tokenizer.encode(t, add_special_tokens=False).ids[:512] + tail for t in texts]
+    return [
+        tokenizer.encode(t, add_special_tokens=False).ids[:512] + tail for t in texts
+    ]
 
 
-def stock(model: PreTrainedModel, prompts: Answers, *, new: int, rows: int, eos: int) -> Answers:
+def stock(
+    model: PreTrainedModel, prompts: Answers, *, new: int, rows: int, eos: int
+) -> Answers:
     """Generate by the loop of hf_generate.py."""
     pad = model.config.pad_token_id
     pad = eos if pad is None else pad
@@ -93,7 +99,9 @@ def differences(
             if model.config.is_encoder_decoder:
                 start = model.config.decoder_start_token_id
                 begun = torch.tensor([[start, *mine[:at]]])
-                logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=begun).logits
+                logits = model(
+                    input_ids=torch.tensor([prompt]), decoder_input_ids=begun
+                ).logits
             else:
                 logits = model(input_ids=torch.tensor([prompt + mine[:at]])).logits
         last = logits[0, -1]
@@ -142,7 +150,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
         return generate(
             model,
             texts,
-            GenerationOptions(max_new_tokens=new, batch_rows=a.rows, precision=precision),
+            GenerationOptions(
+                max_new_tokens=new, batch_rows=a.rows, precision=precision
+            ),
             eos_id=eos,
             pad_id=pad,
         )
@@ -164,7 +174,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
             comparison["theirs"] = rounded
             comparison["passes"] = comparison["widest_gap"] <= rounded["widest_gap"]
             pairs = zip(answers["ours"], ours(prompts, a.new, "float32"), strict=True)
-            comparison["equal_to_our_float32"] = sum(bf16 == float32 for bf16, float32 in pairs)
+            comparison["equal_to_our_float32"] = sum(
+                bf16 == float32 for bf16, float32 in pairs
+            )
         return comparison
 
     ours(prompts[:8], 4), theirs(prompts[:8], 4)
@@ -182,7 +194,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
             lambda run: run.value["tokens"] / run.processor
         ),
         "tokens_per_second": {
-            side: round(statistics.median(run["tokens"] / run["wall"] for run in runs), 1)
+            side: round(
+                statistics.median(run["tokens"] / run["wall"] for run in runs), 1
+            )
             for side, runs in (("ours", result.ours), ("theirs", result.theirs))
         },
     }

@@ -70,7 +70,10 @@ class Side:
         self.optimizer = build_optimizer(self.model)
         share = 0.5 if family == "t5" else 0.0
         self.flops = flops_per_token(
-            self.model, context=LENGTH / 2, source_share=share, source_context=float(LENGTH)
+            self.model,
+            context=LENGTH / 2,
+            source_share=share,
+            source_context=float(LENGTH),
         )
 
     def update(self) -> float:

@@ -88,15 +88,25 @@ def ours(examples: Path, *, rows: int, precision: str) -> dict[str, Any]:
     model = AutoModelForSeq2SeqLM.from_config(config)
     fuse_activations(model)
     pairs = Pairs(examples, tokenizer)
-    runtime = Runtime.detect(device="cpu", precision="bf16" if precision == "bf16" else "float32")
+    runtime = Runtime.detect(
+        device="cpu", precision="bf16" if precision == "bf16" else "float32"
+    )
     use_cpu_layers(model)
     optimizer = build_optimizer(model)
     lengths = np.array([[len(p), len(t)] for p, t in pairs.ids])
     row = choose_shape(lengths[:, 0], lengths[:, 1], encoder=True)
     placements = [tuple(line) for line in pack(lengths[:, 0], lengths[:, 1], row)]
     batch = encoder_decoder_batch(pairs, placements, shape=row, pad_id=0, start_id=0)
-    losses = [update(model, batch, runtime, optimizer, lr=1e-4, rows=rows) for _ in range(STEPS)]
-    return {"imported": imported, "peak": resident_peak(), "losses": losses, "row": vars(row)}
+    losses = [
+        update(model, batch, runtime, optimizer, lr=1e-4, rows=rows)
+        for _ in range(STEPS)
+    ]
+    return {
+        "imported": imported,
+        "peak": resident_peak(),
+        "losses": losses,
+        "row": vars(row),
+    }
 
 
 class Pairs:
@@ -108,9 +118,14 @@ class Pairs:
         self.ids = []
         for line in path.read_text(encoding="utf-8").splitlines():
             pair = json.loads(line)
-            prompt = tokenizer(pair["prompt"], truncation=True, max_length=256)["input_ids"]
+            prompt = tokenizer(pair["prompt"], truncation=True, max_length=256)[
+                "input_ids"
+            ]
             target = tokenizer(
-                pair["target"], truncation=True, max_length=511, add_special_tokens=False
+                pair["target"],
+                truncation=True,
+                max_length=511,
+                add_special_tokens=False,
             )["input_ids"]
             target = [*target, tokenizer.eos_token_id]
             self.ids.append((np.array(prompt), np.array(target)))
@@ -127,7 +142,9 @@ class Pairs:
 def measured(a: argparse.Namespace, side: str, examples: Path) -> dict[str, Any]:
     """Run one side in a child process. Merge its JSON lines."""
     arguments = {"side": side, "examples": examples, "rows": a.rows}
-    printed = peers.run([__file__, *peers.flags(arguments | {"precision": a.precision})]).stdout
+    printed = peers.run(
+        [__file__, *peers.flags(arguments | {"precision": a.precision})]
+    ).stdout
     merged: dict[str, Any] = {}
     for line in printed.splitlines():
         try:
@@ -155,13 +172,16 @@ def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
     )
     sizes = {
         name: [
-            statistics.median(run[name] for run in side) for side in (result.ours, result.theirs)
+            statistics.median(run[name] for run in side)
+            for side in (result.ours, result.theirs)
         ]
         for name in ("peak", "step")
     }
     result.details = {
         "ratio_of_step": result.ratio_by(lambda run: 1 / run.value["step"]),
-        "mebibytes": {name: [round(size / 2**20) for size in two] for name, two in sizes.items()},
+        "mebibytes": {
+            name: [round(size / 2**20) for size in two] for name, two in sizes.items()
+        },
         "share_of_theirs": {
             name: round(ours / theirs, 3) for name, (ours, theirs) in sizes.items()
         },
@@ -183,7 +203,9 @@ def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
 def options(p: argparse.ArgumentParser) -> None:
     """Add the arguments of the command line."""
     p.add_argument("--pairs", type=int, default=1, help="measurements per side")
-    p.add_argument("--rows", type=int, default=2, help="packed rows per micro-batch of Toque")
+    p.add_argument(
+        "--rows", type=int, default=2, help="packed rows per micro-batch of Toque"
+    )
     p.add_argument("--precision", choices=sorted(LOSS_TOLERANCES), default="bf16")
     p.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
     p.add_argument("--examples", type=Path, help=argparse.SUPPRESS)

@@ -90,7 +90,11 @@ class Bench:
         write_cookbook(folder / "cookbook.jsonl", RECIPES, seed=1)
         values = {
             "run_dir": str(folder / "run"),
-            "model": {"family": a.family, "shape": shape, "tokenizer": f"trained:{a.vocabulary}"},
+            "model": {
+                "family": a.family,
+                "shape": shape,
+                "tokenizer": f"trained:{a.vocabulary}",
+            },
             "data": {
                 "sources": [{"path": str(folder / "cookbook.jsonl")}],
                 "store": str(folder / "store"),
@@ -100,9 +104,13 @@ class Bench:
         self.folder = folder
         config = self.config = resolve_values(values).config
         settings = prepare_settings(config)
-        prepare(open_sources(config), store=folder / "store", settings=settings, workers=1)
+        prepare(
+            open_sources(config), store=folder / "store", settings=settings, workers=1
+        )
         store = open_store(config)
-        self.runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
+        self.runtime = Runtime.detect(
+            device=a.device, precision=a.precision, deterministic=False
+        )
         self.model = build_language_model(config, store).to(self.runtime.device)
         self.stock_classes = {module: type(module) for module in self.model.modules()}
         self.has_cpu_layers = use_cpu_layers(self.model)
@@ -116,7 +124,9 @@ class Bench:
         self.alone = alone.batch(step.batch.example_ids).to(self.runtime.device)
         self.optimizer = build_optimizer(self.model)
 
-    def update(self, batch: Batch, *, precision: str | None = None) -> tuple[float, float]:
+    def update(
+        self, batch: Batch, *, precision: str | None = None
+    ) -> tuple[float, float]:
         """Compute one update at a learning rate of 0. Return its seconds and its mean loss."""
         tokens = batch.n_computed // batch.n_rows
         default_precision = self.runtime.precision
@@ -124,7 +134,9 @@ class Bench:
         self.wait()
         begun = time.perf_counter()
         rows = max(1, MICRO_BATCH // tokens)
-        loss = update(self.model, batch, self.runtime, self.optimizer, lr=0.0, rows=rows)
+        loss = update(
+            self.model, batch, self.runtime, self.optimizer, lr=0.0, rows=rows
+        )
         seconds = time.perf_counter() - begun
         self.runtime.precision = default_precision
         return seconds, loss
@@ -160,7 +172,9 @@ Way = Callable[[], tuple[float, float]]
 """A function that computes one update and returns its seconds and its loss."""
 
 
-def in_turn(a: argparse.Namespace, off: Way, on: Way, tolerance: float | None = None) -> PartResult:
+def in_turn(
+    a: argparse.Namespace, off: Way, on: Way, tolerance: float | None = None
+) -> PartResult:
     """Measure both ways `--pairs` times, after one warm-up update each.
 
     The ratio is void if the relative difference of the two losses exceeds `tolerance`.
@@ -196,7 +210,10 @@ def packing(a: argparse.Namespace, b: Bench) -> PartResult:
     """One example per row against packed rows, both with dense masks."""
     with attending(b, "dense"):
         result = in_turn(a, lambda: b.update(b.alone), lambda: b.update(b.packed))
-    padding = {"off": b.alone.n_computed - b.useful, "on": b.packed.n_computed - b.useful}
+    padding = {
+        "off": b.alone.n_computed - b.useful,
+        "on": b.packed.n_computed - b.useful,
+    }
     return result | {"padding_tokens": padding}
 
 
@@ -238,14 +255,18 @@ def activations(a: argparse.Namespace, b: Bench) -> PartResult:
     unchanged = fused_classes == list(map(type, b.model.modules()))
     fuse_activations(b.model)
     if unchanged:
-        return {"skipped": "the activation of this family is one kernel in transformers"}
+        return {
+            "skipped": "the activation of this family is one kernel in transformers"
+        }
     return in_turn(a, off, lambda: b.update(b.packed))
 
 
 def layers(a: argparse.Namespace, b: Bench) -> PartResult:
     """Layers of transformers against the CPU layers of Toque."""
     if not b.has_cpu_layers:
-        return {"skipped": "Toque uses the layers of transformers on this device in this precision"}
+        return {
+            "skipped": "Toque uses the layers of transformers on this device in this precision"
+        }
 
     def off() -> tuple[float, float]:
         with b.stock_layers():
@@ -261,7 +282,10 @@ def prefetch(a: argparse.Namespace, b: Bench) -> PartResult:
         with make(b.stream, Cursor()) as ahead:
             b.wait()
             begun = time.perf_counter()
-            losses = [b.update(ahead.next()[1].to(b.runtime.device))[1] for _ in range(UPDATES)]
+            losses = [
+                b.update(ahead.next()[1].to(b.runtime.device))[1]
+                for _ in range(UPDATES)
+            ]
             b.wait()
             return (time.perf_counter() - begun) / UPDATES, losses[-1]
 
@@ -333,7 +357,9 @@ def dropout(a: argparse.Namespace, b: Bench) -> PartResult:
     use_keyed_dropout(b.model)
     places = [(m, "p") for m in b.model.modules() if isinstance(m, torch.nn.Dropout)]
     places += [
-        (m, "dropout") for m in b.model.modules() if isinstance(getattr(m, "dropout", None), float)
+        (m, "dropout")
+        for m in b.model.modules()
+        if isinstance(getattr(m, "dropout", None), float)
     ]
 
     def update() -> tuple[float, float]:
@@ -384,7 +410,9 @@ def causal(a: argparse.Namespace, b: Bench) -> PartResult:
     device, dtype = b.runtime.device, b.runtime.dtype
     generator = torch.Generator().manual_seed(1)
     q, k, v = (
-        torch.randn(2, 8, 1024, 64, generator=generator).to(device, dtype).requires_grad_()
+        torch.randn(2, 8, 1024, 64, generator=generator)
+        .to(device, dtype)
+        .requires_grad_()
         for _ in range(3)
     )
     mask = torch.ones(1024, 1024, dtype=torch.bool, device=device).tril()
@@ -398,7 +426,9 @@ def causal(a: argparse.Namespace, b: Bench) -> PartResult:
         return time.perf_counter() - begun, float(out.detach().float().abs().mean())
 
     tolerance = 1e-2 if dtype != torch.float32 else 1e-5
-    return in_turn(a, lambda: attend(attn_mask=mask), lambda: attend(is_causal=True), tolerance)
+    return in_turn(
+        a, lambda: attend(attn_mask=mask), lambda: attend(is_causal=True), tolerance
+    )
 
 
 def copies(a: argparse.Namespace, b: Bench) -> PartResult:
@@ -410,7 +440,9 @@ def copies(a: argparse.Namespace, b: Bench) -> PartResult:
 
     def off() -> tuple[float, float]:
         moved = {n: t.to(b.runtime.device) for n, t in pageable._tensors().items()}  # noqa: SLF001
-        seconds, loss = b.update(type(pageable)(example_ids=pageable.example_ids, **moved))
+        seconds, loss = b.update(
+            type(pageable)(example_ids=pageable.example_ids, **moved)
+        )
         return seconds, loss
 
     return in_turn(a, off, lambda: b.update(pinned.to(b.runtime.device)))
@@ -440,7 +472,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
     with tempfile.TemporaryDirectory(prefix="parts-") as name:
         b = Bench(a, Path(name))
         a.close = 1e-5 if b.runtime.precision == "float32" else 1e-2
-        default_seconds = statistics.median(b.update(b.packed)[0] for _ in range(a.pairs + 1))
+        default_seconds = statistics.median(
+            b.update(b.packed)[0] for _ in range(a.pairs + 1)
+        )
         for part in a.parts.split(","):
             harness.note(part)
             parts[part] = {"what": PARTS[part].__doc__} | PARTS[part](a, b)
@@ -452,13 +486,22 @@ def measure(a: argparse.Namespace) -> harness.Result:
             "useful_tokens": b.useful,
             "padding_tokens_packed": b.packed.n_computed - b.useful,
             "useful_tokens_per_second": round(speed, 1),
-            "gemm": {"gflops": round(gemm.flops_per_second / 1e9, 1), "origin": gemm.origin},
-            "mfu": round(speed * b.arithmetic.flops_per_token / gemm.flops_per_second, 3),
+            "gemm": {
+                "gflops": round(gemm.flops_per_second / 1e9, 1),
+                "origin": gemm.origin,
+            },
+            "mfu": round(
+                speed * b.arithmetic.flops_per_token / gemm.flops_per_second, 3
+            ),
             "precision": b.runtime.precision,
             "device": str(b.runtime.device),
         }
     )
-    void = [name for name, part in parts.items() if not part.get("quality", {}).get("passes", True)]
+    void = [
+        name
+        for name, part in parts.items()
+        if not part.get("quality", {}).get("passes", True)
+    ]
     if void:
         result.void(f"the losses with the part on and off differ: {', '.join(void)}")
     return result
@@ -469,7 +512,9 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--family", choices=sorted(SHAPES), default="t5")
     p.add_argument("--pairs", type=int, default=3)
     usual = ",".join(name for name in PARTS if name != "compile")
-    p.add_argument("--parts", default=usual, help=f"comma-separated, from {', '.join(PARTS)}")
+    p.add_argument(
+        "--parts", default=usual, help=f"comma-separated, from {', '.join(PARTS)}"
+    )
     p.add_argument("--shape", help="JSON file with config arguments of the family")
     p.add_argument("--vocabulary", type=int, default=8000)
     p.add_argument("--device", default="auto")

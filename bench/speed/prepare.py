@@ -37,12 +37,16 @@ def ours(family: str, source: Path, folder: Path, number: int) -> dict[str, Any]
     model, data = {"start_from": "scratch"}, {"store": str(store)}
     config = peers.write_config(folder, family, source, model=model, data=data)
     peers.toque("prepare", config)
-    return {"records": json.loads((store / "manifest.json").read_text())["records"]["read"]}
+    return {
+        "records": json.loads((store / "manifest.json").read_text())["records"]["read"]
+    }
 
 
 def theirs(family: str, pairs: Path) -> dict[str, Any]:
     """Run hf_tokenize.py."""
-    return peers.last_json(peers.peer("hf_tokenize.py", pairs, peers.tokenizer_folder(family), 2))
+    return peers.last_json(
+        peers.peer("hf_tokenize.py", pairs, peers.tokenizer_folder(family), 2)
+    )
 
 
 def ids_differ(store_folder: Path, *, max_rows: int) -> dict[str, int]:
@@ -66,13 +70,18 @@ def ids_differ(store_folder: Path, *, max_rows: int) -> dict[str, int]:
     reader = reader_for(json.loads(source.reader.partition("pairs=")[2] or "{}"))
     assert source.reader == reader.recorded_name
     checked_rows = set(
-        np.linspace(0, store.n_rows - 1, min(max_rows, store.n_rows)).astype(int).tolist()
+        np.linspace(0, store.n_rows - 1, min(max_rows, store.n_rows))
+        .astype(int)
+        .tolist()
     )
     differ = compared = row = 0
     for block in reader.blocks(Path(source.path)):
         for example in reader.examples(block).examples:
             if row in checked_rows:
-                sides = (example.prompt, store.prompt(row)), (example.target, store.target(row))
+                sides = (
+                    (example.prompt, store.prompt(row)),
+                    (example.target, store.target(row)),
+                )
                 for side, (text, ids) in enumerate(sides):
                     first, last = (None, codec.eos_id) if side else around
                     bare = ids.tolist()
@@ -85,7 +94,12 @@ def ids_differ(store_folder: Path, *, max_rows: int) -> dict[str, int]:
                     # A truncated side has only the beginning.
                     differ += expected[: len(bare)] != bare
             row += 1
-    return {"sides": compared, "differ": differ, "rows": row, "rows_in_store": store.n_rows}
+    return {
+        "sides": compared,
+        "differ": differ,
+        "rows": row,
+        "rows_in_store": store.n_rows,
+    }
 
 
 def _reference_ids(codec: Any, reference: Any, text: str) -> list[int]:
@@ -109,7 +123,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
         source = pairs if a.input == "pairs" else peers.shared(peers.RECIPES)
 
         def quality(*_: object) -> dict[str, Any]:
-            result = ids_differ(folder / "store-0", max_rows=peers.ALL if a.check_all else 2000)
+            result = ids_differ(
+                folder / "store-0", max_rows=peers.ALL if a.check_all else 2000
+            )
             same = result["differ"] == 0 and result["rows"] == result["rows_in_store"]
             return {"passes": same, **result}
 
@@ -136,7 +152,9 @@ def options(p: argparse.ArgumentParser) -> None:
     """Add the arguments of the command line."""
     p.add_argument("--family", choices=("gpt2", "t5"), default="t5")
     p.add_argument("--input", choices=("pairs", "recipes"), default="pairs")
-    p.add_argument("--records", type=int, default=20_000, help="pairs to prepare, at most 67,977")
+    p.add_argument(
+        "--records", type=int, default=20_000, help="pairs to prepare, at most 67,977"
+    )
     p.add_argument("--pairs", type=int, default=2)
     p.add_argument("--check-all", action="store_true")
 

@@ -73,7 +73,16 @@ def written_model(folder: Path) -> Path:
 @contextmanager
 def served(model: Path, threads: int, *flags: str) -> Iterator[str]:
     """Run `toque serve` in a child process and yield its address."""
-    command = [sys.executable, "-m", "toque", "serve", f"model={model}", "--port", "0", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "toque",
+        "serve",
+        f"model={model}",
+        "--port",
+        "0",
+        *flags,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with subprocess.Popen(  # noqa: S603 - our own command
         command, env=environment, stdout=subprocess.PIPE, text=True
@@ -92,7 +101,12 @@ def served(model: Path, threads: int, *flags: str) -> Iterator[str]:
 def served_by_transformers(model: Path, threads: int, *flags: str) -> Iterator[str]:
     """Run `transformers serve` in a child process and yield its address."""
     port = harness.free_port()
-    program = [str(Path(sys.executable).with_name("transformers")), "serve", str(model), *flags]
+    program = [
+        str(Path(sys.executable).with_name("transformers")),
+        "serve",
+        str(model),
+        *flags,
+    ]
     command = [*program, "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(  # noqa: S603 - the peer's own command
@@ -102,7 +116,10 @@ def served_by_transformers(model: Path, threads: int, *flags: str) -> Iterator[s
             for _ in range(600):
                 if process.poll() is not None:
                     raise harness.Skipped("transformers serve did not start")
-                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                with (
+                    suppress(OSError),
+                    socket.create_connection(("127.0.0.1", port), 1),
+                ):
                     break
                 time.sleep(0.1)
             yield f"http://127.0.0.1:{port}"
@@ -117,7 +134,9 @@ async def streamed(
     import openai
 
     limit = asyncio.Semaphore(at_once)
-    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", timeout=600) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{address}/v1", api_key="none", timeout=600
+    ) as client:
 
         async def one(prompt: str) -> Reply:
             async with limit:
@@ -151,7 +170,9 @@ class Side:
 
     def ours(self, at_once: int, n: int | None = None) -> dict[str, float]:
         """Send the requests to `toque serve`."""
-        with served(self.model, self.a.threads, "--precision", self.a.precision) as address:
+        with served(
+            self.model, self.a.threads, "--precision", self.a.precision
+        ) as address:
             return self._send(address, self.prompts[:n], at_once, "model")
 
     def theirs(self, *flags: str, n: int | None = None) -> dict[str, float]:
@@ -164,7 +185,9 @@ class Side:
     def _send(
         self, address: str, prompts: Sequence[str], at_once: int, name: str
     ) -> dict[str, float]:
-        asyncio.run(streamed(address, prompts[:4], at_once=4, new=8, name=name))  # warm-up
+        asyncio.run(
+            streamed(address, prompts[:4], at_once=4, new=8, name=name)
+        )  # warm-up
         began = time.perf_counter()
         replies = asyncio.run(
             streamed(address, prompts, at_once=at_once, new=self.a.new, name=name)
@@ -173,7 +196,9 @@ class Side:
         self.replies.append(replies)
         first_seconds = [reply.first_seconds for reply in replies]
         return {
-            "tokens_per_second": round(sum(reply.tokens for reply in replies) / seconds, 1),
+            "tokens_per_second": round(
+                sum(reply.tokens for reply in replies) / seconds, 1
+            ),
             "first_token_p50": quantile(first_seconds, 0.5),
             "first_token_p99": quantile(first_seconds, 0.99),
         }
@@ -183,7 +208,11 @@ def measure(a: argparse.Namespace) -> harness.Result:
     """Run the pairs and the slower modes. Compare the texts with `toque generate`."""
     with tempfile.TemporaryDirectory() as folder:
         model = a.model or written_model(Path(folder) / "model")
-        lines = peers.write_pairs(Path(folder) / "pairs.jsonl", a.requests).read_text().splitlines()
+        lines = (
+            peers.write_pairs(Path(folder) / "pairs.jsonl", a.requests)
+            .read_text()
+            .splitlines()
+        )
         prompts = [json.loads(line)["prompt"] for line in lines]
         ours, theirs, slow = (Side(model, a, prompts) for _ in range(3))
         result = harness.paired(
@@ -196,7 +225,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
         default = slow.theirs(n=a.alone)
         expected = toque_generate(model, prompts, new=a.new)
     equal = min(sum(map(is_text, replies, expected)) for replies in ours.replies)
-    peers_equal = min(sum(map(is_text, replies, expected)) for replies in theirs.replies)
+    peers_equal = min(
+        sum(map(is_text, replies, expected)) for replies in theirs.replies
+    )
     passes = equal == len(prompts) and peers_equal >= 0.95 * len(prompts)
     if a.precision == "bf16":
         passes = equal >= peers_equal
@@ -206,10 +237,14 @@ def measure(a: argparse.Namespace) -> harness.Result:
     }  # fmt: skip
     if not passes:
         result.void("the texts differ from toque generate")
-    fastest = statistics.median(run.value["tokens_per_second"] for run in result.runs[0])
+    fastest = statistics.median(
+        run.value["tokens_per_second"] for run in result.runs[0]
+    )
     result.details = {
         "times_one_at_a_time": round(fastest / one["tokens_per_second"], 2),
-        "times_transformers_by_default": round(fastest / default["tokens_per_second"], 2),
+        "times_transformers_by_default": round(
+            fastest / default["tokens_per_second"], 2
+        ),
         "one_at_a_time": one,
         "transformers_by_default": default,
     }
@@ -234,7 +269,9 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", type=Path)
     p.add_argument("--requests", type=int, default=200)
     p.add_argument("--at-once", type=int, default=32)
-    p.add_argument("--alone", type=int, default=32, help="requests for the slower modes")
+    p.add_argument(
+        "--alone", type=int, default=32, help="requests for the slower modes"
+    )
     p.add_argument("--new", type=int, default=64)
     p.add_argument("--pairs", type=int, default=5)
     p.add_argument("--threads", type=int, default=2)

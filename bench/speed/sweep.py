@@ -36,7 +36,9 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 
-if TYPE_CHECKING:  # the parent process must not import torch: minutes on a GPU are short
+if (
+    TYPE_CHECKING
+):  # the parent process must not import torch: minutes on a GPU are short
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -88,17 +90,23 @@ def model_on_device(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
     if family.is_encoder_decoder:
         arguments["decoder_start_token_id"] = 0
     config = family.config_class(**arguments)
-    auto: Any = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
+    auto: Any = (
+        AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
+    )
     torch.manual_seed(1)
     with torch.device(runtime.device):
-        model = auto.from_config(config, dtype=runtime.dtype if a.lora else torch.float32)
+        model = auto.from_config(
+            config, dtype=runtime.dtype if a.lora else torch.float32
+        )
         if family.is_encoder_decoder and arguments.get("tie_word_embeddings") is False:
             give_own_head(model)
     on_device: PreTrainedModel = model.to(runtime.device)
     return on_device
 
 
-def apply_options(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime) -> None:
+def apply_options(
+    a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime
+) -> None:
     """Attach the adapter, choose the attention, and compile, as the options request."""
     from toque.config.schema_methods import AdapterConfig
     from toque.models.forward.attention import use_attention
@@ -124,7 +132,9 @@ Timed = tuple[list[float], list[float], dict[str, Any]]
 """Seconds and loss of each update including the warm-up, and facts for the record."""
 
 
-def toque(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: Runtime) -> Timed:
+def toque(
+    a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: Runtime
+) -> Timed:
     """Train by Toque."""
     from updates import update
 
@@ -141,11 +151,17 @@ def toque(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: 
         begun = time.perf_counter()
         losses.append(update(model, batch, runtime, optimizer, lr=1e-5))
         seconds.append(time.perf_counter() - begun)
-    facts = {"attention": attention.name, "blocks": attention.blocks, "notes": attention.notes}
+    facts = {
+        "attention": attention.name,
+        "blocks": attention.blocks,
+        "notes": attention.notes,
+    }
     return seconds, losses, facts
 
 
-def trainer(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: Runtime) -> Timed:
+def trainer(
+    a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime: Runtime
+) -> Timed:
     """Train by transformers.Trainer, with each example in its own row."""
     import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -180,10 +196,15 @@ def trainer(a: argparse.Namespace, model: PreTrainedModel, batch: Batch, runtime
             remove_unused_columns=False, use_cpu=not torch.cuda.is_available(),
         )  # fmt: skip
         peer = Trainer(
-            model=model, args=arguments, train_dataset=rows * updates, callbacks=[Clock()]
+            model=model,
+            args=arguments,
+            train_dataset=rows * updates,
+            callbacks=[Clock()],
         )
         peer.train()
-    losses = [float(record["loss"]) for record in peer.state.log_history if "loss" in record]
+    losses = [
+        float(record["loss"]) for record in peer.state.log_history if "loss" in record
+    ]
     return seconds, losses, {"attention": attention, "notes": ["transformers.Trainer"]}
 
 
@@ -195,8 +216,12 @@ def trainer_rows(batch: Batch, examples: int) -> list[dict[str, Tensor]]:
         sides = {"input_ids": batch.source_tokens, "labels": batch.target_tokens}
     else:
         sides = {"input_ids": batch.tokens, "labels": batch.tokens}
-    rows = {name: side.reshape(len(side) * examples, -1) for name, side in sides.items()}
-    return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    rows = {
+        name: side.reshape(len(side) * examples, -1) for name, side in sides.items()
+    }
+    return [
+        dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)
+    ]
 
 
 WAYS: dict[str, Callable[..., Timed]] = {"toque": toque, "trainer": trainer}
@@ -213,8 +238,12 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
 
     if a.limit_gib and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, a.limit_gib * 2**30 / total))
-    runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, a.limit_gib * 2**30 / total)
+        )
+    runtime = Runtime.detect(
+        device=a.device, precision=a.precision, deterministic=False
+    )
     model = model_on_device(a, runtime)
     batch = batch_of(
         a.family,
@@ -232,7 +261,9 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
         source_share=share,
         source_context=a.source / a.examples,
     )
-    peak_flops = peak_of(runtime.device, runtime.dtype, products_of(model, source_share=share))
+    peak_flops = peak_of(
+        runtime.device, runtime.dtype, products_of(model, source_share=share)
+    )
     speed = batch.n_tokens / statistics.median(seconds[a.warmup :])
     counts = parameter_counts(model)
     on_gpu = runtime.device.type == "cuda"
@@ -256,7 +287,15 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
 
 def swept(rows: int, way: str) -> dict[str, Any]:
     """Run one size in a child process. If it fails, return the last line of its error."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--alone", str(rows), "--way", way]
+    command = [
+        sys.executable,
+        __file__,
+        *sys.argv[1:],
+        "--alone",
+        str(rows),
+        "--way",
+        way,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
@@ -287,7 +326,9 @@ def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
     return result
 
 
-def ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any] | None:
+def ratio(
+    ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+) -> dict[str, Any] | None:
     """Compare tokens per second of the sizes that both sides computed."""
     ratios = [
         round(a["tokens_per_second"] / b["tokens_per_second"], 3)
@@ -302,16 +343,24 @@ def ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str,
 def options(p: argparse.ArgumentParser) -> None:
     """Add the arguments of the command line."""
     p.add_argument("--family", choices=sorted(VOCABULARY), default="neox")
-    p.add_argument("--shape", default="tiny-neox", help=f"{', '.join(SHAPES)} or a JSON file")
+    p.add_argument(
+        "--shape", default="tiny-neox", help=f"{', '.join(SHAPES)} or a JSON file"
+    )
     p.add_argument("--rows", default="1,2,4")
     p.add_argument("--source", type=int, default=256)
     p.add_argument("--target", type=int, default=256)
     p.add_argument("--vocabulary", type=int, default=0)
     p.add_argument("--lora", type=int, default=0, metavar="R")
-    p.add_argument("--examples", type=int, default=1, help="examples per row, of equal length")
-    p.add_argument("--attention", default="auto", help="value of train.optimisations.attention")
     p.add_argument(
-        "--dropout", type=float, help="dropout of layers and attention; default: of the shape"
+        "--examples", type=int, default=1, help="examples per row, of equal length"
+    )
+    p.add_argument(
+        "--attention", default="auto", help="value of train.optimisations.attention"
+    )
+    p.add_argument(
+        "--dropout",
+        type=float,
+        help="dropout of layers and attention; default: of the shape",
     )
     p.add_argument("--recompute", action="store_true", help="gradient checkpointing")
     p.add_argument("--compile", action="store_true")

@@ -62,7 +62,9 @@ def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     run = folder / f"run-{number}"
     words = [f"run_dir={run}", f"seed={number}"]
     peers.toque("train", folder / "config.yaml", *words, threads=a.threads)
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step" and e["step"] > a.warmup]
     seconds, tokens = sum(e["seconds"] for e in steps), sum(e["tokens"] for e in steps)
@@ -70,8 +72,12 @@ def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 3),
         "useful_tokens_per_second": round(tokens / seconds, 1),
-        "useful_share": round(1 - statistics.fmean(e["pad_fraction"] for e in steps), 4),
-        "data_wait_share": round(sum(e["data_wait_seconds"] for e in steps) / seconds, 5),
+        "useful_share": round(
+            1 - statistics.fmean(e["pad_fraction"] for e in steps), 4
+        ),
+        "data_wait_share": round(
+            sum(e["data_wait_seconds"] for e in steps) / seconds, 5
+        ),
         "losses": [round(e["loss"], 4) for e in steps[-2:]],
         **{name: start[name] for name in recorded},
     }
@@ -106,10 +112,19 @@ def mean_share(a: argparse.Namespace, folder: Path) -> float:
     import numpy as np
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(peers.tokenizer_folder(a.family) / "tokenizer.json"))
-    pairs = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    tokenizer = Tokenizer.from_file(
+        str(peers.tokenizer_folder(a.family) / "tokenizer.json")
+    )
+    pairs = [
+        json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()
+    ]
     prompts, targets = (
-        np.array([len(e.ids) for e in tokenizer.encode_batch([p[side] for p in pairs], **how)])
+        np.array(
+            [
+                len(e.ids)
+                for e in tokenizer.encode_batch([p[side] for p in pairs], **how)
+            ]
+        )
         for side, how in (("prompt", {}), ("target", {"add_special_tokens": False}))
     )
     # hf_train.py truncates to these lengths.
@@ -152,10 +167,14 @@ def measure(a: argparse.Namespace) -> harness.Result:
     result.details = {
         "useful_tokens_per_second": {
             "ours": speed,
-            "theirs": statistics.median(run["useful_tokens_per_second"] for run in result.theirs),
+            "theirs": statistics.median(
+                run["useful_tokens_per_second"] for run in result.theirs
+            ),
         },
         "their_useful_share": {
-            "here": round(statistics.fmean(run["useful_share"] for run in result.theirs), 4),
+            "here": round(
+                statistics.fmean(run["useful_share"] for run in result.theirs), 4
+            ),
             "of_all_batches": round(share, 4),
         },
         "gemm_gflops": rates.gflops(),
@@ -170,14 +189,22 @@ def measure(a: argparse.Namespace) -> harness.Result:
 def options(p: argparse.ArgumentParser) -> None:
     """Add the arguments of the command line."""
     p.add_argument("--family", choices=sorted(peers.TOKENIZERS), default="t5")
-    p.add_argument("--shape", type=Path, help="JSON file instead of peers/FAMILY_mini.json")
-    p.add_argument("--batch", type=int, default=16, help="examples per update on both sides")
+    p.add_argument(
+        "--shape", type=Path, help="JSON file instead of peers/FAMILY_mini.json"
+    )
+    p.add_argument(
+        "--batch", type=int, default=16, help="examples per update on both sides"
+    )
     p.add_argument("--pairs", type=int, default=2)
     p.add_argument("--steps", type=int, default=6)
     p.add_argument("--warmup", type=int, default=2)
-    p.add_argument("--check-examples", type=int, default=4, help="examples of the quality check")
+    p.add_argument(
+        "--check-examples", type=int, default=4, help="examples of the quality check"
+    )
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--precision", default="auto", help="precision of Toque: auto, float32 or bf16")
+    p.add_argument(
+        "--precision", default="auto", help="precision of Toque: auto, float32 or bf16"
+    )
     p.add_argument("--baseline-precision", choices=("fp32", "bf16"), default="fp32")
     p.add_argument("--padding", choices=("dynamic", "max", "group"), default="dynamic")
 

@@ -90,7 +90,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name at its first use."""
     if name not in __all__:
         raise AttributeError(f"module 'toque' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME.get(name, f"toque.workflows.{name}")), name)
+    return getattr(
+        importlib.import_module(_HOME.get(name, f"toque.workflows.{name}")), name
+    )
 
 
 def __dir__() -> list[str]:

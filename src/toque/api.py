@@ -93,11 +93,15 @@ def train(
             run = workflow(
                 with_origins(settings),
                 start=start,
-                resume=None if resume is None else str(resume),  # a Path is refused by name
+                resume=None
+                if resume is None
+                else str(resume),  # a Path is refused by name
                 callbacks=callbacks,
                 upload=upload,
                 prepare=prepare,
                 clock=CommandClock(began=began),
                 reporter=reporter,
             )
-        return replace(run, folder=run.folder.absolute())  # the program may change its folder
+        return replace(
+            run, folder=run.folder.absolute()
+        )  # the program may change its folder

@@ -34,7 +34,11 @@ class _Rows:
     @property
     def n_targets(self) -> int:
         """Number of tokens with loss."""
-        return int((self.labels != IGNORE).sum()) if self.labelled is None else sum(self.labelled)
+        return (
+            int((self.labels != IGNORE).sum())
+            if self.labelled is None
+            else sum(self.labelled)
+        )
 
     def split(self, micro_batch_rows: int) -> list[Self]:
         """Split into consecutive micro-batches of at most `micro_batch_rows` rows, as views."""
@@ -75,7 +79,9 @@ class _Rows:
     def tensors(self) -> dict[str, Tensor]:
         """Collect the tensors by the names of their fields."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return {
+            name: value for name, value in values.items() if isinstance(value, Tensor)
+        }
 
     def _part(self, rows: slice) -> Self:
         part = self._map_tensors(lambda tensor: tensor[rows])
@@ -150,7 +156,9 @@ class EncoderDecoderBatch(_Rows):
     @property
     def n_tokens(self) -> int:
         """Number of tokens on both sides without padding."""
-        return int((self.source_segments > 0).sum()) + int((self.target_segments > 0).sum())
+        return int((self.source_segments > 0).sum()) + int(
+            (self.target_segments > 0).sum()
+        )
 
     @property
     def n_computed(self) -> int:

@@ -84,7 +84,9 @@ def _as_paragraph(text: str) -> str:
     if len(text) > _MAX_CHARS:
         text = f"{text[: _MAX_CHARS - 500]} … {text[-480:]}"
     text = _LINE_BREAKS.sub(" ", text)
-    return _UNPRINTABLE.sub(lambda char: char[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(
+        lambda char: char[0].encode("unicode_escape").decode(), text
+    )
 
 
 class CheckFailed(ToqueError):
@@ -101,7 +103,11 @@ class ConfigError(ToqueError):
 
 @contextmanager
 def needing(
-    extra: str, what: str, *, otherwise: str = "", raised: type[ToqueError] = ConfigError
+    extra: str,
+    what: str,
+    *,
+    otherwise: str = "",
+    raised: type[ToqueError] = ConfigError,
 ) -> Iterator[None]:
     """Convert an ImportError in the context into an error with the extra to install.
 

@@ -48,7 +48,9 @@ class Reporter:
     def detail(self, text: str) -> None:
         """Receive lines for a log. A command does not print them."""
 
-    def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
+    def progress(
+        self, text: str, *, done: int = 0, total: int = 0, keep: bool = False
+    ) -> None:
         """Receive the current state of the work, which replaces the previous state.
 
         Args:
@@ -140,7 +142,11 @@ def size_text(n_bytes: float) -> str:
     """
     for unit in ("bytes", "kB", "MB", "GB"):
         if n_bytes < 1000:
-            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:,.1f} {unit}"
+            return (
+                f"{n_bytes:,.0f} {unit}"
+                if unit == "bytes"
+                else f"{n_bytes:,.1f} {unit}"
+            )
         n_bytes /= 1000
     return f"{n_bytes:,.1f} TB"
 
@@ -160,7 +166,9 @@ class LogReporter(Reporter):
     notice = line
     detail = line
 
-    def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
+    def progress(
+        self, text: str, *, done: int = 0, total: int = 0, keep: bool = False
+    ) -> None:
         """Append the state if `keep` is set."""
         if keep:
             self.line(text)

@@ -14,12 +14,15 @@ from typing import Literal, get_args
 
 from toque.errors import ConfigError
 
-Unit = Literal["steps", "epochs", "tokens", "examples", "hours", "minutes", "seconds", "%"]
+Unit = Literal[
+    "steps", "epochs", "tokens", "examples", "hours", "minutes", "seconds", "%"
+]
 UNITS: tuple[str, ...] = get_args(Unit)
 SECONDS: Mapping[str, float] = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 """Seconds of the units of the clock."""
 _PATTERN = re.compile(
-    r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]+|%)(\s+total)?\s*", re.IGNORECASE
+    r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]+|%)(\s+total)?\s*",
+    re.IGNORECASE,
 )
 
 
@@ -85,7 +88,10 @@ class Duration:
                 f"{text!r} is not a duration. Write a number and a unit, one of "
                 f'{", ".join(UNITS)}, e.g. "200 steps" or "10 %".'
             )
-        amount, total = float(match.group(1).replace("_", "")), match.group(3) is not None
+        amount, total = (
+            float(match.group(1).replace("_", "")),
+            match.group(3) is not None,
+        )
         if total and unit not in SECONDS:
             raise ConfigError(
                 f"{text!r} is not a duration: only {', '.join(SECONDS)} can be a total, the "
@@ -104,7 +110,9 @@ class Duration:
         ('1 hour total', '2 epochs')
         """
         number, unit, *total = str(self).split()
-        return " ".join([number, unit.removesuffix("s") if self.amount == 1 else unit, *total])
+        return " ".join(
+            [number, unit.removesuffix("s") if self.amount == 1 else unit, *total]
+        )
 
     @property
     def seconds(self) -> float | None:
@@ -129,7 +137,9 @@ class Duration:
         """
         if self.unit == "%":
             if length is None or length.unit == "%":
-                raise ConfigError(f'"{self}" is a share of a run, but the length is unknown.')
+                raise ConfigError(
+                    f'"{self}" is a share of a run, but the length is unknown.'
+                )
             return 100.0 * length.measure(progress) / length.amount
         value = {
             "steps": progress.step,
@@ -146,7 +156,9 @@ class Duration:
         """Check whether `progress` is at or past this duration."""
         return self.measure(progress) >= self.amount
 
-    def crossed(self, before: Progress, after: Progress, length: Duration | None = None) -> bool:
+    def crossed(
+        self, before: Progress, after: Progress, length: Duration | None = None
+    ) -> bool:
         """Check whether a multiple of this duration is in (before, after]."""
         if self.amount <= 0:
             return False
@@ -156,4 +168,6 @@ class Duration:
 
     def fraction(self, progress: Progress) -> float:
         """Return the completed share of this duration, in [0, 1]."""
-        return min(1.0, self.measure(progress) / self.amount) if self.amount > 0 else 1.0
+        return (
+            min(1.0, self.measure(progress) / self.amount) if self.amount > 0 else 1.0
+        )

@@ -58,7 +58,9 @@ def test_every_command_can_be_read_by_its_script(commands, monkeypatch, mode):
     if mode:
         assert [FAKE in call[0] for call in calls].count(True) > 12
         calls = [call[1:] if FAKE in call[0] else call for call in calls]
-    scripts = [call for call in calls if call[0].startswith(("bench/speed", "bench/quality"))]
+    scripts = [
+        call for call in calls if call[0].startswith(("bench/speed", "bench/quality"))
+    ]
     scripts += [call for call in calls if call[0].startswith("bench/robustness")]
     assert len(scripts) >= 18
     monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
@@ -83,7 +85,9 @@ def test_what_a_cut_may_cost_comes_last(commands):
     assert order[:2] == ["machine", "doctor"]
     assert set(order[2:5]) == {"probe", "continued", "tests"}
     assert order[5:7] == ["neox", "t5-large"]
-    assert order.index("plan") > order.index("xxl-lora") > order.index("t5-packed-dense")
+    assert (
+        order.index("plan") > order.index("xxl-lora") > order.index("t5-packed-dense")
+    )
     assert sorted(order) == sorted(parts_of(commands("--rehearse")))
 
 
@@ -128,7 +132,9 @@ PROBE = {
 
 
 def added(results, folder, name, record, *words):
-    (folder / "out").write_text(record if isinstance(record, str) else json.dumps(record, indent=1))
+    (folder / "out").write_text(
+        record if isinstance(record, str) else json.dumps(record, indent=1)
+    )
     (folder / "said").write_text("one\ntwo\n")
     results(folder / "results.jsonl", "--add", name, "--output", folder / "out", "--said",
             folder / "said", "--seconds", 41, *words)  # fmt: skip
@@ -139,7 +145,12 @@ def test_a_part_is_told_in_a_line(results, tmp_path, capsys):
     added(results, tmp_path, "probe", PROBE)
     added(results, tmp_path, "tests", "a\n30 passed\n", "--words", 1)
     added(results, tmp_path, "text", "half a rec", "--code", 124)
-    added(results, tmp_path, "void", SWEEP | {"quality": {"passes": False, "reason": "apart"}})
+    added(
+        results,
+        tmp_path,
+        "void",
+        SWEEP | {"quality": {"passes": False, "reason": "apart"}},
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
         "neox, 41 s: 8 rows: 50,000 tokens/s, 46.0% MFU, 31.5 GiB, flex; 16 rows: CUDA out of "
@@ -187,7 +198,9 @@ def test_figures_of_a_rehearsal_make_no_table(results, tmp_path, where):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the hooks of a fake card need g++")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="the hooks of a fake card need g++"
+)
 def test_a_rehearsal_comes_to_its_end(tmp_path):
     """Parts on a fake card, one on the CPU, and the plan beside the fake card's bytes."""
     asked = {"PARTS": "probe xxl-lora t5-packed plan", "OUT": str(tmp_path)}
@@ -197,7 +210,16 @@ def test_a_rehearsal_comes_to_its_end(tmp_path):
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [part["part"] for part in found] == ["machine", "probe", "t5-packed", "xxl-lora", "plan"]
+    found = [
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text().splitlines()
+    ]
+    assert [part["part"] for part in found] == [
+        "machine",
+        "probe",
+        "t5-packed",
+        "xxl-lora",
+        "plan",
+    ]
     assert all(part["rehearsal"] for part in found)
     assert found[3]["record"]["ours"][0]["peak_gib"] < 24

@@ -33,7 +33,9 @@ def record_of(harness, capsys, measure, *, words=(), options=None, monkeypatch):
 def test_both_sides_run_in_turn(harness):
     called = []
     harness.paired(
-        lambda n: called.append(("ours", n)), lambda n: called.append(("theirs", n)), pairs=3
+        lambda n: called.append(("ours", n)),
+        lambda n: called.append(("theirs", n)),
+        pairs=3,
     )
     assert called == [(side, n) for n in range(3) for side in ("ours", "theirs")]
 
@@ -85,7 +87,12 @@ def test_the_record(harness, capsys, monkeypatch):
         return harness.paired(lambda _: None, lambda _: None, pairs=a.pairs)
 
     record, code = record_of(
-        harness, capsys, measure, words=["--pairs", "2"], options=options, monkeypatch=monkeypatch
+        harness,
+        capsys,
+        measure,
+        words=["--pairs", "2"],
+        options=options,
+        monkeypatch=monkeypatch,
     )
     assert code == 0
     assert list(record) == KEYS
@@ -111,7 +118,9 @@ def test_a_void_record_ends_with_code_1(harness, capsys, monkeypatch):
     assert record["quality"] == {"passes": False, "reason": "two losses differ"}
 
 
-def test_what_is_missing_is_skipped_with_its_reason(harness, capsys, monkeypatch, tmp_path):
+def test_what_is_missing_is_skipped_with_its_reason(
+    harness, capsys, monkeypatch, tmp_path
+):
     import peers
 
     monkeypatch.setattr(peers, "SHARED", tmp_path)
@@ -128,8 +137,12 @@ def test_what_is_missing_is_skipped_with_its_reason(harness, capsys, monkeypatch
     assert record["quality"] == {"passes": None}
 
 
-def test_a_side_in_a_process_of_its_own_prints_its_figures_alone(harness, capsys, monkeypatch):
-    record, code = record_of(harness, capsys, lambda _: {"peak": 3}, monkeypatch=monkeypatch)
+def test_a_side_in_a_process_of_its_own_prints_its_figures_alone(
+    harness, capsys, monkeypatch
+):
+    record, code = record_of(
+        harness, capsys, lambda _: {"peak": 3}, monkeypatch=monkeypatch
+    )
     assert (record, code) == ({"peak": 3}, 0)
 
 

@@ -9,7 +9,9 @@ import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 SCRIPTS = sorted(
-    path for name in ("speed", "robustness", "quality") for path in (BENCH / name).glob("*.py")
+    path
+    for name in ("speed", "robustness", "quality")
+    for path in (BENCH / name).glob("*.py")
 )
 IDS = [f"{path.parent.name}/{path.stem}" for path in SCRIPTS]
 
@@ -30,7 +32,9 @@ def test_help(script, monkeypatch, capsys):
     assert f"python bench/{script.parent.name}/{script.name}" in output
 
 
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.parent.name == "speed"])
+@pytest.mark.parametrize(
+    "script", [path for path in SCRIPTS if path.parent.name == "speed"]
+)
 def test_make_bench_can_start_every_script_without_arguments(script, monkeypatch):
     """Every argument has a default."""
     monkeypatch.setattr(sys, "argv", [str(script)])
@@ -39,7 +43,9 @@ def test_make_bench_can_start_every_script_without_arguments(script, monkeypatch
 
     options = []
     monkeypatch.setattr(
-        harness, "main", lambda _file, _doc, add_options, _measure: options.append(add_options)
+        harness,
+        "main",
+        lambda _file, _doc, add_options, _measure: options.append(add_options),
     )
     runpy.run_path(str(script), run_name="__main__")
     parser = argparse.ArgumentParser()

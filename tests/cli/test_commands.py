@@ -15,7 +15,9 @@ from toque.config.dump import to_yaml
 @pytest.fixture(scope="module")
 def kitchen(shared_kitchen: Path) -> Path:
     """A folder with a cookbook, its store, and a run by a command."""
-    (shared_kitchen / "run.yaml").write_text(to_yaml(tiny_config(evaluation={"generate": 1})))
+    (shared_kitchen / "run.yaml").write_text(
+        to_yaml(tiny_config(evaluation={"generate": 1}))
+    )
     (shared_kitchen / "prompts.json").write_text("[]")
     (shared_kitchen / "not.json").write_text('{"not": {}}')
     assert main(["train", "run.yaml"]) == 0
@@ -133,7 +135,11 @@ def test_help_lists_every_exit_code(capsys):
     assert main(["--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     page = (REPOSITORY / "docs" / "reference" / "exit-codes.md").read_text()
-    codes = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    codes = [
+        line.split("|")[1].strip()
+        for line in page.splitlines()
+        if line.startswith("| ")
+    ]
     for code in codes:
         if code.isdecimal():
             assert re.search(rf"\b{code} [a-z`]", said), code
@@ -153,7 +159,15 @@ def test_generated_texts_as_json(kitchen, capsys):
 @pytest.mark.usefixtures("kitchen")
 def test_a_text_must_use_what_its_prompt_asks_for(capsys):
     pytest.importorskip("llguidance")
-    words = ["generate", "run", "--prompt", "soup: leeks, brown rice", "--json", "--seed", "2"]
+    words = [
+        "generate",
+        "run",
+        "--prompt",
+        "soup: leeks, brown rice",
+        "--json",
+        "--seed",
+        "2",
+    ]
     assert main(words) == 0
     assert main([*words, "--must-use"]) == 0
     free, held = map(json.loads, capsys.readouterr().out.splitlines())
@@ -161,7 +175,9 @@ def test_a_text_must_use_what_its_prompt_asks_for(capsys):
     assert held["metrics"]["ingredient_coverage"] == 1.0
     listed = held["text"].partition("\n\n")[0].splitlines()
     assert listed[0] == "Ingredients:"
-    assert all(any(name in line for line in listed[1:3]) for name in ("leek", "brown rice"))
+    assert all(
+        any(name in line for line in listed[1:3]) for name in ("leek", "brown rice")
+    )
 
 
 @pytest.mark.usefixtures("kitchen")
@@ -178,8 +194,12 @@ def test_a_text_is_json_of_a_schema_or_said_to_be_cut(capsys):
     assert err == ""
     assert main([*words, "recipe", "--max-new-tokens", "9"]) == 0
     out, err = capsys.readouterr()
-    assert all(json.loads(line)["text"].startswith('{"@con') for line in out.splitlines())
-    assert "2 of 2 texts reached the longest length before their JSON was complete" in err
+    assert all(
+        json.loads(line)["text"].startswith('{"@con') for line in out.splitlines()
+    )
+    assert (
+        "2 of 2 texts reached the longest length before their JSON was complete" in err
+    )
 
 
 @pytest.mark.usefixtures("kitchen")
@@ -198,7 +218,9 @@ def test_a_file_that_the_system_refuses_is_a_paragraph(capsys, monkeypatch):
     monkeypatch.setattr("toque.cli.app.app", refused)
     assert main(["presets"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("toque: /root/of/another: Permission denied. Check that the path exists")
+    assert said.startswith(
+        "toque: /root/of/another: Permission denied. Check that the path exists"
+    )
     assert said.count("\n") == 1
     with pytest.raises(PermissionError):
         main(["presets", "--traceback"])

@@ -31,7 +31,10 @@ def test_bash_completes(script, typed: list[str], offered: set[str]) -> None:
     words = " ".join(typed)
     asked = f"COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _toque; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(
-        ["bash", "-c", f"{script('bash')}\n{asked}"], capture_output=True, text=True, check=True
+        ["bash", "-c", f"{script('bash')}\n{asked}"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert set(done.stdout.split()) == offered
     assert done.stderr == ""
@@ -40,7 +43,15 @@ def test_bash_completes(script, typed: list[str], offered: set[str]) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_command_and_flag_is_known(script, shell: str) -> None:
     text = script(shell)
-    for name in ("init", "prepare", "train", "show-batch", "completion", "replace", "start-from"):
+    for name in (
+        "init",
+        "prepare",
+        "train",
+        "show-batch",
+        "completion",
+        "replace",
+        "start-from",
+    ):
         assert name in text
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=text, text=True, check=True)

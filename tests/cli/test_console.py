@@ -20,7 +20,9 @@ def test_lines_and_notices_go_their_own_ways(capsys):
     told.line("a result")
     told.notice("[red]name[/red] " + "x" * 80)
     assert capsys.readouterr().out == "a result\n"
-    assert out.getvalue() == "[red]name[/red] " + "x" * 80 + "\n"  # no markup, not folded
+    assert (
+        out.getvalue() == "[red]name[/red] " + "x" * 80 + "\n"
+    )  # no markup, not folded
 
 
 def test_in_a_pipe_only_kept_progress_is_a_line():
@@ -73,11 +75,15 @@ def test_without_progress_what_stays_is_shown_and_quiet_the_result_alone(how, ca
     ],
 )
 @pytest.mark.parametrize("working", [True, False])
-def test_characters_that_an_output_lacks_are_escaped(encoding, printed, working, monkeypatch):
+def test_characters_that_an_output_lacks_are_escaped(
+    encoding, printed, working, monkeypatch
+):
     outputs = io.BytesIO(), io.BytesIO()
     for name, output in zip(("stdout", "stderr"), outputs, strict=True):
         # Standard error of Python escapes by itself, unless PYTHONIOENCODING names "strict".
-        monkeypatch.setattr(f"sys.{name}", io.TextIOWrapper(output, encoding, newline="\n"))
+        monkeypatch.setattr(
+            f"sys.{name}", io.TextIOWrapper(output, encoding, newline="\n")
+        )
     text = "Жé 🍲 \ud83c"
     with standard_streams(working=working):
         print(text)
@@ -165,7 +171,9 @@ def test_in_a_pipe_a_line_that_is_printed_puts_progress_off():
         if second % 20 == 0:
             told.progress("")  # an evaluation lies between
             told.notice(f"evaluated {second}")
-    assert out.getvalue().splitlines() == [f"evaluated {n}" for n in (0, 20, 40, 60, 80)]
+    assert out.getvalue().splitlines() == [
+        f"evaluated {n}" for n in (0, 20, 40, 60, 80)
+    ]
 
 
 @pytest.mark.parametrize(("terminal", "columns"), [(True, 60), (False, 120)])

@@ -38,25 +38,35 @@ def without_torch(tmp_path: Path) -> Path:
     """A folder in which importing torch fails, with a model's outline in it."""
     for name in ("no/torch", "bare", "model"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "no/torch/__init__.py").write_text("raise SystemExit('torch was loaded')")
+    (tmp_path / "no/torch/__init__.py").write_text(
+        "raise SystemExit('torch was loaded')"
+    )
     (tmp_path / "model/config.json").write_text("{}")
-    (tmp_path / "base.yaml").write_text("data: {sources: [{path: none.jsonl}], store: nothing}")
+    (tmp_path / "base.yaml").write_text(
+        "data: {sources: [{path: none.jsonl}], store: nothing}"
+    )
     return tmp_path
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_answered_before_torch_loads(without_torch: Path, words: str) -> None:
+def test_a_mistake_is_answered_before_torch_loads(
+    without_torch: Path, words: str
+) -> None:
     code, said = MISTAKES[words]
     path = os.pathsep.join([str(without_torch / "no"), *filter(None, sys.path)])
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         given = shlex.split(words.replace("PORT", port))
         done = toque(*given, cwd=without_torch, PYTHONPATH=path, HF_HUB_OFFLINE="1")
-    assert (done.returncode, said in " ".join(done.stderr.split())) == (code, True), done.stderr
+    assert (done.returncode, said in " ".join(done.stderr.split())) == (code, True), (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("verb", ["train", "show"])
-def test_ctrl_c_before_the_first_update_says_what_continues(tmp_path: Path, verb: str) -> None:
+def test_ctrl_c_before_the_first_update_says_what_continues(
+    tmp_path: Path, verb: str
+) -> None:
     """Ctrl-C while a command prepared or measured ended without a word."""
     os.mkfifo(tmp_path / "my.yaml")
     # A job in the background is born with Ctrl-C ignored.

@@ -40,14 +40,20 @@ def test_a_rank_of_our_own_starts_none(monkeypatch):
 
 
 def test_words_that_continue_a_run_can_be_pasted_and_hold_no_secret():
-    kept = ["my.yaml", "run_dir=runs/webhook-test", "data.sources=[{path: webhooks.jsonl}]"]
+    kept = [
+        "my.yaml",
+        "run_dir=runs/webhook-test",
+        "data.sources=[{path: webhooks.jsonl}]",
+    ]
     kept += ["observe.webhook=env:HOOK", "observe={webhook: env:HOOK}"]
     assert without_secrets(kept) == kept
     secret = ["observe.webhook = https://x/token", "observe={webhook: https://x/token}"]
     assert not any("token" in word for word in without_secrets([*kept, *secret]))
     run = TrainedRun(Path("runs/webhook-test"), 5, "interrupted")
     with pytest.raises(Interrupted) as said:
-        _raise_interrupted(run, ["train", *kept, *secret], {"--gpus": 2, "--hardware": None})
+        _raise_interrupted(
+            run, ["train", *kept, *secret], {"--gpus": 2, "--hardware": None}
+        )
     assert "(add the webhook again: its address is a secret)" in str(said.value)
     again = shlex.split(str(said.value).partition(": toque ")[2])
     assert again == ["train", *kept, "--gpus", "2"]

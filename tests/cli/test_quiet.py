@@ -102,5 +102,7 @@ def test_train_and_generate_print_no_line_of_another_library(folder: Path):
 
 @pytest.mark.slow
 def test_the_demo_prints_no_line_of_another_library(folder: Path):
-    lines = lines_of(folder, ["demo", "train.stop_after=2 steps", "evaluation.generate=2"])
+    lines = lines_of(
+        folder, ["demo", "train.stop_after=2 steps", "evaluation.generate=2"]
+    )
     assert [line for line in lines if FOREIGN.search(line)] == []

@@ -21,7 +21,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 Golden = Callable[[Path, str], None]
 
 texts = st.text(
-    st.characters(exclude_categories=["Cs"], include_characters="#:%'\"{}[]\n \t\u00bd\ufeff\x7f"),
+    st.characters(
+        exclude_categories=["Cs"], include_characters="#:%'\"{}[]\n \t\u00bd\ufeff\x7f"
+    ),
     min_size=1,
 )
 
@@ -36,7 +38,9 @@ def test_preset_in_full(name: str, golden_text: Golden) -> None:
 
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_resolved_text_is_itself_runnable(name, tmp_path):
-    resolved = load_config(name, ["train.early_stopping={patience: 2}", "model.family=t5"][:1])
+    resolved = load_config(
+        name, ["train.early_stopping={patience: 2}", "model.family=t5"][:1]
+    )
     path = tmp_path / "config.yaml"
     path.write_text(resolved_yaml(resolved), encoding="utf-8")
     again = load_config(path)
@@ -48,7 +52,11 @@ def test_resolved_text_is_itself_runnable(name, tmp_path):
 @given(st.lists(texts, max_size=3), texts, st.dictionaries(texts, texts, max_size=3))
 def test_any_text_is_written_so_that_it_reads_back(prompts, run_dir, shape):
     config = resolve_values(
-        {"run_dir": run_dir, "evaluation": {"prompts": prompts}, "model": {"shape": shape}}
+        {
+            "run_dir": run_dir,
+            "evaluation": {"prompts": prompts},
+            "model": {"shape": shape},
+        }
     ).config
     again = resolve_values(read_yaml(to_yaml(config), "written").value).config
     assert again == config
@@ -89,7 +97,14 @@ def test_hash_and_differences_see_every_change():
 
 def test_safe_settings_exist():
     assert set(setting_paths()) >= SAFE_TO_CHANGE
-    for path in ("train.stop_after", "train.batch", "seed", "train.precision", "optim", "data"):
+    for path in (
+        "train.stop_after",
+        "train.batch",
+        "seed",
+        "train.precision",
+        "optim",
+        "data",
+    ):
         assert path not in SAFE_TO_CHANGE
 
 

@@ -37,7 +37,9 @@ def test_an_override_comes_after_the_card(path: Path) -> None:
 
 
 def test_a_card_that_the_file_does_not_name_is_refused(path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has settings for rtx-4090. Nearest: rtx-4090"):
+    with pytest.raises(
+        ConfigError, match=r"has settings for rtx-4090. Nearest: rtx-4090"
+    ):
         load_config(path, hardware="rtx-4080")
     assert (names_card(path, "rtx-4090"), names_card(path, "h100")) == (True, False)
     with pytest.raises(ConfigError, match=r"demo\.yaml has no `hardware` section"):
@@ -47,14 +49,20 @@ def test_a_card_that_the_file_does_not_name_is_refused(path: Path) -> None:
 def test_a_setting_in_an_overlay_is_checked_where_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(FILE.replace("micro_batch_rows: 8", "micro_rows: 8"))
-    with pytest.raises(ConfigError, match=r"my.yaml:5: `train.micro_rows` is not a setting"):
+    with pytest.raises(
+        ConfigError, match=r"my.yaml:5: `train.micro_rows` is not a setting"
+    ):
         load_config(path, hardware="rtx-4090")
-    with pytest.raises(ConfigError, match=r"my.yaml:5: `train.micro_rows` is not a setting"):
+    with pytest.raises(
+        ConfigError, match=r"my.yaml:5: `train.micro_rows` is not a setting"
+    ):
         load_config(path)  # also on a machine that has another card
 
 
 @pytest.mark.parametrize("written", ["RTX-4090", "RTX 4090", '"rtx  4090"'])
-def test_a_card_may_be_written_as_its_maker_writes_it(tmp_path: Path, written: str) -> None:
+def test_a_card_may_be_written_as_its_maker_writes_it(
+    tmp_path: Path, written: str
+) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(FILE.replace("rtx-4090", written))
     for asked in ("rtx-4090", "RTX-4090", "RTX 4090"):
@@ -63,5 +71,7 @@ def test_a_card_may_be_written_as_its_maker_writes_it(tmp_path: Path, written: s
         assert card.origins["train.micro_batch_rows"] == f"{path}:5"
         assert names_card(path, asked)
     path.write_text(FILE.replace("rtx-4090", written) + "  rtx-4090: {seed: 1}\n")
-    with pytest.raises(ConfigError, match=r"my.yaml:\d: `hardware` names a GPU twice: "):
+    with pytest.raises(
+        ConfigError, match=r"my.yaml:\d: `hardware` names a GPU twice: "
+    ):
         load_config(path)

@@ -33,7 +33,10 @@ def test_every_preset_is_valid(validator, name):
         ({"optim": {"peak_lrr": 1e-3}}, "'peak_lrr' was unexpected"),
         ({"trainn": {}}, "'trainn' was unexpected"),
         ({"adapter": {"rank": 8}}, "is not valid"),
-        ({"data": {"sources": [{"path": "a", "kolumns": {}}]}}, "'kolumns' was unexpected"),
+        (
+            {"data": {"sources": [{"path": "a", "kolumns": {}}]}},
+            "'kolumns' was unexpected",
+        ),
         ({"train": {"precision": "bf32"}}, "'bf32' is not one of"),
     ],
 )

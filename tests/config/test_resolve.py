@@ -45,7 +45,9 @@ def test_default_then_file_then_override(tmp_path):
          "train.early_stopping.patience"),
     ],
 )  # fmt: skip
-def test_unknown_name_says_where_and_what_was_meant(tmp_path, text, line, name, nearest):
+def test_unknown_name_says_where_and_what_was_meant(
+    tmp_path, text, line, name, nearest
+):
     path = write(tmp_path, text)
     message = refusal(path)
     assert message.startswith(f"{path}:{line}: `{name}` is not a setting.")
@@ -118,11 +120,17 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
         (["model.family=auto"], ["scratch", "Choose t5, gpt2"]),
         (["model.start_from=folder"], ["`model.shape`", "has its own shape"]),
         (["train.precision=fp16"], ["65504", "bf16"]),
-        (["optim.min_lr=1"], ["`optim.min_lr` is 1 and `optim.peak_lr` is", "Lower `optim.min"]),
+        (
+            ["optim.min_lr=1"],
+            ["`optim.min_lr` is 1 and `optim.peak_lr` is", "Lower `optim.min"],
+        ),
         (["optim.schedule=constant", "optim.min_lr=1e-6"], ["constant"]),
         (["optim.warmup=10 epochs"], ["would end before"]),
         (["optim.warmup=100 %"], ["would end before"]),
-        (["train.early_stopping={}", "data.validation_fraction=0"], ["no loss to watch"]),
+        (
+            ["train.early_stopping={}", "data.validation_fraction=0"],
+            ["no loss to watch"],
+        ),
     ],
 )
 def test_impossible_combinations(overrides, words):
@@ -142,7 +150,10 @@ def test_impossible_combinations(overrides, words):
         ("train:\n\tpack: true\n", [":2:", "tab"]),
         ("train: {pack: true\n", ["not YAML"]),
         ("seed: 1\nseed: 2\n", [":2:", "given twice", "line 1"]),
-        ("train:\n  pack: true\n  pack: false\n", [":3:", "`train.pack` is given twice"]),
+        (
+            "train:\n  pack: true\n  pack: false\n",
+            [":3:", "`train.pack` is given twice"],
+        ),
         ("a: 1\n---\nb: 2\n", ["another document"]),
         ("seed: &a [*a]\n", ["alias"]),
         ("seed: !!python/name:os.system\n", ["is not a value"]),
@@ -174,7 +185,10 @@ def test_a_mistyped_file_is_answered_by_the_files_beside_it(tmp_path):
     assert "demo" not in message  # a preset is not meant
     assert f"Nearest: {tmp_path / 'base.yaml'}." in refusal(str(tmp_path / "base"))
     message = refusal(str(tmp_path / "zzz.yaml"))
-    assert f"YAML files there: {tmp_path / 'base.yaml'}, {tmp_path / 'other.yml'}." in message
+    assert (
+        f"YAML files there: {tmp_path / 'base.yaml'}, {tmp_path / 'other.yml'}."
+        in message
+    )
     assert "Presets: agi2-small" in message
 
 
@@ -207,13 +221,17 @@ def test_override_forms(override, value):
     assert list(resolved.origins.values()).count("command line") == 1
 
 
-@pytest.mark.parametrize("text", ["seed", "=3", "train..batch=1 examples", "", ".seed=1"])
+@pytest.mark.parametrize(
+    "text", ["seed", "=3", "train..batch=1 examples", "", ".seed=1"]
+)
 def test_what_is_no_override_is_refused(text):
     assert "is not an override" in refusal("demo", text)
 
 
 PLACELESS = ["data.sources.5.path=x", "optim.peak_lr.x=1", "seed=[1", "0=1"]
-PLACELESS += [f"data.sources.{'9' * n}=1" for n in (19, 5000)]  # int() reads no 5,000 digits
+PLACELESS += [
+    f"data.sources.{'9' * n}=1" for n in (19, 5000)
+]  # int() reads no 5,000 digits
 
 
 @pytest.mark.parametrize("text", PLACELESS, ids=lambda text: text[:40])
@@ -240,19 +258,34 @@ def test_values_need_no_file():
 
 
 def test_every_preset_says_what_it_is():
-    assert set(presets()) >= {"demo", "recipe-t5-small", "recipe-gpt2-small", "finetune-folder"}
+    assert set(presets()) >= {
+        "demo",
+        "recipe-t5-small",
+        "recipe-gpt2-small",
+        "finetune-folder",
+    }
     assert all(line.endswith(".") for line in presets().values())
 
 
 def test_tokenizer_auto_is_resolved():
     scratch = resolve_values({}).config.model
-    folder = resolve_values({"model": {"start_from": "dir", "family": "auto"}}).config.model
-    assert (scratch.tokenizer_source, folder.tokenizer_source) == ("trained:8192", "dir")
+    folder = resolve_values(
+        {"model": {"start_from": "dir", "family": "auto"}}
+    ).config.model
+    assert (scratch.tokenizer_source, folder.tokenizer_source) == (
+        "trained:8192",
+        "dir",
+    )
 
 
 @pytest.mark.parametrize(
     "text",
-    ['"\\e[2Jseed": 3', '"line\\nbreak": 3', 'data: {store: ["\\u202e"]}', f"seed: {'x' * 90_000}"],
+    [
+        '"\\e[2Jseed": 3',
+        '"line\\nbreak": 3',
+        'data: {store: ["\\u202e"]}',
+        f"seed: {'x' * 90_000}",
+    ],
 )
 def test_what_a_file_holds_reaches_no_terminal_as_it_is(tmp_path, text):
     (tmp_path / "a.yaml").write_text(text)
@@ -263,7 +296,8 @@ def test_what_a_file_holds_reaches_no_terminal_as_it_is(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "setting", ["run_dir", "data.store", "data.sources", "model.start_from", "model.tokenizer"]
+    "setting",
+    ["run_dir", "data.store", "data.sources", "model.start_from", "model.tokenizer"],
 )
 @pytest.mark.parametrize("path", ["a" * 256, "b/" * 2_000, "é" * 200])
 def test_a_path_that_no_file_system_holds_is_refused(setting, path):

@@ -19,7 +19,9 @@ from toque.errors import ConfigError
         (["optim.gradient_noise={eta: -1}"], "optim.gradient_noise.eta"),
     ],
 )
-def test_what_cannot_be_or_would_not_be_read_is_refused(override: list[str], says: str) -> None:
+def test_what_cannot_be_or_would_not_be_read_is_refused(
+    override: list[str], says: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         load_config("demo", override)
     assert says in str(error.value)

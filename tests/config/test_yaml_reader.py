@@ -42,7 +42,9 @@ def test_an_alias_may_repeat_a_value_but_not_without_end():
         read_yaml("\n".join(rows), "f")
 
 
-@pytest.mark.parametrize("text", ["[" * 60, "{a: " * 60, "- " * 60, "? " * 60, "[" * 60 + "]" * 60])
+@pytest.mark.parametrize(
+    "text", ["[" * 60, "{a: " * 60, "- " * 60, "? " * 60, "[" * 60 + "]" * 60]
+)
 def test_nesting_is_refused_while_it_is_read(text):
     # PyYAML asks at each token about every list and mapping around it: deep and long is quadratic.
     with pytest.raises(ConfigError, match="nested too deeply"):

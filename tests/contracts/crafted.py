@@ -39,7 +39,11 @@ HEADERS: dict[str, tuple[str, bytes, int | None]] = {
     "a header of 10 GB": ("{}", b"", 10 << 30),
     "a header as long as a number can be": ("{}", b"", (1 << 64) - 1),
     "a header of 10 GB in a file that is no larger": ("{}", bytes(1 << 16), 10 << 30),
-    "negative offsets": (json.dumps({"w": {**ONE, "data_offsets": [-4, 0]}}), bytes(4), None),
+    "negative offsets": (
+        json.dumps({"w": {**ONE, "data_offsets": [-4, 0]}}),
+        bytes(4),
+        None,
+    ),
     "a negative size": (json.dumps({"w": {**ONE, "shape": [-1]}}), bytes(4), None),
     "a size of terabytes": (
         json.dumps({"w": {**ONE, "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}),
@@ -116,7 +120,9 @@ def crafted(good: Path, folder: Path, craft: Craft) -> Path:
 def checkpoints(work: Path) -> Mapping[str, Callable[[], object]]:
     """Crafted checkpoints: what is done to a good one, and how it is opened."""
     store = CheckpointStore(work / "checkpoints")
-    good = store.save(4, {"model": {"w": torch.ones(3)}}, {"progress": {"step": 4}}).path
+    good = store.save(
+        4, {"model": {"w": torch.ones(3)}}, {"progress": {"step": 4}}
+    ).path
 
     def opened(name: str, craft: Craft) -> Callable[[], object]:
         folder = crafted(good, work / "c" / name.replace(" ", "-") / good.name, craft)
@@ -138,9 +144,13 @@ def checkpoints(work: Path) -> Mapping[str, Callable[[], object]]:
         "a negative count of bytes": entry_of("files", bytes=-5),
         "a link out of the folder": linked("model.safetensors"),
         "a pickle in place of the weights": pickled,
-        "a manifest of 20 MB": lambda f: (f / "manifest.json").write_bytes(b" " * (20 << 20)),
+        "a manifest of 20 MB": lambda f: (f / "manifest.json").write_bytes(
+            b" " * (20 << 20)
+        ),
     }
-    return {f"checkpoint: {name}": opened(name, craft) for name, craft in crafts.items()}
+    return {
+        f"checkpoint: {name}": opened(name, craft) for name, craft in crafts.items()
+    }
 
 
 def stores(work: Path) -> Mapping[str, Callable[[], object]]:
@@ -166,7 +176,9 @@ def stores(work: Path) -> Mapping[str, Callable[[], object]]:
     def header(text: str) -> Craft:
         def craft(folder: Path) -> None:
             padded = text.ljust(117) + "\n"
-            start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode()
+            start = (
+                b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode()
+            )
             (folder / tokens).write_bytes(start + bytes(64))
             rewritten(folder)
 
@@ -183,14 +195,18 @@ def stores(work: Path) -> Mapping[str, Callable[[], object]]:
     crafts: dict[str, Craft] = {
         "a file outside": entry_of("shards", file="shards/../../secret"),
         "an absolute name": entry_of("shards", file="/etc/hostname"),
-        "a name twice": lambda f: rewritten(f, lambda h: h["shards"].append(h["shards"][0])),
+        "a name twice": lambda f: rewritten(
+            f, lambda h: h["shards"].append(h["shards"][0])
+        ),
         "a negative count of bytes": entry_of("shards", bytes=-5),
         "a negative count of rows": entry_of("shards", examples=-5),
         "a link out of the folder": linked(tokens),
         "a folder that is a link": linked("shards"),
         "an array of terabytes": header(shape("(1099511627776,)")),
         "an array of negative size": header(shape("(-32,)")),
-        "an array whose header is code": header("__import__('os').system('touch executed')"),
+        "an array whose header is code": header(
+            "__import__('os').system('touch executed')"
+        ),
         "an array of objects": of_objects,
     }
     return {f"store: {name}": opened(name, craft) for name, craft in crafts.items()}
@@ -203,7 +219,9 @@ def models(work: Path) -> Mapping[str, Callable[[], object]]:
     def opened(name: str, craft: Craft, **config: Any) -> Callable[[], object]:
         folder = work / "m" / name.replace(" ", "-")
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **shape, **config}))
+        (folder / "config.json").write_text(
+            json.dumps({"model_type": "gpt2", **shape, **config})
+        )
         craft(folder)
         return lambda: load_model(str(folder))
 
@@ -212,13 +230,18 @@ def models(work: Path) -> Mapping[str, Callable[[], object]]:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
     def planted(name: str) -> Craft:
-        return lambda folder: (folder / name).write_bytes(pickle.dumps(Planted(work / "executed")))
+        return lambda folder: (folder / name).write_bytes(
+            pickle.dumps(Planted(work / "executed"))
+        )
 
     def code(folder: Path) -> None:
         (folder / "evil.py").write_text(f"open({str(work / 'executed')!r}, 'w')\n")
 
     found = {name: opened(name, headed(*row)) for name, row in HEADERS.items()}
-    found |= {f"only a {n}": opened(f"only a {n}", planted(n)) for n in ("w.bin", "w.pt", "w.pkl")}
+    found |= {
+        f"only a {n}": opened(f"only a {n}", planted(n))
+        for n in ("w.bin", "w.pt", "w.pkl")
+    }
     found["an index that points outside"] = opened("an index", indexed)
     auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     found["code of its own"] = opened("code", code, model_type="evil", auto_map=auto)

@@ -63,14 +63,26 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a Llama of odd key heads": ("llama", LLAMA, {"num_key_value_heads": -2}),
     "a Llama with heads of terabytes": ("llama", LLAMA, {"head_dim": 1 << 40}),
     "a Llama turned by text": ("llama", LLAMA, {"rope_parameters": "evil"}),
-    "a Llama turned by nothing": ("llama", LLAMA, {"rope_parameters": {"rope_type": "evil"}}),
+    "a Llama turned by nothing": (
+        "llama",
+        LLAMA,
+        {"rope_parameters": {"rope_type": "evil"}},
+    ),
     "a T5 of ten thousand layers": ("t5", T5, {"num_decoder_layers": 10_000}),
-    "a T5 of buckets of terabytes": ("t5", T5, {"relative_attention_num_buckets": 1 << 40}),
+    "a T5 of buckets of terabytes": (
+        "t5",
+        T5,
+        {"relative_attention_num_buckets": 1 << 40},
+    ),
 }
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 TOKENIZERS: dict[str, dict[str, Any]] = {
-    "an expression that panics": {"pre_tokenizer": {**SPLIT, "pattern": {"Regex": "(e|ee)+$"}}},
-    "an expression that does not close": {"pre_tokenizer": {**SPLIT, "pattern": {"Regex": "("}}},
+    "an expression that panics": {
+        "pre_tokenizer": {**SPLIT, "pattern": {"Regex": "(e|ee)+$"}}
+    },
+    "an expression that does not close": {
+        "pre_tokenizer": {**SPLIT, "pattern": {"Regex": "("}}
+    },
     "pieces of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "padding of terabytes": {
         "padding": {
@@ -91,13 +103,19 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
         }
     },
     "an id of four billion": {
-        "model": {"type": "BPE", "merges": [], "vocab": {"a": 4294967290, "<|endoftext|>": 0}}
+        "model": {
+            "type": "BPE",
+            "merges": [],
+            "vocab": {"a": 4294967290, "<|endoftext|>": 0},
+        }
     },
     "nothing known and nothing unknown": {
         "model": {"type": "Unigram", "unk_id": None, "vocab": [["<|endoftext|>", 0.0]]}
     },
     "a model of no kind": {"model": {"type": "Evil"}},
-    "a thousand brackets": {"model": {"type": "BPE", "merges": [], "vocab": {}, "x": [[[[[[]]]]]]}},
+    "a thousand brackets": {
+        "model": {"type": "BPE", "merges": [], "vocab": {}, "x": [[[[[[]]]]]]}
+    },
 }
 HARMLESS = ("padding of terabytes", "a template of nothing")
 """Parts of a tokenizer that are never used here: it opens, and reads a text."""
@@ -110,7 +128,13 @@ def model_cases(work: Path) -> Mapping[str, Callable[[], object]]:
 
     def folder_of(name: str, family: str, shape: dict[str, Any]) -> Path:
         model = build_model(
-            family=family, shape=shape, vocab_size=8, pad_id=0, eos_id=1, bos_id=None, seed=0
+            family=family,
+            shape=shape,
+            vocab_size=8,
+            pad_id=0,
+            eos_id=1,
+            bos_id=None,
+            seed=0,
         )
         folder = work / "strangers" / name.replace(" ", "-")
         model.save_pretrained(folder)
@@ -119,7 +143,9 @@ def model_cases(work: Path) -> Mapping[str, Callable[[], object]]:
     def opened(folder: Path) -> Callable[[], object]:
         return lambda: grow_vocabulary(load_model(str(folder)), 64)
 
-    configs = OTHERS | {name: ("gpt2", GPT2, change) for name, change in CONFIGS.items()}
+    configs = OTHERS | {
+        name: ("gpt2", GPT2, change) for name, change in CONFIGS.items()
+    }
     for name, (family, shape, change) in configs.items():
         folder = folder_of(name, family, shape)
         held = json.loads((folder / "config.json").read_text())
@@ -145,7 +171,9 @@ def tokenizer_cases(work: Path) -> Mapping[str, Callable[[], object]]:
     for name, change in TOKENIZERS.items():
         folder = work / "tokenizers" / name.replace(" ", "-")
         good.save(folder)
-        held = copy.deepcopy(json.loads((folder / "tokenizer.json").read_text())) | change
+        held = (
+            copy.deepcopy(json.loads((folder / "tokenizer.json").read_text())) | change
+        )
         (folder / "tokenizer.json").write_text(json.dumps(held))
         if name == "a thousand brackets":
             (folder / "tokenizer.json").write_text("[" * 100_000)

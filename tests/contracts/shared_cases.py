@@ -87,7 +87,9 @@ def run_of(
         ),
         folder=folder,
         runtime=runtime,
-        schedule=Schedule(Duration(UPDATES, "steps"), Duration(5, "steps"), Duration(20, "steps")),
+        schedule=Schedule(
+            Duration(UPDATES, "steps"), Duration(5, "steps"), Duration(20, "steps")
+        ),
         callbacks=(seen,),
         sharing=sharing,
         check_reached=refuse_unreached if weights == "lora" else None,
@@ -101,7 +103,9 @@ def ended(trainer: Trainer, seen: Numbers) -> dict[str, Any]:
     whole = gather_tensors({"model": model_tensors(trainer.model)}, keep=True)["model"]
     digest = hashlib.sha256()
     for name in sorted(whole):
-        digest.update(whole[name].detach().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            whole[name].detach().contiguous().view(torch.uint8).numpy().tobytes()
+        )
     return {
         "losses": seen.losses,
         "norms": seen.norms,
@@ -137,7 +141,9 @@ def both(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
         shutil.copytree(whole / saved, part / saved)
     ranks.all_reduce_sum([0.0])  # it is there for all
     found["continued"] = ended(*run_of(case, ranks, part))
-    if zlib.crc32(case.encode()) % ranks.world_size == ranks.rank:  # the cases are dealt out
+    if (
+        zlib.crc32(case.encode()) % ranks.world_size == ranks.rank
+    ):  # the cases are dealt out
         found["alone"] = ended(*run_of(single, Ranks(), folder / "alone" / case))
     return found
 
@@ -145,7 +151,11 @@ def both(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
 def skipped(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Updates as a GPU skips them: of the second a gradient is infinite, on rank 1 alone."""
     trainer, _ = run_of(case, ranks, folder / "skipped")
-    model, optimizer, step = trainer.model, trainer.optimizer, trainer.batches.at(Cursor())
+    model, optimizer, step = (
+        trainer.model,
+        trainer.optimizer,
+        trainer.batches.at(Cursor()),
+    )
     micro_batches = trainer.sharing.micro_batches(step.batch, 2)
     (group, *_) = optimizer.param_groups
     found: dict[str, Any] = {"changed": [], "finite": [], "state": []}

@@ -31,7 +31,11 @@ OBSERVED = [
     "observe.trackers=[tensorboard]",
     "observe.log_every=1 steps",
 ]
-UNOBSERVED = ["observe.system=null", "observe.gradients=null", "observe.log_every=1 steps"]
+UNOBSERVED = [
+    "observe.system=null",
+    "observe.gradients=null",
+    "observe.log_every=1 steps",
+]
 
 
 @pytest.fixture(params=[pytest.param("t5", marks=pytest.mark.slow), "llama"])
@@ -49,7 +53,11 @@ def kitchen(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def train(kitchen: Path, name: str, *words: str) -> Path:
-    start = [f"run_dir={kitchen / name}", f"model.start_from={kitchen}/run/model", "model.shape={}"]
+    start = [
+        f"run_dir={kitchen / name}",
+        f"model.start_from={kitchen}/run/model",
+        "model.shape={}",
+    ]
     assert main(["train", str(kitchen / "run.yaml"), *start, *EVERYTHING, *words]) == 0
     return kitchen / name
 
@@ -63,7 +71,9 @@ def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_a_run_with_everything_on(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_everything_on(
+    kitchen: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     whole = train(kitchen, "whole")
     # Saves go on beside training, and one that is due while another is written is left out.
     saved_steps = [int(f.name[5:]) for f in (whole / "checkpoints").glob("step-*")]
@@ -72,7 +82,8 @@ def test_a_run_with_everything_on(kitchen: Path, capfd: pytest.CaptureFixture[st
     part = kitchen / "part"
     (part / "checkpoints").mkdir(parents=True)
     shutil.copytree(
-        whole / "checkpoints" / f"step-{at:08d}", part / "checkpoints" / f"step-{at:08d}"
+        whole / "checkpoints" / f"step-{at:08d}",
+        part / "checkpoints" / f"step-{at:08d}",
     )
     settings = (whole / "config.yaml").read_text()
     (part / "config.yaml").write_text(settings)
@@ -83,17 +94,29 @@ def test_a_run_with_everything_on(kitchen: Path, capfd: pytest.CaptureFixture[st
     for name, tensor in expected.items():
         assert torch.equal(tensor, continued[name]), name
     saved = [n for n in expected if n.startswith("model")]
-    assert all("lora_" in n or "trainable_tokens" in n for n in saved)  # and nothing else
+    assert all(
+        "lora_" in n or "trainable_tokens" in n for n in saved
+    )  # and nothing else
 
     # What the run says of its model is what the adapter gives when it is opened again.
     scores = json.loads((whole / "evaluation.json").read_text())["heldout"]
     assert main(["evaluate", str(whole)]) == 0
     again = json.loads((whole / "evaluation.json").read_text())["heldout"]
-    assert again["loss"] == pytest.approx(scores["loss"], rel=2e-3)  # bf16, merged or beside
+    assert again["loss"] == pytest.approx(
+        scores["loss"], rel=2e-3
+    )  # bf16, merged or beside
 
     assert main(["export", str(whole), "--to", str(kitchen / "merged")]) == 0
     capfd.readouterr()
-    asked = ["--prompt", "leek soup", "--temperature", "0", "--max-new-tokens", "8", "--json"]
+    asked = [
+        "--prompt",
+        "leek soup",
+        "--temperature",
+        "0",
+        "--max-new-tokens",
+        "8",
+        "--json",
+    ]
     texts = []
     for words in ([str(kitchen / "merged")], [str(whole)], [str(whole / "model")]):
         assert main(["generate", *words, *asked]) == 0
@@ -106,14 +129,20 @@ def test_a_run_with_everything_on(kitchen: Path, capfd: pytest.CaptureFixture[st
     # Another base under the same name is refused, at the next start and beside the adapter.
     (part / "checkpoints" / "step-00000009").rename(part / "later")
     flip(kitchen / "run" / "model" / "model.safetensors", at=-2)
-    words = [f"run_dir={part}", f"model.start_from={kitchen}/run/model", "model.shape={}"]
+    words = [
+        f"run_dir={part}",
+        f"model.start_from={kitchen}/run/model",
+        "model.shape={}",
+    ]
     assert main(["train", str(kitchen / "run.yaml"), *words, *EVERYTHING]) == 4
     assert "other frozen weights" in capfd.readouterr().err
     assert main(["generate", str(whole), *asked]) == 4
     assert "trained on other weights" in capfd.readouterr().err
 
 
-def test_observing_an_adapted_run_and_its_continuation_changes_no_bit(kitchen: Path) -> None:
+def test_observing_an_adapted_run_and_its_continuation_changes_no_bit(
+    kitchen: Path,
+) -> None:
     plain = train(kitchen, "plain", *UNOBSERVED)
     watched = train(kitchen, "watched", *OBSERVED, "train.stop_after=9 steps")
     newest = max((watched / "checkpoints").glob("step-*")).name
@@ -125,7 +154,10 @@ def test_observing_an_adapted_run_and_its_continuation_changes_no_bit(kitchen: P
 
     expected, found = weights(plain, 9), weights(watched, 9)
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
-    events, before = read_metrics(watched / "metrics.jsonl"), read_metrics(plain / "metrics.jsonl")
+    events, before = (
+        read_metrics(watched / "metrics.jsonl"),
+        read_metrics(plain / "metrics.jsonl"),
+    )
     assert losses(events) == losses(before)
     gradients = [e for e in events if e["event"] == "gradients"]
     assert [e["step"] for e in gradients] == [2, 4, 6, 8]  # those done again count once
@@ -136,11 +168,15 @@ def test_observing_an_adapted_run_and_its_continuation_changes_no_bit(kitchen: P
         assert math.hypot(*norms) == pytest.approx(whole[event["step"]], rel=1e-4)
     again = max(i for i, e in enumerate(events) if e["event"] == "start")
     assert events[again]["step"] == at
-    assert any(e["event"] == "system" for e in events[again:])  # even where it has one update
+    assert any(
+        e["event"] == "system" for e in events[again:]
+    )  # even where it has one update
     start = next(e for e in events if e["event"] == "start")
     assert 0 < start["parameters"]["trainable_share"] < 0.5
     assert list((watched / "trace").glob("*-operations.txt"))
 
 
 def losses(events: list[dict[str, Any]]) -> list[tuple[int, float, float]]:
-    return [(e["step"], e["loss"], e["grad_norm"]) for e in events if e["event"] == "step"]
+    return [
+        (e["step"], e["loss"], e["grad_norm"]) for e in events if e["event"] == "step"
+    ]

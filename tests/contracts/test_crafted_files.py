@@ -11,7 +11,13 @@ import torch
 from fixtures.processes import python
 from toque.cli import main
 
-EXIT_CODES = {"checkpoint": (4,), "store": (3,), "model": (4,), "tokenizer": (3,), "harmless": (0,)}
+EXIT_CODES = {
+    "checkpoint": (4,),
+    "store": (3,),
+    "model": (4,),
+    "tokenizer": (3,),
+    "harmless": (0,),
+}
 NO_FAMILY = "model: code of its own"
 """Another kind of model is no damage: exit 2."""
 WORDS = {
@@ -53,7 +59,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_fault_63_each_is_refused_in_a_paragraph_with_its_exit_code(said: dict[str, Any]) -> None:
+def test_fault_63_each_is_refused_in_a_paragraph_with_its_exit_code(
+    said: dict[str, Any],
+) -> None:
     wrong = {
         name: (kind, code, text)
         for name, (kind, code, text) in said["said"].items()
@@ -66,7 +74,9 @@ def test_fault_63_each_is_refused_in_a_paragraph_with_its_exit_code(said: dict[s
 
 def test_the_error_says_what_was_found(said: dict[str, Any]) -> None:
     missing = {
-        n: said["said"][n][2] for n, words in WORDS.items() if words not in said["said"][n][2]
+        n: said["said"][n][2]
+        for n, words in WORDS.items()
+        if words not in said["said"][n][2]
     }
     assert missing == {}
 
@@ -82,7 +92,9 @@ def test_a_pickle_is_no_source(tmp_path: Path, kind: str, capsys) -> None:
         path.write_bytes(pickle.dumps([{"title": "soup"}]))
     else:
         torch.save([{"title": "soup"}], path)
-    (tmp_path / "run.yaml").write_text("model: {family: gpt2, tokenizer: 'trained:512'}")
+    (tmp_path / "run.yaml").write_text(
+        "model: {family: gpt2, tokenizer: 'trained:512'}"
+    )
     words = [f"data.sources=[{{path: {path}}}]", f"data.store={tmp_path}/store"]
     assert main(["prepare", str(tmp_path / "run.yaml"), *words]) == 3
     error = capsys.readouterr().err

@@ -46,7 +46,9 @@ def check(folder: Path, *settings: str, run: str) -> None:
     reference = alone(folder, f"{run}-1", *settings, "train.micro_batch_rows=1")
     assert len(reference) == UPDATES
     others = {
-        rows: alone(folder, f"{run}-{rows}", *settings, f"train.micro_batch_rows={rows}")
+        rows: alone(
+            folder, f"{run}-{rows}", *settings, f"train.micro_batch_rows={rows}"
+        )
         for rows in (2, 4)
     }
     ranks = torchrun(folder, f"{run}-ranks", *settings, "train.strategy=ddp")
@@ -62,7 +64,9 @@ def test_rows_and_ranks_change_no_loss(folder):
 
 
 def test_nor_those_of_an_adapter_with_dropout(folder):
-    toque.train(load_config(str(folder / "run.yaml"), ["train.stop_after=5 steps"]).config)
+    toque.train(
+        load_config(str(folder / "run.yaml"), ["train.stop_after=5 steps"]).config
+    )
     model = (f"model.start_from={folder / 'run' / 'model'}", "model.shape={}")
     adapter = "adapter={kind: lora, r: 4, dropout: 0.1, target_modules: all}"
     check(folder, *model, adapter, run="lora")

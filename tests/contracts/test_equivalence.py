@@ -36,10 +36,18 @@ def test_one_update_is_one_update(family: str, smoothing: float) -> None:
     reference = reference_update(trained, pairs, smoothing=smoothing)
     for packed in (True, False):
         step = update(family, pairs, packed=packed)
-        assert step.n_targets == step.batch.n_targets == sum(len(target) for _, target in pairs)
+        assert (
+            step.n_targets
+            == step.batch.n_targets
+            == sum(len(target) for _, target in pairs)
+        )
         for micro in (1, 4, 8, 1000):
             ours = training_update(
-                trained, step, rows_at_once=micro, runtime=Runtime(), smoothing=smoothing
+                trained,
+                step,
+                rows_at_once=micro,
+                runtime=Runtime(),
+                smoothing=smoothing,
             )
             found = difference(ours, reference)
             assert found.within(FLOAT32), (packed, micro, found)

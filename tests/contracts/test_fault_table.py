@@ -14,7 +14,9 @@ _NODE = re.compile(r"`([a-z_0-9/]+\.py)::(\w+)`")
 
 def rows(page: Path, heading: str) -> dict[int, list[str]]:
     """Cells of the table below `heading`, by the number they begin with."""
-    text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    text = (
+        page.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    )
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
@@ -59,7 +61,11 @@ def test_every_test_with_a_number_stands_in_its_row() -> None:
         for path in sorted(TESTS.rglob("test_*.py"))
         for place in [path.relative_to(TESTS).as_posix()]
         for name in sorted(functions(path))
-        if (found := (in_faults if place.startswith("faults/") else anywhere).match(name))
+        if (
+            found := (in_faults if place.startswith("faults/") else anywhere).match(
+                name
+            )
+        )
         for number in filter(None, found.groups())
         if f"`{place}::{name}`" not in held[int(number)][0]
     ]

@@ -95,7 +95,8 @@ def circles(graph: Graph) -> list[list[str]]:
                 reach[node] |= reach[through]
     circular = sorted(node for node in graph if node in reach[node])
     groups = {
-        frozenset(n for n in circular if n in reach[node] and node in reach[n]) for node in circular
+        frozenset(n for n in circular if n in reach[node] and node in reach[n])
+        for node in circular
     }
     return sorted(sorted(group) for group in groups)
 
@@ -138,7 +139,9 @@ def test_no_circle_among_subpackages():
     for name, others in import_graph(modules()).items():
         here = rooms.setdefault(room(name), set())
         here |= {room(other) for other in others} - {room(name)}
-    assert circles({node: others & rooms.keys() for node, others in rooms.items()}) == []
+    assert (
+        circles({node: others & rooms.keys() for node, others in rooms.items()}) == []
+    )
 
 
 def test_the_guards_see_what_they_look_for():
@@ -158,7 +161,11 @@ def test_the_guards_see_what_they_look_for():
 
 def test_light_modules_do_not_load_torch():
     """One fresh process imports them one by one and says which first brought a heavy library."""
-    light = [n for n in modules() if any(n == part or n.startswith(f"{part}.") for part in LIGHT)]
+    light = [
+        n
+        for n in modules()
+        if any(n == part or n.startswith(f"{part}.") for part in LIGHT)
+    ]
     assert {part for part in LIGHT if part in light} == set(LIGHT)
     code = (
         "import importlib, sys\n"

@@ -49,7 +49,9 @@ def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "toque", *words]
     with (folder / "log.txt").open("ab") as log:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=log
+        )
 
 
 def toque(folder: Path, *words: str) -> None:
@@ -62,10 +64,15 @@ def fingerprint(run: Path) -> dict[str, str]:
     last = run / "checkpoints" / f"step-{STEPS:08d}"
     model = "model.safetensors"
     files = [last / model, last / "optimizer.safetensors", run / "model" / model]
-    return {str(f.relative_to(run)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    return {
+        str(f.relative_to(run)): hashlib.sha256(f.read_bytes()).hexdigest()
+        for f in files
+    }
 
 
-def kill_somewhere(process: subprocess.Popen[bytes], run: Path, chance: random.Random) -> bool:
+def kill_somewhere(
+    process: subprocess.Popen[bytes], run: Path, chance: random.Random
+) -> bool:
     """Kill during the next save, or at a random moment; False when the run ended first."""
     during_save, delay = chance.random() < 0.5, chance.uniform(0.0, 1.2)
     # Leftovers of an earlier kill are no save under way: the new process sweeps them first.
@@ -87,13 +94,17 @@ def kill_somewhere(process: subprocess.Popen[bytes], run: Path, chance: random.R
     return alive
 
 
-def run_with_kills(kitchen: Path, name: str, kills: int, seed: int, *words: str) -> Path:
+def run_with_kills(
+    kitchen: Path, name: str, kills: int, seed: int, *words: str
+) -> Path:
     run, chance, done = kitchen / name, random.Random(seed), 0
     while done < kills:
         process = start(kitchen, "train", "run.yaml", f"run_dir={name}", *words)
         if not kill_somewhere(process, run, chance):
             log = (kitchen / "log.txt").read_text()[-2000:]
-            pytest.fail(f"the run ended after {done} of {kills} kills: raise STEPS\n{log}")
+            pytest.fail(
+                f"the run ended after {done} of {kills} kills: raise STEPS\n{log}"
+            )
         done += 1
     toque(kitchen, "train", "run.yaml", f"run_dir={name}", *words)
     return run

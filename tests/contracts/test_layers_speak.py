@@ -10,12 +10,23 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent.parent / "src" / "toque"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
 OTHER_PROGRAMS = {
-    "models/loading/card_usage.py": {"--temp", "--jinja", "--to"},  # llama.cpp's; to paste
+    "models/loading/card_usage.py": {
+        "--temp",
+        "--jinja",
+        "--to",
+    },  # llama.cpp's; to paste
     "workflows/final_model.py": {"--to"},  # of a whole command, to paste
     # nvidia-smi's, Docker's and pip's; and what the doctor calls this program with.
-    "workflows/diagnosis/machine_checks.py": {"--query-gpu", "--format", "--shm-size", "--upgrade"},
+    "workflows/diagnosis/machine_checks.py": {
+        "--query-gpu",
+        "--format",
+        "--shm-size",
+        "--upgrade",
+    },
     "training/distributed/process_group.py": {"--cpu", "--num_processes"},
-    "training/distributed/collectives.py": {"--max-restarts"},  # torchrun's, as those above
+    "training/distributed/collectives.py": {
+        "--max-restarts"
+    },  # torchrun's, as those above
 }
 """Flags of other programs, which a text may name."""
 TERMINAL = {"rich", "argparse", "cyclopts", "click"}
@@ -63,7 +74,9 @@ def test_no_text_names_a_flag():
 
 def test_nothing_prints():
     found = {
-        name: wrong for name, tree in below_the_command_line() if (wrong := set(terminals(tree)))
+        name: wrong
+        for name, tree in below_the_command_line()
+        if (wrong := set(terminals(tree)))
     }
     assert found == {}, "take a toque.reporter.Reporter and tell it"
 

@@ -8,7 +8,13 @@ import pytest
 
 from fixtures.pages import literals
 from toque.config import RunConfig
-from toque.config.error_messages import GONE, find_field, mapping_types, section_of, setting_paths
+from toque.config.error_messages import (
+    GONE,
+    find_field,
+    mapping_types,
+    section_of,
+    setting_paths,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted(
@@ -18,9 +24,13 @@ PAGES = sorted(
     if page.name != "CHANGELOG.md"  # tells of settings that are gone, too
 )
 SECTIONS = "|".join(
-    name for name, field in RunConfig.model_fields.items() if section_of(field) is not None
+    name
+    for name, field in RunConfig.model_fields.items()
+    if section_of(field) is not None
 )
-NAMED = re.compile(rf"(?<![\w./\-])(?:{SECTIONS})(?:\[\])?(?:\.\w+(?:\[\])?)+" + r"(?![\w(/*{])")
+NAMED = re.compile(
+    rf"(?<![\w./\-])(?:{SECTIONS})(?:\[\])?(?:\.\w+(?:\[\])?)+" + r"(?![\w(/*{])"
+)
 FILES = {
     "bin", "csv", "gz", "html", "json", "jsonl", "md", "npy", "pt", "py", "safetensors", "yaml",
 }  # fmt: skip

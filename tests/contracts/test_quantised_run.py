@@ -34,17 +34,29 @@ def train(kitchen: Path, name: str, form: str, *words: str) -> int:
     start = [f"run_dir={kitchen / name}", f"model.start_from={kitchen}/run/model"]
     adapter = f"adapter={{r: 4, dropout: 0.1, quantize_base: {form}}}"
     return main(
-        ["train", str(kitchen / "run.yaml"), *start, "model.shape={}", adapter, *STEPS, *words]
+        [
+            "train",
+            str(kitchen / "run.yaml"),
+            *start,
+            "model.shape={}",
+            adapter,
+            *STEPS,
+            *words,
+        ]
     )
 
 
 def end(run: Path) -> dict[str, torch.Tensor]:
     folder = run / "checkpoints" / "step-00000004"
-    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+    return load_file(folder / "model.safetensors") | load_file(
+        folder / "optimizer.safetensors"
+    )
 
 
 @pytest.mark.parametrize("form", ["nf4", pytest.param("int8", marks=pytest.mark.slow)])
-def test_a_quantised_run(form: str, kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_quantised_run(
+    form: str, kitchen: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     if form == "nf4":
         pytest.importorskip("bitsandbytes")
     assert train(kitchen, f"{form}-whole", form) == 0
@@ -57,13 +69,17 @@ def test_a_quantised_run(form: str, kitchen: Path, capfd: pytest.CaptureFixture[
     assert train(kitchen, part.name, form) == 0
     expected, continued = end(whole), end(part)
     assert expected.keys() == continued.keys()
-    assert all(torch.equal(tensor, continued[name]) for name, tensor in expected.items())
+    assert all(
+        torch.equal(tensor, continued[name]) for name, tensor in expected.items()
+    )
     assert all("lora_" in n or "trainable_tokens" in n for n in expected)
 
     # The hash is that of the weights as they lie in the file, whatever they are held in.
     assert train(kitchen, f"{form}-not", "null", "train.stop_after=1 steps") == 0
     bases = [
-        json.loads(next((run / "checkpoints").glob("step-*/state.json")).read_text())["base_sha256"]
+        json.loads(next((run / "checkpoints").glob("step-*/state.json")).read_text())[
+            "base_sha256"
+        ]
         for run in (whole, kitchen / f"{form}-not")
     ]
     assert bases[0] == bases[1]
@@ -71,18 +87,35 @@ def test_a_quantised_run(form: str, kitchen: Path, capfd: pytest.CaptureFixture[
     assert main(["export", str(whole), "--to", str(kitchen / f"{form}-merged")]) == 0
     merged = load_file(kitchen / f"{form}-merged" / "model.safetensors")
     original = load_file(kitchen / "run" / "model" / "model.safetensors")
-    same = {n for n, t in merged.items() if n in original and torch.equal(t, original[n])}
-    assert {n for n in original if "mlp" in n} <= same  # not what quantising makes of them
+    same = {
+        n for n, t in merged.items() if n in original and torch.equal(t, original[n])
+    }
+    assert {
+        n for n in original if "mlp" in n
+    } <= same  # not what quantising makes of them
     assert not {n for n in original if "q_proj" in n} & same
     capfd.readouterr()
-    asked = ["--prompt", "leek soup", "--temperature", "0", "--max-new-tokens", "8", "--json"]
+    asked = [
+        "--prompt",
+        "leek soup",
+        "--temperature",
+        "0",
+        "--max-new-tokens",
+        "8",
+        "--json",
+    ]
     assert main(["generate", str(whole), *asked]) == 0
     assert json.loads(capfd.readouterr().out)["text"] is not None
 
 
-def test_what_cannot_be_is_refused(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_refused(
+    kitchen: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert train(kitchen, "no", "int8", "adapter.kind=dora") == 2
-    assert "`adapter.quantize_base` is int8 and `adapter.kind` is dora" in capfd.readouterr().err
+    assert (
+        "`adapter.quantize_base` is int8 and `adapter.kind` is dora"
+        in capfd.readouterr().err
+    )
     alone = [f"run_dir={kitchen / 'no'}", "adapter={quantize_base: int8}"]
     assert main(["train", str(kitchen / "run.yaml"), *alone]) == 2
     assert "start_from" in capfd.readouterr().err

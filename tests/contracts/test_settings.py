@@ -51,8 +51,14 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.engine": ("ray", "said"),
     "data.store": ("HERE/other-store", "store_folder"),
     "data.tasks": ("[difficulty]", "store"),
-    "data.tasks.NAME.prompt": ("{t: {prompt: 'Why {title}', target: '{title}'}}", "store"),
-    "data.tasks.NAME.target": ("{t: {prompt: '{title}', target: '{title} {directions}'}}", "store"),
+    "data.tasks.NAME.prompt": (
+        "{t: {prompt: 'Why {title}', target: '{title}'}}",
+        "store",
+    ),
+    "data.tasks.NAME.target": (
+        "{t: {prompt: '{title}', target: '{title} {directions}'}}",
+        "store",
+    ),
     "data.tasks.NAME.classes": (
         "{t: {prompt: '{title}', target: '{title}', classes: [a, b]}}",
         "refusal",
@@ -65,7 +71,10 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.task_temperature": ("3.0", "losses"),
     "data.max_prompt_tokens": ("12", "store"),
     "data.max_target_tokens": ("40", "store"),
-    "data.chat_template": ("plain", "refusal"),  # of conversations, which recipes are not
+    "data.chat_template": (
+        "plain",
+        "refusal",
+    ),  # of conversations, which recipes are not
     "data.chat_date": ("2026-01-31", "refusal"),
     "data.loss_on": ("last_answer", "refusal"),
     "data.on_overlong": ("drop", "store"),
@@ -74,7 +83,10 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.validation.format": ('[{path: "OTHER", format: text}]', "store"),
     "data.validation.columns": ('[{path: "OTHER", columns: {title: source}}]', "store"),
     "data.validation.max_files": ('[{path: "OTHER", max_files: 1}]', "said"),
-    "data.validation.licence": ('[{path: "OTHER", licence: CC-BY-4.0}]', "data_in_card"),
+    "data.validation.licence": (
+        '[{path: "OTHER", licence: CC-BY-4.0}]',
+        "data_in_card",
+    ),
     "data.validation_fraction": ("0.3", "store"),
     "data.max_examples": ("20", "store"),
     "data.min_quality": ("1.0", "store"),
@@ -92,10 +104,19 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "augmentation.tips": ("1.0", "losses"),
     "curriculum": ("{stages: [{from: 0 %, max_steps: 5}]}", "losses"),
     "curriculum.stages": ("[{from: 0 %, max_steps: 5}]", "losses"),
-    "curriculum.stages.from": ("[{from: 0 %}, {from: 4 steps, max_steps: 5}]", "losses"),
-    "curriculum.stages.max_difficulty": ("[{from: 0 %, max_difficulty: easy}]", "losses"),
+    "curriculum.stages.from": (
+        "[{from: 0 %}, {from: 4 steps, max_steps: 5}]",
+        "losses",
+    ),
+    "curriculum.stages.max_difficulty": (
+        "[{from: 0 %, max_difficulty: easy}]",
+        "losses",
+    ),
     "curriculum.stages.min_quality": ("[{from: 0 %, min_quality: 1.0}]", "losses"),
-    "curriculum.stages.max_ingredients": ("[{from: 0 %, max_ingredients: 6}]", "losses"),
+    "curriculum.stages.max_ingredients": (
+        "[{from: 0 %, max_ingredients: 6}]",
+        "losses",
+    ),
     "curriculum.stages.max_steps": ("[{from: 0 %, max_steps: 5}]", "losses"),
     "optim.name": ("muon", "losses"),
     "optim.betas": ("[0.5, 0.6]", "losses"),
@@ -118,7 +139,10 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "optim.outliers": ("{sigma: 1e-6, window: 2}", "losses"),
     "optim.outliers.sigma": ("{sigma: 1e-6, window: 2}", "warnings"),
     "optim.outliers.window": ("{sigma: 1e-6, window: 2}", "losses"),
-    "optim.outliers.roll_back_after": ("{sigma: 1e-6, window: 2, roll_back_after: 3}", "warnings"),
+    "optim.outliers.roll_back_after": (
+        "{sigma: 1e-6, window: 2, roll_back_after: 3}",
+        "warnings",
+    ),
     "adapter": ("{r: 4}", "losses"),
     "adapter.kind": ("dora", "losses"),
     "adapter.r": ("2", "losses"),
@@ -151,7 +175,14 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.optimisations.attention": ("{attention: dense}", "attention"),
     **{
         f"train.optimisations.{name}": (f"{{{name}: false}}", "warnings")
-        for name in ("dropout", "activations", "layers", "head", "prefetch", "background_saves")
+        for name in (
+            "dropout",
+            "activations",
+            "layers",
+            "head",
+            "prefetch",
+            "background_saves",
+        )
     },
     "checkpoint.upload": ("s3://pantry/runs/a", "said"),
     "evaluation.max_examples": ("2", "evaluations"),
@@ -169,8 +200,14 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "observe.profile.warmup": ("{wait: 0, warmup: 2, active: 1, repeat: 1}", "trace"),
     "observe.profile.active": ("{wait: 0, warmup: 1, active: 2, repeat: 1}", "trace"),
     "observe.profile.repeat": ("{wait: 0, warmup: 1, active: 1, repeat: 2}", "trace"),
-    "observe.profile.stacks": ("{wait: 0, warmup: 1, active: 1, repeat: 1, stacks: true}", "trace"),
-    "observe.profile.memory": ("{wait: 0, active: 1, repeat: 1, memory: false}", "trace"),
+    "observe.profile.stacks": (
+        "{wait: 0, warmup: 1, active: 1, repeat: 1, stacks: true}",
+        "trace",
+    ),
+    "observe.profile.memory": (
+        "{wait: 0, active: 1, repeat: 1, memory: false}",
+        "trace",
+    ),
     "observe.trackers": ("[tensorboard]", "trackers"),
     "observe.webhook": ("http://127.0.0.1:9/nobody", "warnings"),
     "observe.callbacks": ("[stop_watch:AtThree]", "losses"),
@@ -201,17 +238,23 @@ BESIDE: dict[str, tuple[str, ...]] = {
     },
     "data.task_weights": _TWO_TASKS,
     **dict.fromkeys(
-        (f"data.tasks.NAME.{name}" for name in ("prompt", "target", "classes")), _OWN_TASK
+        (f"data.tasks.NAME.{name}" for name in ("prompt", "target", "classes")),
+        _OWN_TASK,
     ),
     "data.tasks.NAME.metrics": ("evaluation.generate=1", *_OWN_TASK),
     "data.task_temperature": _TWO_TASKS,
     "train.early_stopping.metric": (*_TEXTS, "train.early_stopping={patience: 1}"),
     "evaluation.metrics": ("evaluation.generate=1",),
-    **dict.fromkeys(("train.best_by", "evaluation.generate", "evaluation.texts"), _TEXTS),
+    **dict.fromkeys(
+        ("train.best_by", "evaluation.generate", "evaluation.texts"), _TEXTS
+    ),
     "optim.momentum": ("optim.name=muon",),
     "optim.cycles": ("optim.schedule=cosine_restarts",),
     "optim.cycles.first": ("optim.schedule=cosine_restarts",),
-    "optim.cycles.growth": ("optim.schedule=cosine_restarts", "optim.cycles={first: 1 steps}"),
+    "optim.cycles.growth": (
+        "optim.schedule=cosine_restarts",
+        "optim.cycles={first: 1 steps}",
+    ),
     "optim.cooldown": ("optim.schedule=wsd",),
     "optim.gradient_noise.eta": ("optim.gradient_noise={eta: 0.1}",),
     "optim.gradient_noise.gamma": ("optim.gradient_noise={eta: 0.1}",),
@@ -241,7 +284,10 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("settings")
     write_cookbook(folder / "a.jsonl", n=60, seed=3)
     lines = (folder / "a.jsonl").read_text()
-    steps = ["Bread and butter belong together, as everybody knows.", "Such is life in a kitchen."]
+    steps = [
+        "Bread and butter belong together, as everybody knows.",
+        "Such is life in a kitchen.",
+    ]
     poor = [{"title": "Toast", "ingredients": ["bread", "butter"], "directions": steps}]
     foods = ["rye", "water", "salt", "time"]
     for n in "abcdef":  # one step alone: there is no next one to ask for
@@ -249,10 +295,13 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         poor.append({"title": f"Rusk {n}", "ingredients": foods, "directions": one})
     more = "".join(json.dumps(record) + "\n" for record in poor)
     broken = '{"title": }\n'
-    (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + more + broken)
+    (folder / "a.jsonl").write_text(
+        lines + lines.splitlines()[0] + "\n" + more + broken
+    )
     write_cookbook(folder / "b.jsonl", n=60, seed=4)
     watch = (
-        "class AtThree:\n  def on_step_end(self, s):\n    return 'stop' if s.step > 2 else None\n"
+        "class AtThree:\n  def on_step_end(self, s):\n    return 'stop' if "
+        "s.step > 2 else None\n"
     )
     (folder / "stop_watch.py").write_text(watch)
     sys.path.append(str(folder))
@@ -271,7 +320,9 @@ def seen_with(kitchen: Path, capfd: pytest.CaptureFixture[str], *words: str) -> 
     prepare = not words or any(word.startswith(data) for word in words)
     store = kitchen / (f"store-{name}" if prepare else "store-base")
     shape = shape_yaml("gpt2", width=16, layers=1, heads=2, positions=512, dropout=0.0)
-    text = BASE.format(shape=shape, run=kitchen / name, source=kitchen / "a.jsonl", store=store)
+    text = BASE.format(
+        shape=shape, run=kitchen / name, source=kitchen / "a.jsonl", store=store
+    )
     (kitchen / f"{name}.yaml").write_text(text)
     given = [str(kitchen / f"{name}.yaml"), *words]
     files = {"OTHER": "b.jsonl", "SOURCE": "a.jsonl", "HERE": "", "BASE": "base"}
@@ -287,7 +338,9 @@ def seen_with(kitchen: Path, capfd: pytest.CaptureFixture[str], *words: str) -> 
 def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     run = kitchen / name if (kitchen / name).exists() else kitchen / "other-run"
     store = store if store.exists() else kitchen / "other-store"
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step"]
     manifest = json.loads((store / "manifest.json").read_text())
@@ -308,15 +361,23 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "attention": start["attention"],
         "recomputed": start["gradient_checkpointing"],
         "banner": start["micro_batch_rows"],
-        "evaluations": [(e["step"], e["metrics"]) for e in events if e["event"] == "evaluation"],
+        "evaluations": [
+            (e["step"], e["metrics"]) for e in events if e["event"] == "evaluation"
+        ],
         "texts": [e.get("texts") for e in events if e["event"] == "evaluation"],
         "goal": [sorted(e["best"]) for e in events if e["event"] == "end"],
         "summaries": (run / "training.log").read_text().count("summary at step"),
-        "data_in_card": [line for line in card.splitlines() if ".jsonl" in line and "|" in line],
-        "licence_in_card": [line for line in card.splitlines() if line.startswith("license:")],
+        "data_in_card": [
+            line for line in card.splitlines() if ".jsonl" in line and "|" in line
+        ],
+        "licence_in_card": [
+            line for line in card.splitlines() if line.startswith("license:")
+        ],
         "saves": [e["step"] for e in events if e["event"] == "save"],
         "checkpoints": sorted(p.name for p in (run / "checkpoints").glob("step-*")),
-        "checkpoint_files": sorted(p.name for p in (run / "checkpoints").glob("step-*/*")),
+        "checkpoint_files": sorted(
+            p.name for p in (run / "checkpoints").glob("step-*/*")
+        ),
         "best": sorted(p.name for p in (run / "best").glob("step-*")),
         "warnings": [e["message"] for e in events if e["event"] == "warning"],
         "trackers": [p.name for p in run.glob("tensorboard")],
@@ -328,7 +389,9 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
             [column in tables for column in ("Source Location", "CPU Mem")],
         ),
         "scores": list(json.loads((run / "evaluation.json").read_text())["generated"]),
-        "samples": hashlib.sha256(samples.read_bytes() if samples.exists() else b"").hexdigest(),
+        "samples": hashlib.sha256(
+            samples.read_bytes() if samples.exists() else b""
+        ).hexdigest(),
         "store": (manifest["fingerprint"], manifest["tokens"], manifest["splits"]),
     }
 
@@ -343,7 +406,9 @@ def test_every_setting_has_a_row() -> None:
     """A list of sections, or one that may be null, is a setting itself, too."""
     fields = {path: find_field(tuple(path.split("."))) for path in setting_paths()}
     assert set(EFFECTS) == {
-        path for path, field in fields.items() if field and section_of(field) != field.annotation
+        path
+        for path, field in fields.items()
+        if field and section_of(field) != field.annotation
     }
 
 
@@ -354,7 +419,8 @@ def test_every_setting_has_a_row() -> None:
     [
         # Compiling takes minutes on two busy cores, Ray half a minute to start.
         pytest.param(
-            path, marks=pytest.mark.slow if path in ("train.compile", "data.engine") else ()
+            path,
+            marks=pytest.mark.slow if path in ("train.compile", "data.engine") else (),
         )
         for path in EFFECTS
     ],
@@ -382,4 +448,7 @@ def test_a_setting_has_its_effect(
         return
     assert seen.facts[what] != base.facts[what]
     if what == "store":  # not only the hash of the settings: what lies in the store
-        assert seen.facts["store"][1:] != base.facts["store"][1:] or path == "model.tokenizer"  # type: ignore[index]
+        assert (
+            seen.facts["store"][1:] != base.facts["store"][1:]
+            or path == "model.tokenizer"
+        )  # type: ignore[index]

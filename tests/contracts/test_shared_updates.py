@@ -54,7 +54,9 @@ def walked(
     said = [process.communicate()[0] for process in processes]
     ends = [process.returncode for process in processes]
     assert ends == [0] * ranks, "\n".join(text[-4000:] for text in said)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return [
+        json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)
+    ]
 
 
 def check_as_one(seen: list[dict[str, Any]], case: str) -> None:
@@ -85,10 +87,14 @@ def fast(tmp_path_factory) -> list[dict[str, Any]]:
 def test_all_groups_wait_as_long_as_ranks_do(fast, case):
     divided = "/ddp/" not in case
     for rank in fast:
-        assert rank[case]["shared"]["waits"] == ([float(RANK_TIMEOUT)] if divided else [])
+        assert rank[case]["shared"]["waits"] == (
+            [float(RANK_TIMEOUT)] if divided else []
+        )
 
 
-@pytest.mark.timeout(900)  # several processes on a busy machine wait for each other's turns
+@pytest.mark.timeout(
+    900
+)  # several processes on a busy machine wait for each other's turns
 @pytest.mark.parametrize("case", FAST)
 def test_two_processes_train_as_one(fast, case):
     check_as_one(fast, case)
@@ -114,11 +120,15 @@ def test_the_whole_matrix(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_two_four_and_one_processes_are_one_run(tmp_path, family):
     """With other strategies, too; sums of floats in another order are all that differs."""
-    whole = walked(tmp_path / "whole", "moved", f"{family}/single/full/uneven", ranks=1, stop_at=10)
+    whole = walked(
+        tmp_path / "whole", "moved", f"{family}/single/full/uneven", ranks=1, stop_at=10
+    )
     losses: list[float] = []
     for ranks, strategy, stop_at in ((1, "single", 2), (2, "fsdp", 4), (4, "fsdp", 7), (1, "single", 10)):  # fmt: skip  # noqa: E501
         case = f"{family}/{strategy}/full/uneven"
-        (seen, *others) = walked(tmp_path / "parts", "moved", case, ranks=ranks, stop_at=stop_at)
+        (seen, *others) = walked(
+            tmp_path / "parts", "moved", case, ranks=ranks, stop_at=stop_at
+        )
         losses += seen[case]["losses"]
         assert all(other == seen for other in others)
         notes = " ".join(seen[case]["notes"])
@@ -152,7 +162,9 @@ def kitchen(tmp_path_factory) -> Path:
 
 
 def model_sha256(run: Path) -> str:
-    return hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256(
+        (run / "model" / "model.safetensors").read_bytes()
+    ).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +182,9 @@ def test_a_whole_run_by_fsdp_is_the_run_of_one_process(kitchen, undisturbed):
     alone = train(kitchen, "alone", "train.strategy=single")
     said = alone.communicate()[0]
     assert alone.returncode == 0, said[-3000:]
-    assert losses_of(undisturbed) == pytest.approx(losses_of(kitchen / "alone"), rel=1e-4)
+    assert losses_of(undisturbed) == pytest.approx(
+        losses_of(kitchen / "alone"), rel=1e-4
+    )
     one, two = (
         json.loads((run / "evaluation.json").read_text())
         for run in (kitchen / "alone", undisturbed)
@@ -196,10 +210,18 @@ def test_twenty_kills_of_a_rank_under_fsdp_change_no_bit(kitchen, undisturbed):
         runs += 1
         while True:
             agent = torchrun(kitchen, run.name, timeout=600)
-            before = max(losses_of(run), default=0) if (run / "metrics.jsonl").exists() else 0
+            before = (
+                max(losses_of(run), default=0)
+                if (run / "metrics.jsonl").exists()
+                else 0
+            )
             target = before + chance.randint(1, 6)
             while agent.poll() is None and kills < 20:
-                done = max(losses_of(run), default=0) if (run / "metrics.jsonl").exists() else 0
+                done = (
+                    max(losses_of(run), default=0)
+                    if (run / "metrics.jsonl").exists()
+                    else 0
+                )
                 if done >= target:
                     both = ranks_of(agent)
                     if len(both) == 2:
@@ -228,6 +250,8 @@ def test_what_needs_whole_tensors_is_refused(name):
 
 def test_one_loss_scale_for_all_parts_is_refused():
     config = load_config("demo", ["train.strategy=fsdp"]).config
-    runtime = Runtime(ranks=Ranks(rank=0, world_size=2), scaler=torch.amp.GradScaler("cpu"))
+    runtime = Runtime(
+        ranks=Ranks(rank=0, world_size=2), scaler=torch.amp.GradScaler("cpu")
+    )
     with pytest.raises(ConfigError, match="fp16 needs one loss scale for all parts"):
         choose_strategy(config.train, None, OptimConfig(), None, runtime)

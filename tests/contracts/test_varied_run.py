@@ -41,7 +41,9 @@ def kitchen(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def train(kitchen: Path, name: str, *words: str) -> list[dict[str, float]]:
     run = kitchen / name
     assert main(["train", str(kitchen / "run.yaml"), f"run_dir={run}", *words]) == 0
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     return [event for event in events if event["event"] == "step"]
 
 
@@ -54,18 +56,28 @@ def test_what_augmentation_does_is_counted(kitchen: Path) -> None:
     varied = rewriting.varied
     key = key_of(config.seed, 0)
     changed = sum(
-        not all(map(np.array_equal, varied.sides(row, key), (store.prompt(row), store.target(row))))
+        not all(
+            map(
+                np.array_equal,
+                varied.sides(row, key),
+                (store.prompt(row), store.target(row)),
+            )
+        )
         for row in rows.tolist()
     )
     told = rewriting.in_words(rows, seed=config.seed)
     assert f"{changed} of {len(rows)} sampled examples are changed" in told
-    assert main(["train", str(kitchen / "run.yaml"), f"run_dir={kitchen / 'told'}"]) == 0
+    assert (
+        main(["train", str(kitchen / "run.yaml"), f"run_dir={kitchen / 'told'}"]) == 0
+    )
     assert told.splitlines()[0] in (kitchen / "told" / "training.log").read_text()
     # Beside the shortest example alone, what augmentation lengthens does not fit.
     lengths = store.prompt_lengths + store.target_lengths
     rules = AugmentationConfig(prompt_formats=True, tips=1.0)
     shortest = rows[lengths[rows].argmin() :][:1]
-    narrow, wide = (Rewriting(rules, store, r, encoder=encoder) for r in (shortest, rows))
+    narrow, wide = (
+        Rewriting(rules, store, r, encoder=encoder) for r in (shortest, rows)
+    )
     fitting, left = narrow.counts(rows, key)
     assert fitting + left == sum(wide.counts(rows, key))
     assert left > wide.counts(rows, key)[1]
@@ -80,13 +92,17 @@ def test_a_run_with_every_technique_on_the_data(kitchen: Path) -> None:
     early, late = [n for n in saved if n <= 4], [n for n in saved if 4 < n < 10]
     for at in [choice.choice(sorted(some)) for some in (early, late) if some]:
         part, folder = kitchen / f"part-{at}", f"step-{at:08d}"
-        shutil.copytree(kitchen / "whole/checkpoints" / folder, part / "checkpoints" / folder)
+        shutil.copytree(
+            kitchen / "whole/checkpoints" / folder, part / "checkpoints" / folder
+        )
         shutil.copy(kitchen / "whole/config.yaml", part / "config.yaml")
         again = train(kitchen, part.name)
         assert [e["loss"] for e in again] == [e["loss"] for e in whole[at:]]
         for name in ("model", "optimizer"):
             files = [
-                load_file(kitchen / run / f"checkpoints/step-00000010/{name}.safetensors")
+                load_file(
+                    kitchen / run / f"checkpoints/step-00000010/{name}.safetensors"
+                )
                 for run in ("whole", part.name)
             ]
             assert files[0].keys() == files[1].keys()
@@ -95,12 +111,18 @@ def test_a_run_with_every_technique_on_the_data(kitchen: Path) -> None:
     alone = train(kitchen, "alone", "train.pack=false")
     assert [e["target_tokens"] for e in alone] == [e["target_tokens"] for e in whole]
     assert [e["tokens"] for e in alone] == [e["tokens"] for e in whole]
-    assert [e["loss"] for e in alone] == pytest.approx([e["loss"] for e in whole], rel=1e-4)
+    assert [e["loss"] for e in alone] == pytest.approx(
+        [e["loss"] for e in whole], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
     "stages",
-    ['[{from: "10 %"}]', '[{from: "0 %"}, {from: "2 epochs"}]', '[{from: "0 %"}, {from: "0 %"}]'],
+    [
+        '[{from: "10 %"}]',
+        '[{from: "0 %"}, {from: "2 epochs"}]',
+        '[{from: "0 %"}, {from: "0 %"}]',
+    ],
 )
 def test_stages_that_make_no_run_are_refused(
     stages: str, capfd: pytest.CaptureFixture[str]
@@ -114,7 +136,10 @@ def test_a_stage_that_selects_nothing_is_refused_with_counts(
     kitchen: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     empty = 'curriculum={stages: [{from: "0 %"}, {from: "50 %", max_ingredients: 1}]}'
-    assert main(["train", str(kitchen / "run.yaml"), f"run_dir={kitchen / 'run'}", empty]) == 2
+    assert (
+        main(["train", str(kitchen / "run.yaml"), f"run_dir={kitchen / 'run'}", empty])
+        == 2
+    )
     said = " ".join(capfd.readouterr().err.split())
     assert "Stage 2 of the curriculum (up to 1 ingredients) selects none of the" in said
     assert "stage 2: 0" in said

@@ -72,7 +72,9 @@ def cookbook(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     write_cookbook(path, n=150, seed=2)
     (block,) = RecipeReader().blocks(path)
     return [
-        both(r) for _, r, _ in RecipeReader().recipes(block, Counter()) if isinstance(r, Recipe)
+        both(r)
+        for _, r, _ in RecipeReader().recipes(block, Counter())
+        if isinstance(r, Recipe)
     ]
 
 
@@ -80,7 +82,9 @@ def cookbook(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
 def test_spliced_ids_are_those_of_the_augmented_text(
     kind: str, cookbook: list[tuple[str, str]]
 ) -> None:
-    codec = train_codec([text for pair in cookbook for text in pair], vocab_size=700, kind=kind)  # type: ignore[arg-type]
+    codec = train_codec(
+        [text for pair in cookbook for text in pair], vocab_size=700, kind=kind
+    )  # type: ignore[arg-type]
     seen = check(codec, iter(cookbook))
     assert seen["changed"] > 100
     assert seen["swapped"] > 10
@@ -91,7 +95,9 @@ def test_spliced_ids_are_those_of_the_augmented_text(
 def test_spliced_ids_are_those_of_the_augmented_text_of_real_recipes(
     name: str, shared: Path
 ) -> None:
-    with gzip.open(shared / "data/recipes/allrecipes_epicurious_as_is.jsonl.gz") as file:
+    with gzip.open(
+        shared / "data/recipes/allrecipes_epicurious_as_is.jsonl.gz"
+    ) as file:
         lines = random.Random(1).sample(file.readlines(), 1050)
     recipes = (recipe_of(json.loads(line), Counter()) for line in lines)
     pairs = (both(recipe) for recipe in recipes if isinstance(recipe, Recipe))
@@ -103,11 +109,21 @@ def test_spliced_ids_are_those_of_the_augmented_text_of_real_recipes(
 def test_a_swap_is_made_everywhere_or_not_at_all() -> None:
     rules = AugmentationConfig(substitute=1.0)
     prompt, target = augmented(*both(SOUP), 1, rules)
-    assert prompt == "Generate recipe for: Pecan Bread using ingredients: flour, pecans, salt"
+    assert (
+        prompt
+        == "Generate recipe for: Pecan Bread using ingredients: flour, pecans, salt"
+    )
     assert "walnut" not in target.casefold()
     assert parse_text(target).ingredients[1] == "1 cup pecans, chopped"
-    assert parse_text(target).steps[1] == "Bake until a pecan on top is dark (pecans burn)."
-    for more in ("Serve with walnut-flavored cream.", "Drizzle with walnut oil.", "Or use pecans."):
+    assert (
+        parse_text(target).steps[1]
+        == "Bake until a pecan on top is dark (pecans burn)."
+    )
+    for more in (
+        "Serve with walnut-flavored cream.",
+        "Drizzle with walnut oil.",
+        "Or use pecans.",
+    ):
         unsafe = Recipe(SOUP.title, SOUP.ingredients, (*SOUP.steps, more))
         kept = augmented(*both(unsafe), 1, rules)
         assert kept == both(unsafe), more
@@ -115,7 +131,8 @@ def test_a_swap_is_made_everywhere_or_not_at_all() -> None:
 
 def test_verbs_change_only_where_they_begin_a_sentence_of_the_steps() -> None:
     texts = {
-        augmented(*both(SOUP), key, AugmentationConfig(paraphrase=1.0))[1] for key in range(40)
+        augmented(*both(SOUP), key, AugmentationConfig(paraphrase=1.0))[1]
+        for key in range(40)
     }
     first = {parse_text(text).steps[0] for text in texts}
     assert first == {
@@ -131,18 +148,24 @@ def test_formats_and_instructions_are_all_met_and_tips_end_a_whole_text() -> Non
     assert len(prompts) == 8
     assert "Walnut Bread using ingredients: flour, walnuts, salt" in prompts
     others = {
-        augmented(*both(SOUP), key, AugmentationConfig(instructions=1.0))[0] for key in range(99)
+        augmented(*both(SOUP), key, AugmentationConfig(instructions=1.0))[0]
+        for key in range(99)
     }
     assert len(others) == 6
     tipped = augmented(*both(SOUP), 3, AugmentationConfig(tips=1.0))[1]
     assert tipped.startswith(both(SOUP)[1] + "\nTip: ")
     cut = [w for w in words(both(SOUP)[1]) if w]
-    assert edits_of(AugmentationConfig(tips=1.0), [], cut, key=3, is_complete=False) == ([], [])
+    assert edits_of(
+        AugmentationConfig(tips=1.0), [], cut, key=3, is_complete=False
+    ) == ([], [])
 
 
 def test_other_tasks_and_texts_are_left_alone() -> None:
     for target in ("Healthy", "3. Mix the flour.", ""):
-        assert augmented("Rate how healthy this recipe is: Walnut Bread", target, 1)[1] == target
+        assert (
+            augmented("Rate how healthy this recipe is: Walnut Bread", target, 1)[1]
+            == target
+        )
 
 
 def test_probabilities_are_those_of_examples() -> None:

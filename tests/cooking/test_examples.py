@@ -44,7 +44,8 @@ def test_the_configuration_knows_the_same_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "answer"), [("nutrition", "Healthy"), ("difficulty", "hard"), ("cuisine", "Italian")]
+    ("task", "answer"),
+    [("nutrition", "Healthy"), ("difficulty", "hard"), ("cuisine", "Italian")],
 )
 def test_a_class_is_asked_for_with_what_tells_it(task: str, answer: str) -> None:
     prompt, target = asked(task) or ("", "")
@@ -63,7 +64,9 @@ def test_the_next_step_follows_the_steps_shown() -> None:
     assert STEPS[at] not in prompt
     assert prompt.endswith(f"{at}. {STEPS[at - 1]}")
     assert sum(other in prompt for other in STEPS) == min(3, at)
-    assert asked("next_step", Recipe("Toast", ("bread",), ("Toast the bread.",))) is None
+    assert (
+        asked("next_step", Recipe("Toast", ("bread",), ("Toast the bread.",))) is None
+    )
 
 
 def test_a_request_is_in_plain_words_and_says_only_what_is_known() -> None:
@@ -96,7 +99,10 @@ def written(path: Path, *, cuisine: bool, n: int = 12) -> Path:
         {
             "title": f"{food} pot {i}",
             "ingredients": [f"{i + 1} cups {food}", "1 lemon", "salt"],
-            "directions": [f"Rinse the {food} {i} times.", "Simmer until soft, then serve warm."],
+            "directions": [
+                f"Rinse the {food} {i} times.",
+                "Simmer until soft, then serve warm.",
+            ],
         }
         | ({"cuisine": "Thai" if i % 2 else "French"} if cuisine and i % 3 else {})
         for i in range(n)
@@ -111,23 +117,37 @@ def stored(tmp_path: Path, source: Path, *tasks: str) -> TokenStore:
         family_kind="decoder", tokenizer="trained:512", max_prompt_tokens=128,
         max_target_tokens=128, validation_fraction=0.3, tasks=tasks,
     )  # fmt: skip
-    return prepare([Source(str(source), READER)], store=tmp_path / "s", settings=settings).store
+    return prepare(
+        [Source(str(source), READER)], store=tmp_path / "s", settings=settings
+    ).store
 
 
-def test_tasks_of_a_record_lie_side_by_side_and_never_straddle_the_split(tmp_path: Path) -> None:
-    store = stored(tmp_path, written(tmp_path / "a.jsonl", cuisine=True), "cuisine", "write")
+def test_tasks_of_a_record_lie_side_by_side_and_never_straddle_the_split(
+    tmp_path: Path,
+) -> None:
+    store = stored(
+        tmp_path, written(tmp_path / "a.jsonl", cuisine=True), "cuisine", "write"
+    )
     numbers, split = store.column("task"), store.split
     starts = store.column("starts_record").astype(bool)
-    assert sorted(Counter(numbers.tolist()).items()) == [(0, 24), (TASKS.index("cuisine"), 16)]
+    assert sorted(Counter(numbers.tolist()).items()) == [
+        (0, 24),
+        (TASKS.index("cuisine"), 16),
+    ]
     assert int(starts.sum()) == store.manifest.records.kept == 24
     record = np.cumsum(starts)
     for one in range(1, 25):
         assert len(set(split[record == one].tolist())) == 1
-    answers = {store.codec().decode(store.target(i)) for i in np.flatnonzero(numbers == 4).tolist()}
+    answers = {
+        store.codec().decode(store.target(i))
+        for i in np.flatnonzero(numbers == 4).tolist()
+    }
     assert answers == {"Thai", "French"}
 
 
-def test_neighbours_of_one_body_and_of_two_tasks_are_two_records(tmp_path: Path) -> None:
+def test_neighbours_of_one_body_and_of_two_tasks_are_two_records(
+    tmp_path: Path,
+) -> None:
     """Their tasks rise as those of one record do: any file with them once had "wrong counts"."""
     source = written(tmp_path / "a.jsonl", cuisine=True)
     pie = {"title": "Zorblax Pie", "ingredients": ["1 zorblax"], "directions": [*STEPS]}
@@ -141,12 +161,20 @@ def test_neighbours_of_one_body_and_of_two_tasks_are_two_records(tmp_path: Path)
     assert report.notes["examples of the task cuisine"] == 17
 
 
-def test_a_task_without_any_label_is_refused_with_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has cuisine, but none of the 24 .*no field cuisine"):
-        stored(tmp_path, written(tmp_path / "a.jsonl", cuisine=False), "write", "cuisine")
+def test_a_task_without_any_label_is_refused_with_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        DataError, match=r"has cuisine, but none of the 24 .*no field cuisine"
+    ):
+        stored(
+            tmp_path, written(tmp_path / "a.jsonl", cuisine=False), "write", "cuisine"
+        )
 
 
-def test_records_without_the_label_are_counted_and_no_bad_records(tmp_path: Path) -> None:
+def test_records_without_the_label_are_counted_and_no_bad_records(
+    tmp_path: Path,
+) -> None:
     lines = written(tmp_path / "a.jsonl", cuisine=True).read_text().splitlines()
     few = [line for i, line in enumerate(lines) if "cuisine" not in line or i < 6]
     (tmp_path / "a.jsonl").write_text("\n".join(few))
@@ -156,7 +184,9 @@ def test_records_without_the_label_are_counted_and_no_bad_records(tmp_path: Path
 
 
 def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="names bake; a recipe can be turned into write"):
+    with pytest.raises(
+        ConfigError, match="names bake; a recipe can be turned into write"
+    ):
         stored(tmp_path, written(tmp_path / "a.jsonl", cuisine=False), "bake")
 
 

@@ -21,7 +21,9 @@ def test_names_are_written_once_and_at_most_twenty_times():
 
 def test_the_seven_formats_each_name_the_dish():
     assert len(set(PROMPT_FORMATS)) == 7
-    assert all(form.format(text="Pea Soup").endswith("Pea Soup") for form in PROMPT_FORMATS)
+    assert all(
+        form.format(text="Pea Soup").endswith("Pea Soup") for form in PROMPT_FORMATS
+    )
 
 
 DISHES = {
@@ -66,7 +68,9 @@ def test_ingredients_stand_after_a_colon() -> None:
         ("documents", [], "Make me a soup: peas"), ("gaps", [], "Make me a soup: peas"),
     ],
 )  # fmt: skip
-def test_the_form_a_model_is_trained_on(form: str, tasks: list[str], expected: str) -> None:
+def test_the_form_a_model_is_trained_on(
+    form: str, tasks: list[str], expected: str
+) -> None:
     record = Provenance(form=form, max_new_tokens=9, tasks=tasks)
     assert rewrite_prompt("Make me a soup: peas", record) == expected
     asked = "Generate recipe for: toast"

@@ -50,7 +50,10 @@ def test_every_recipe_of_the_cookbook_has_the_form_in_any_order():
         (("2 large Eggs, beaten", "rice, to taste", "1 pinch salt"), True),
         (("1 (14 ounce) can rice", "½ cup chopped eggs"), True),
         (("2 cups rice",), False),  # one is missing
-        (("1 pinch salt", "2 cups rice", "1 egg"), False),  # not asked for, before what was
+        (
+            ("1 pinch salt", "2 cups rice", "1 egg"),
+            False,
+        ),  # not asked for, before what was
         (("2 cups rice", "1 cup rice", "1 egg"), False),  # twice
         (("2 cups rice vinegar", "1 egg"), False),  # another food
         (("2 cups rice", "1 egg", *["1 pinch salt"] * MOST_MORE), True),

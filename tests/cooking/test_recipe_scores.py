@@ -54,7 +54,12 @@ def evaluated(text: str) -> dict[str, float]:
 
 
 def test_the_worked_example_scores_one_everywhere_and_no_text_nothing():
-    names = ("ingredient_coherence", "instruction_quality", "completeness", "format_correctness")
+    names = (
+        "ingredient_coherence",
+        "instruction_quality",
+        "completeness",
+        "format_correctness",
+    )
     assert evaluated(WORKED_EXAMPLE) == dict.fromkeys((*names, "form"), 1.0)
     assert set(evaluated("").values()) == {0.0}
 
@@ -114,7 +119,9 @@ Instructions:
 
 
 def test_an_ingredient_nobody_asked_for():
-    recipe = ParsedRecipe(("1 carrot", "2 cups gummy bears", "1 pinch of salt", "water"))
+    recipe = ParsedRecipe(
+        ("1 carrot", "2 cups gummy bears", "1 pinch of salt", "water")
+    )
     assert hallucinated_ingredients(["carrots"], recipe) == 1 / 4
     assert hallucinated_ingredients(["carrots", "gummy bear"], recipe) == 0.0
     assert hallucinated_ingredients(["carrots"], ParsedRecipe()) is None
@@ -123,7 +130,9 @@ def test_an_ingredient_nobody_asked_for():
 def test_ingredients_that_no_step_uses():
     lines = ("1 carrot", "2 potatoes")
     assert ingredients_used(ParsedRecipe(lines, ("Boil the potato.",))) == 1 / 2
-    assert ingredients_used(ParsedRecipe(lines, ("Mix all of the ingredients.",))) == 1.0
+    assert (
+        ingredients_used(ParsedRecipe(lines, ("Mix all of the ingredients.",))) == 1.0
+    )
     assert ingredients_used(ParsedRecipe(lines, ())) == 0.0
     assert ingredients_used(ParsedRecipe((), ("Boil.",))) is None
 
@@ -163,7 +172,9 @@ def test_structure_loses_a_sixth_for_each_fault():
     assert score(SOUP) == 1.0
     assert score(SOUP.removesuffix(".")) == pytest.approx(5 / 6)
     assert score(SOUP.replace("2. Simmer", "3. Simmer")) == pytest.approx(5 / 6)
-    assert score(SOUP.replace("- 2 carrots, diced", "- 1 cup red lentils")) == pytest.approx(5 / 6)
+    assert score(
+        SOUP.replace("- 2 carrots, diced", "- 1 cup red lentils")
+    ) == pytest.approx(5 / 6)
     assert score(SOUP.partition("Instructions")[0]) == 0.0
     assert score("") == 0.0
 
@@ -175,11 +186,16 @@ def test_what_a_prompt_asked_for_decides_what_is_scored():
     assert scores["hallucinated_ingredients"] == 0.0
     assert scores["recipe_score"] == 1.0
     bare = text_metrics("Generate recipe for: Soup", SOUP)
-    assert set(scores) - set(bare) == {"ingredient_coverage", "hallucinated_ingredients"}
+    assert set(scores) - set(bare) == {
+        "ingredient_coverage",
+        "hallucinated_ingredients",
+    }
     many = "Generate recipe for: Soup using ingredients: " + ", ".join(
         f"food {i}" for i in range(20)
     )
-    assert "hallucinated_ingredients" not in text_metrics(many, SOUP)  # the list was cut
+    assert "hallucinated_ingredients" not in text_metrics(
+        many, SOUP
+    )  # the list was cut
 
 
 @pytest.mark.parametrize(
@@ -206,7 +222,9 @@ def test_a_promise_is_kept_by_any_name_of_the_food():
 def test_foods_of_the_steps_that_are_not_listed():
     lines = ("2 cups flour", "1 egg", "8 ounces spaghetti")
     assert steps_listed(ParsedRecipe(lines, ("Boil the pasta in water.",))) == 1.0
-    assert steps_listed(ParsedRecipe(lines, ("Beat the egg with the shrimp.",))) == 1 / 2
+    assert (
+        steps_listed(ParsedRecipe(lines, ("Beat the egg with the shrimp.",))) == 1 / 2
+    )
     assert steps_listed(ParsedRecipe(lines, ("Wait.",))) is None
 
 
@@ -216,7 +234,9 @@ def test_variety_falls_with_what_is_said_again():
     assert variety(ParsedRecipe(lines, steps)) == 1.0  # salt may stand twice
     assert variety(ParsedRecipe((), ())) == 1.0  # nothing is said again
     assert variety(ParsedRecipe(lines, steps[:1] * 4)) == pytest.approx(1 / 4 / 0.7)
-    assert variety(ParsedRecipe(("1 egg", "2 eggs") * 5, steps)) == pytest.approx(2 / 10 / 0.7)
+    assert variety(ParsedRecipe(("1 egg", "2 eggs") * 5, steps)) == pytest.approx(
+        2 / 10 / 0.7
+    )
     again = ("Stir the soup and taste it well. " * 20,)
     assert variety(ParsedRecipe(lines, again)) < 0.2
 
@@ -280,7 +300,9 @@ def test_one_sentence_again_is_too_little_for_variety():
 
 def test_the_recipe_score_is_what_it_was_before_times_and_sentences_were_scored():
     # Values of the version before.
-    asked = "Generate recipe for: Carrot Soup using ingredients: red lentils, carrots, salt"
+    asked = (
+        "Generate recipe for: Carrot Soup using ingredients: red lentils, carrots, salt"
+    )
     baked = SOUP.removesuffix(".").replace("2. Simmer", "2. Bake at 3000 F and bake")
     texts = (SOUP, WORKED_EXAMPLE, SOUP.replace("25 minutes", "0 minutes"), baked)
     scored = [text_metrics(asked, text) for text in texts]
@@ -302,20 +324,26 @@ GOOD = list(recipes(8, seed=1))
 
 def changed(r: Recipe, *, lines: Sequence[str] = (), steps: Sequence[str] = ()) -> str:
     """The text of the recipe with other lines or other steps."""
-    return to_text(Recipe(r.title, tuple(lines or r.ingredients), tuple(steps or r.steps)))
+    return to_text(
+        Recipe(r.title, tuple(lines or r.ingredients), tuple(steps or r.steps))
+    )
 
 
 def without_its_food(r: Recipe) -> str:
     """A fine recipe of the same dish, but for what the title promises."""
     (food,) = foods_of_title(r.title)
     lines = [line for line in r.ingredients if food not in line]
-    return changed(r, lines=lines, steps=[re.sub(rf"\b{food}\w*", "dough", s) for s in r.steps])
+    return changed(
+        r, lines=lines, steps=[re.sub(rf"\b{food}\w*", "dough", s) for s in r.steps]
+    )
 
 
 def in_a_loop(r: Recipe) -> str:
     """Lines of the right form that differ in their numbers alone; repetition is about 0.97."""
     food = r.ingredients[0].split()[-1]
-    steps = [f"Add the {food} to the {food} and stir for {n} minutes." for n in range(1, 40)]
+    steps = [
+        f"Add the {food} to the {food} and stir for {n} minutes." for n in range(1, 40)
+    ]
     return changed(r, lines=[f"{n} cups {food}" for n in range(1, 40)], steps=steps)
 
 
@@ -367,20 +395,27 @@ def test_recipes_are_ranked_as_a_cook_would_rank_them(scored):
     assert in_order / len(pairs) >= 0.95
 
 
-@pytest.mark.parametrize("fault", ["one step again", "one ingredient again", "in a loop"])
+@pytest.mark.parametrize(
+    "fault", ["one step again", "one ingredient again", "in a loop"]
+)
 def test_text_that_repeats_itself_scores_low_however_fine_its_form(fault):
     for recipe in GOOD:
         text = FAULTS[fault][1](recipe)
         scores = text_metrics(write_prompt(recipe.title, recipe.ingredients), text)
         assert scores["recipe_score"] < 0.25, (recipe.title, scores)
-        assert scores["format_correctness"] == 1.0  # the checklist's rules see nothing wrong
+        assert (
+            scores["format_correctness"] == 1.0
+        )  # the checklist's rules see nothing wrong
 
 
 def test_muffins_without_blueberries():
     muffins = Recipe(
         "Blueberry Muffins",
         ("2 cups flour", "1 cup sugar", "2 eggs", "1 cup milk"),
-        ("Mix the flour, sugar, eggs and milk in a bowl.", "Bake in cups for 20 minutes."),
+        (
+            "Mix the flour, sugar, eggs and milk in a bowl.",
+            "Bake in cups for 20 minutes.",
+        ),
     )
     asked = "Generate recipe for: Blueberry Muffins using ingredients: flour, sugar, eggs, milk"
     scores = text_metrics(asked, to_text(muffins))
@@ -390,7 +425,9 @@ def test_muffins_without_blueberries():
     assert next(iter(scores)) == "recipe_score"  # what is printed first
     lines = (*muffins.ingredients, "1 cup blueberries")
     steps = (muffins.steps[0], "Fold in the blueberries.", muffins.steps[1])
-    whole = text_metrics(f"{asked}, blueberries", changed(muffins, lines=lines, steps=steps))
+    whole = text_metrics(
+        f"{asked}, blueberries", changed(muffins, lines=lines, steps=steps)
+    )
     assert whole["recipe_score"] == pytest.approx(1.0)
 
 

@@ -23,7 +23,12 @@ def test_amounts_are_written_as_a_kitchen_measures(quantity, unit, written):
     assert write_amount((quantity, quantity), unit) == written
 
 
-@given(st.floats(1e-3, 1e6), st.floats(1.0, 5.0), st.sampled_from([*UNITS, None]), st.booleans())
+@given(
+    st.floats(1e-3, 1e6),
+    st.floats(1.0, 5.0),
+    st.sampled_from([*UNITS, None]),
+    st.booleans(),
+)
 def test_every_amount_is_written_and_never_as_nothing(low, times, unit, keep_unit):
     written = write_amount((low, low * times), unit, keep_unit=keep_unit)
     assert written
@@ -39,7 +44,11 @@ def test_every_amount_is_written_and_never_as_nothing(low, times, unit, keep_uni
         (["250ml/9fl oz milk"], 2, "milk: 500 ml"),
         (["2-3 carrots"], 3, "carrots: 6–9"),
         (["pinch of salt"], 3, "salt: 3 pinches"),
-        (["1 cup butter", "2 tablespoons butter, melted"], 1, "butter: 1 cup + 2 tablespoons"),
+        (
+            ["1 cup butter", "2 tablespoons butter, melted"],
+            1,
+            "butter: 1 cup + 2 tablespoons",
+        ),
         (["1 egg", "2 eggs, beaten"], 1, "egg: 3"),
         (["butter for greasing"], 4, "butter:  for greasing"),
         (["2 cloves garlic (optional)"], 0.5, "garlic: 1 clove optional"),
@@ -47,7 +56,9 @@ def test_every_amount_is_written_and_never_as_nothing(low, times, unit, keep_uni
 )
 def test_a_line_of_the_list(lines, factor, said):
     items = shopping_list(lines, factor=factor)
-    assert [f"{i.food}: {' + '.join(i.amounts)} {i.note}".strip() for i in items] == [said]
+    assert [f"{i.food}: {' + '.join(i.amounts)} {i.note}".strip() for i in items] == [
+        said
+    ]
 
 
 def test_lines_that_name_nothing_are_left_out():

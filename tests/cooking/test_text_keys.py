@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from toque.cooking.text_keys import words_of
 
 SIGNS = "°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″"
-CHARACTERS = st.sampled_from([*"aBz019 _-'\n.", *SIGNS, *"éÑßİﬁſ", *"²Ⅷ①٣", "\ud800", "\u0301"])
+CHARACTERS = st.sampled_from(
+    [*"aBz019 _-'\n.", *SIGNS, *"éÑßİﬁſ", *"²Ⅷ①٣", "\ud800", "\u0301"]
+)
 
 
 @given(st.text(CHARACTERS, max_size=30) | st.text(max_size=20))

@@ -26,7 +26,12 @@ IGNORED = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines(
 
 
 def test_what_is_copied_is_there_and_not_ignored():
-    copied = [word for name, rest in STEPS if name == "COPY" for word in shlex.split(rest)[:-1]]
+    copied = [
+        word
+        for name, rest in STEPS
+        if name == "COPY"
+        for word in shlex.split(rest)[:-1]
+    ]
     assert {"pyproject.toml", "src"} <= set(copied)
     kept = {line.removeprefix("!") for line in IGNORED if line.startswith("!")}
     assert kept == {path.removeprefix("./") for path in copied}
@@ -58,11 +63,15 @@ def program_of(word: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     step = next(rest for _, rest in STEPS if word in rest)
     program = shlex.split(step.partition("python3 -c ")[2])[0]
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize(("device", "gpu"), [("cpu", []), ("cuda", ["nvidia-ml-py"])])
-def test_requirements_are_those_of_pyproject_and_the_extras(device: str, gpu: list[str]):
+def test_requirements_are_those_of_pyproject_and_the_extras(
+    device: str, gpu: list[str]
+):
     done = program_of("requirements.txt", "data,s3", device)
     assert done.returncode == 0
     names = [line.partition(">")[0] for line in done.stdout.splitlines()]
@@ -112,7 +121,9 @@ def test_a_server_that_does_not_answer_is_not_healthy(tmp_path: Path):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         port = server.server_address[1]
-        (tmp_path / "cmdline").write_bytes(f"toque\0serve\0runs/m\0--port\0{port}\0".encode())
+        (tmp_path / "cmdline").write_bytes(
+            f"toque\0serve\0runs/m\0--port\0{port}\0".encode()
+        )
         HEALTH["main"](tmp_path)
         server.shutdown()
         thread.join()
@@ -123,12 +134,16 @@ def test_a_server_that_does_not_answer_is_not_healthy(tmp_path: Path):
 
 
 def test_the_image_holds_constrained_writing():
-    extras = next(rest for name, rest in STEPS if name == "ARG" and rest.startswith("EXTRAS="))
+    extras = next(
+        rest for name, rest in STEPS if name == "ARG" and rest.startswith("EXTRAS=")
+    )
     assert "structured" in extras.removeprefix("EXTRAS=").split(",")
 
 
 def test_a_source_distribution_holds_what_its_makefile_reads():
-    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    settings = tomllib.loads(
+        (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    )
     included = settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     paths = {"requirements.lock", "bench", "tools", "tests"}

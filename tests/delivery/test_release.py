@@ -33,6 +33,8 @@ def test_the_workflows_run_the_test_command_of_the_readme():
 def test_the_workflows_call_targets_of_the_makefile():
     targets = set(re.findall(r"(?m)^([a-z-]+):", text_of("Makefile")))
     for file in sorted(WORKFLOWS.glob("*.yml")):
-        called = re.findall(r"(?m)run: make ([a-z-]+)", file.read_text(encoding="utf-8"))
+        called = re.findall(
+            r"(?m)run: make ([a-z-]+)", file.read_text(encoding="utf-8")
+        )
         assert called, file.name
         assert set(called) <= targets, file.name

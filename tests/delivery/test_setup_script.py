@@ -23,7 +23,9 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def set_up(clone: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def set_up(
+    clone: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """The script as someone with an empty home starts it."""
     path = f"{clone.parent / 'programs'}:/usr/local/bin:/usr/bin:/bin"
     bare = {"HOME": str(clone.parent), "PATH": path, "PYTHON": sys.executable}
@@ -50,17 +52,33 @@ def program(clone: Path, name: str, text: str) -> None:
 
 def test_a_shell_as_old_as_that_of_macos_can_read_it():
     text = SCRIPT.read_text(encoding="utf-8")
-    newer = ("declare -A", "mapfile", "readarray", "${!", ",,}", "^^}", "&>>", "|&", "[[ -v")
+    newer = (
+        "declare -A",
+        "mapfile",
+        "readarray",
+        "${!",
+        ",,}",
+        "^^}",
+        "&>>",
+        "|&",
+        "[[ -v",
+    )
     assert [word for word in newer if word in text] == []
     subprocess.run(["bash", "-n", SCRIPT], check=True)
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None, reason="shellcheck is not installed"
+)
 @pytest.mark.parametrize(
-    "script", [SCRIPT, *sorted(REPOSITORY.glob("tools/*.sh"))], ids=lambda script: script.name
+    "script",
+    [SCRIPT, *sorted(REPOSITORY.glob("tools/*.sh"))],
+    ids=lambda script: script.name,
 )
 def test_shellcheck_finds_nothing(script: Path):
-    checked = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        ["shellcheck", script], capture_output=True, text=True, check=False
+    )
     assert checked.stdout == ""
 
 
@@ -80,7 +98,9 @@ def test_a_plan_names_every_step_and_ends_with_the_line_to_type(clone: Path):
 
 def test_own_data_is_configured_and_trained_next(clone: Path):
     plan = planned(clone, "--data", "gs://bucket/my recipes/")
-    assert "+ .venv/bin/python -m toque init gs://bucket/my recipes/ --to my.yaml" in plan
+    assert (
+        "+ .venv/bin/python -m toque init gs://bucket/my recipes/ --to my.yaml" in plan
+    )
     assert ".[data,serve,gcs]" in plan
     assert plan.endswith(".venv/bin/toque train my.yaml\n")
 

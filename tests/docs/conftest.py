@@ -24,7 +24,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Not with `--quiet`, which hides the warnings that it counts.
     """
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(folder),
+    ]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(
         command, cwd=REPOSITORY, env=quiet, capture_output=True, text=True, check=False
@@ -41,7 +49,10 @@ def untouched_kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         write_cookbook(folder / "my-recipes.jsonl.gz", n=60, seed=3)
         sources = {"sources": [{"path": "my-recipes.jsonl.gz"}], "store": "stores/my"}
-        data = {**sources, "tasks": ["write", "nutrition", "difficulty", "next_step", "title"]}
+        data = {
+            **sources,
+            "tasks": ["write", "nutrition", "difficulty", "next_step", "title"],
+        }
         mine = tiny_config(run_dir="runs/my", data=data, evaluation={"generate": 1})
         (folder / "my.yaml").write_text(to_yaml(mine))
         for name, page in (
@@ -58,4 +69,6 @@ def untouched_kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def kitchen(untouched_kitchen: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of it to work in."""
-    return Path(shutil.copytree(untouched_kitchen, tmp_path_factory.mktemp("docs") / "kitchen"))
+    return Path(
+        shutil.copytree(untouched_kitchen, tmp_path_factory.mktemp("docs") / "kitchen")
+    )

@@ -32,7 +32,14 @@ VALUES = {
     "wandb",
 }  # fmt: skip
 """Values of settings that a row speaks of, and what a callback may return."""
-OTHER = {"state", "WANDB_PROJECT", ".npy", "adapter_model.safetensors", "bleu", "perplexity"}
+OTHER = {
+    "state",
+    "WANDB_PROJECT",
+    ".npy",
+    "adapter_model.safetensors",
+    "bleu",
+    "perplexity",
+}
 ROUGE = {"rouge1", "rouge2", "rougeL"}
 
 
@@ -41,9 +48,16 @@ def rows() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         lines = page.read_text(encoding="utf-8").splitlines()
-        for number, (line, after) in enumerate(zip(lines, [*lines[1:], ""], strict=True), start=1):
+        for number, (line, after) in enumerate(
+            zip(lines, [*lines[1:], ""], strict=True), start=1
+        ):
             if line.startswith("| ") and not after.startswith("|---"):
-                found.append((f"{page.name}:{number}", line.removesuffix(" |").rsplit(" | ", 1)[1]))
+                found.append(
+                    (
+                        f"{page.name}:{number}",
+                        line.removesuffix(" |").rsplit(" | ", 1)[1],
+                    )
+                )
     return found
 
 
@@ -70,7 +84,9 @@ def refused(setting: str) -> str | None:
 def known() -> set[str]:
     """Settings, presets, scores, methods, flags, extras and what is listed above."""
     verbs = [verb for verb in app if not verb.startswith("-")]
-    arguments = [one for verb in verbs for one in app[verb].assemble_argument_collection()]
+    arguments = [
+        one for verb in verbs for one in app[verb].assemble_argument_collection()
+    ]
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     return {
         *setting_paths(), *presets(), *RECIPE_SCORES, *ROUGE, *METHODS, *VALUES, *OTHER,
@@ -87,7 +103,11 @@ def test_what_a_row_names_is_there(place: str, right: str, kitchen: Path) -> Non
     names = known()
     for code in re.findall(r"`([^`]+)`", right):
         plain = code.strip("'").removesuffix("(state)")
-        if code.startswith(("toque ", "./", "pip ")) or plain in names or CALL.match(code):
+        if (
+            code.startswith(("toque ", "./", "pip "))
+            or plain in names
+            or CALL.match(code)
+        ):
             continue  # commands and calls have tests of their own
         if re.match(r"[a-z_.]+(=|: )", plain):
             said = refused(code)
@@ -111,7 +131,10 @@ def test_calls_can_be_made(kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "hypotheses": ["an egg"], "references": ["two eggs"],
     }  # fmt: skip
     made = [
-        code for _, right in ROWS for code in re.findall(r"`([^`]+)`", right) if CALL.match(code)
+        code
+        for _, right in ROWS
+        for code in re.findall(r"`([^`]+)`", right)
+        if CALL.match(code)
     ]
     assert len(made) > 20
     for code in dict.fromkeys(made):

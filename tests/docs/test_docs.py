@@ -27,9 +27,13 @@ NOT_AT_ALL = {"serve", "watch", "demo", "drill", "ablate"}
 
 
 @pytest.mark.parametrize(
-    "page", sorted({block.page for block in blocks("python")}), ids=lambda page: page.name
+    "page",
+    sorted({block.page for block in blocks("python")}),
+    ids=lambda page: page.name,
 )
-def test_python_runs(page: Path, kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_runs(
+    page: Path, kitchen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(kitchen)
     names: dict[str, object] = {"__name__": page.stem}
     for block in blocks("python"):
@@ -39,7 +43,9 @@ def test_python_runs(page: Path, kitchen: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.id)
-def test_yaml_is_a_configuration_that_can_be_built(block: Block, tmp_path: Path) -> None:
+def test_yaml_is_a_configuration_that_can_be_built(
+    block: Block, tmp_path: Path
+) -> None:
     (tmp_path / "block.yaml").write_text(block.text)
     build_in_outline(load_config(tmp_path / "block.yaml").config)
 
@@ -97,8 +103,14 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for page in TUTORIALS:
         for name, text in files_of(page):
             shorter = re.sub(r'stop_after: "\d+ steps"', 'stop_after: "6 steps"', text)
-            shorter = re.sub(r'(evaluate|save)_every: "\d+ steps"', r'\1_every: "3 steps"', shorter)
+            shorter = re.sub(
+                r'(evaluate|save)_every: "\d+ steps"', r'\1_every: "3 steps"', shorter
+            )
             Path(name).write_text(shorter, encoding="utf-8")
         for block, words in commands():
-            if block.page == page and words[0] == "toque" and words[1] not in NOT_AT_ALL:
+            if (
+                block.page == page
+                and words[0] == "toque"
+                and words[1] not in NOT_AT_ALL
+            ):
                 assert main(words[1:]) == 0, f"{block.id}: {shlex.join(words)}"

@@ -17,6 +17,8 @@ WITH_EXAMPLES: Final = sorted(
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_examples_give_what_they_say(module: str) -> None:
-    found = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    found = doctest.testmod(
+        importlib.import_module(module), optionflags=doctest.ELLIPSIS
+    )
     assert found.attempted
     assert not found.failed

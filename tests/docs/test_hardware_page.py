@@ -15,9 +15,13 @@ Golden = Callable[[Path, str], None]
 
 
 @pytest.mark.golden
-def test_the_page_has_every_model_and_its_tiers_are_derived_from_them(golden_text: Golden) -> None:
+def test_the_page_has_every_model_and_its_tiers_are_derived_from_them(
+    golden_text: Golden,
+) -> None:
     rows = MADE["rows_of"](PAGE.read_text(encoding="utf-8"))
-    assert set(rows) == {(model, way) for model in MADE["MODELS"] for way in MADE["WAYS"]}
+    assert set(rows) == {
+        (model, way) for model in MADE["MODELS"] for way in MADE["WAYS"]
+    }
     golden_text(PAGE, MADE["page_of"](rows))
 
 

@@ -52,9 +52,13 @@ def test_named_files_are_there(page: Path) -> None:
     files = {
         match[0]
         for code in inline(page)
-        for match in re.finditer(r"(?<![\w./-])(?:[\w-]+/)+[\w-]+\.(?:py|sh|toml)\b", code)
+        for match in re.finditer(
+            r"(?<![\w./-])(?:[\w-]+/)+[\w-]+\.(?:py|sh|toml)\b", code
+        )
     }
-    lost = [name for name in files if not any((root / name).is_file() for root in roots)]
+    lost = [
+        name for name in files if not any((root / name).is_file() for root in roots)
+    ]
     assert sorted(lost) == []
 
 

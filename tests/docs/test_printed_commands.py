@@ -66,7 +66,8 @@ FLAGS_WITH_NEW_FOLDER: Final = {"--to", "--out"}
 OF_PAGES: Final = {
     (block.page, named[1]): block.text
     for block in blocks("yaml")
-    if (named := re.match(r"# (\S+\.yaml)\n", block.text)) and "tutorial" not in block.page.parts
+    if (named := re.match(r"# (\S+\.yaml)\n", block.text))
+    and "tutorial" not in block.page.parts
 }
 """Configurations that a page asks for; the tutorial's are followed in test_docs.py."""
 
@@ -76,7 +77,9 @@ def words_of(printed: Printed) -> list[str]:
     text = printed.text if printed.is_code else printed.text.rstrip(").'\"")
     if printed.file.suffix == ".py" and printed.file.is_relative_to(REPOSITORY / "src"):
         text = text.replace("RUN RUN", "RUN runs/other")
-        text = re.sub(r"\{([^{}]+)\}", lambda found: _value(found[1], printed.file), text)
+        text = re.sub(
+            r"\{([^{}]+)\}", lambda found: _value(found[1], printed.file), text
+        )
     words = shlex.split(text, comments=True)[1:]
     ends = [at for at, word in enumerate(words) if word in {"|", ">", "&"}]
     words = words[: min(ends, default=len(words))]
@@ -101,7 +104,9 @@ def _filled(word: str, page: Path) -> str:
     if re.fullmatch(r"[\w/-]+\.yaml", word):
         return word if word == "runs/my/config.yaml" else "my.yaml"
     # Each run and store of the pages is the kitchen's but these, which are there.
-    place = re.fullmatch(r"(run|store|work)s?/(?!my|other|reviews|[ab](?:/|$))\w+(/.+)?", word)
+    place = re.fullmatch(
+        r"(run|store|work)s?/(?!my|other|reviews|[ab](?:/|$))\w+(/.+)?", word
+    )
     return f"{place[1].replace('work', 'run')}s/my{place[2] or ''}" if place else word
 
 
@@ -149,8 +154,16 @@ def pantry(kitchen: Path) -> Path:
     """The kitchen with what else the pages name: other runs, two adapters, a file of prompts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(kitchen)
-        adapter = ["model.family=auto", "model.shape={}", "model.start_from=runs/my/model"]
-        adapter += ["model.tokenizer=auto", "adapter={kind: lora}", "train.stop_after=2 steps"]
+        adapter = [
+            "model.family=auto",
+            "model.shape={}",
+            "model.start_from=runs/my/model",
+        ]
+        adapter += [
+            "model.tokenizer=auto",
+            "adapter={kind: lora}",
+            "train.stop_after=2 steps",
+        ]
         assert main(["train", "my.yaml", "run_dir=runs/a", *adapter]) == 0
         assert main(["cookbook", "recipes.jsonl", "--n", "4"]) == 0
         for (_, name), text in OF_PAGES.items():
@@ -159,9 +172,15 @@ def pantry(kitchen: Path) -> Path:
         Path("prompts.txt").write_text("leek soup\npancakes\n")
         turns = [{"role": r, "content": r} for r in ("user", "assistant")]
         Path("chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
-        reviews = [f"It was {i},{'good' if i % 2 else 'bad'},day {i}\n" for i in range(20)]
+        reviews = [
+            f"It was {i},{'good' if i % 2 else 'bad'},day {i}\n" for i in range(20)
+        ]
         Path("reviews.csv").write_text("".join(["text,label,summary\n", *reviews]))
-        few = ["train.stop_after=2 steps", "evaluation.generate=2", "evaluation.texts=2"]
+        few = [
+            "train.stop_after=2 steps",
+            "evaluation.generate=2",
+            "evaluation.texts=2",
+        ]
         assert main(["train", "reviews.yaml", *few]) == 0
         shutil.copytree("runs/a", "runs/b")
         for copied in ("runs/my", "stores/my"):
@@ -192,14 +211,23 @@ def test_printed_commands_run(
 @pytest.mark.slow
 @pytest.mark.parametrize("words", TRAINED, ids=" ".join)
 def test_printed_trainings_run(
-    words: tuple[str, ...], pantry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    pantry: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(shutil.copytree(pantry, tmp_path / "pantry"))
     monkeypatch.setenv("MY_WEBHOOK", "http://127.0.0.1:9/nobody-listens")
-    own = [word.removeprefix("run_dir=") for word in words if word.startswith("run_dir=")]
+    own = [
+        word.removeprefix("run_dir=") for word in words if word.startswith("run_dir=")
+    ]
     for folder in own:
         shutil.rmtree(folder, ignore_errors=True)  # the run of another command
-    another = [] if own or len(words) == 2 or "--resume" in words else ["run_dir=runs/another"]
+    another = (
+        []
+        if own or len(words) == 2 or "--resume" in words
+        else ["run_dir=runs/another"]
+    )
     assert main([*words, *another]) == 0, places(words)
 
 
@@ -220,7 +248,10 @@ def test_printed_commands_parse(
         overrides = [word for word in words[2:] if re.match(r"[a-z_.]+=", word)]
         build_in_outline(load_config(config, overrides).config)
     for word in words[1:]:  # a place that has to be there is there
-        if re.match(r"(runs|stores)/", word) and words[words.index(word) - 1] != "--out":
+        if (
+            re.match(r"(runs|stores)/", word)
+            and words[words.index(word) - 1] != "--out"
+        ):
             assert Path(word).exists(), places(words)
 
 
@@ -235,7 +266,9 @@ def test_flags_that_messages_name_are_there() -> None:
     named = {
         found[2]
         for path in (REPOSITORY / "src").rglob("*.py")
-        for found in re.finditer(r"""\bargument\(f?(["'])([^"']+)\1\)""", path.read_text("utf-8"))
+        for found in re.finditer(
+            r"""\bargument\(f?(["'])([^"']+)\1\)""", path.read_text("utf-8")
+        )
     }
     assert len(named) > 20
     printed = {flag(name).split()[0] for name in named} - {"--traceback", "SOURCES"}
@@ -248,7 +281,8 @@ def test_names_alone_are_no_instructions() -> None:
         f"{printed.place}: {printed.before}`{printed.text}`"
         for words in PARSED
         for printed in COMMANDS[words]
-        if re.search(r"(?i)\brun $", printed.before) and words[0] not in {"demo", "doctor"}
+        if re.search(r"(?i)\brun $", printed.before)
+        and words[0] not in {"demo", "doctor"}
         if why_not_run(list(words)) == "a name alone"
     ]
     assert told == []
@@ -257,7 +291,9 @@ def test_names_alone_are_no_instructions() -> None:
 def test_most_commands_are_run() -> None:
     reasons = Counter(why_not_run(list(words)) for words in PARSED)
     n_printed = sum(len(places) for places in COMMANDS.values())
-    print(f"{n_printed} printed commands, {len(COMMANDS)} different: {len(RUN)} are run,")
+    print(
+        f"{n_printed} printed commands, {len(COMMANDS)} different: {len(RUN)} are run,"
+    )
     print(f"{len(PARSED)} are parsed: {dict(reasons)}")
     assert n_printed > 300
     assert len(RUN) > 50

@@ -46,7 +46,9 @@ def test_python_page_is_the_docstrings(golden_text: Golden) -> None:
 
 @pytest.mark.golden
 def test_the_page_for_agents_is_what_the_others_say(golden_text: Golden) -> None:
-    golden_text(REFERENCE / "agents.md", MADE["agents_page"](app, public(), REFERENCE.parent))
+    golden_text(
+        REFERENCE / "agents.md", MADE["agents_page"](app, public(), REFERENCE.parent)
+    )
 
 
 @pytest.mark.golden
@@ -56,7 +58,9 @@ def test_llms_txt_lists_every_page(golden_text: Golden) -> None:
     made = MADE["llms_text"](site, docs)
     golden_text(docs / "llms.txt", made)
     listed = re.findall(r"(?m)^- \[.+\]\((.+)\): .+", made)
-    assert sorted(listed) == sorted(p.relative_to(docs).as_posix() for p in docs.rglob("*.md"))
+    assert sorted(listed) == sorted(
+        p.relative_to(docs).as_posix() for p in docs.rglob("*.md")
+    )
 
 
 def test_every_argument_and_every_public_name_has_its_words() -> None:

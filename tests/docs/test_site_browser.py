@@ -30,7 +30,9 @@ def test_the_search_finds_pages_on_the_disk(opened: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["tutorial/1-first-run", "reference/cli"])
-def test_no_line_of_code_is_cut_off(opened: Callable[..., Any], name: str, size: str) -> None:
+def test_no_line_of_code_is_cut_off(
+    opened: Callable[..., Any], name: str, size: str
+) -> None:
     page = opened(f"{name}.html", size)
     code = page.locator("pre > code")
     assert code.count() > 5

@@ -26,11 +26,15 @@ def real_pairs(shared: Path) -> Pairs:
                 recipes.append((record["ingredients"], record["directions"]))
             if len(recipes) == 2000:
                 break
-    words = [word for _, steps in recipes[:300] for step in steps for word in step.split()]
+    words = [
+        word for _, steps in recipes[:300] for step in steps for word in step.split()
+    ]
 
     def changed(line: str) -> str:
         kept = [word for word in line.split() if rng.random() > 0.1]
-        return " ".join(rng.choice(words) if rng.random() < 0.12 else word for word in kept)
+        return " ".join(
+            rng.choice(words) if rng.random() < 0.12 else word for word in kept
+        )
 
     predictions, references = [], []
     for (ingredients, steps), other in zip(recipes[:1000], recipes[1000:], strict=True):

@@ -3,13 +3,25 @@
 import numpy as np
 import pytest
 
-from toque.evaluation.answer_scores import class_counts, macro_f1_of, token_f1, valid_json
+from toque.evaluation.answer_scores import (
+    class_counts,
+    macro_f1_of,
+    token_f1,
+    valid_json,
+)
 from toque.evaluation.classification import class_scores
 
 
 @pytest.mark.parametrize(
     ("text", "valid"),
-    [('{"a": [1, null]}', 1), (" 3 ", 1), ("{'a': 1}", 0), ("NaN", 0), ("", 0), ("[" * 99999, 0)],
+    [
+        ('{"a": [1, null]}', 1),
+        (" 3 ", 1),
+        ("{'a': 1}", 0),
+        ("NaN", 0),
+        ("", 0),
+        ("[" * 99999, 0),
+    ],
 )
 def test_json_is_one_value_of_the_standard(text: str, valid: int) -> None:
     assert valid_json(text) == valid
@@ -41,5 +53,8 @@ def test_macro_f1_of_sums_is_that_of_the_confusion_table() -> None:
     sums = class_counts(answers, truths, classes).sum(axis=0)
     assert float(macro_f1_of(sums)) == class_scores(answers, truths, classes).macro_f1
     # An answer that is no class counts against the recall of its class alone.
-    assert float(macro_f1_of(class_counts(["a", "?"], ["a", "a"], classes).sum(axis=0))) == 2 / 3
+    assert (
+        float(macro_f1_of(class_counts(["a", "?"], ["a", "a"], classes).sum(axis=0)))
+        == 2 / 3
+    )
     assert np.isnan(macro_f1_of(np.zeros(12)))

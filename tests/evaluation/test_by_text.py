@@ -44,18 +44,27 @@ def table_of(texts: list[tuple[str, str, str]]) -> tuple[TextTable, TextScores]:
 
 
 def test_a_score_of_the_user_is_read_back():
-    own = TextTable(["a", "b", "c"], {"mine": PerText.mean(np.array([0.5, np.nan, 0.25]))})
-    (read,) = from_json(to_json(examples=own, texts=own, step=7).encode()).texts.measures.values()
+    own = TextTable(
+        ["a", "b", "c"], {"mine": PerText.mean(np.array([0.5, np.nan, 0.25]))}
+    )
+    (read,) = from_json(
+        to_json(examples=own, texts=own, step=7).encode()
+    ).texts.measures.values()
     assert read.values[:, 0].tolist() == [0.5, 0.0, 0.25]
 
 
-TEXTS = [(f"dish {i}", f"cut {i} carrots and cook them", f"cut {i + 1} carrots") for i in range(9)]
+TEXTS = [
+    (f"dish {i}", f"cut {i} carrots and cook them", f"cut {i + 1} carrots")
+    for i in range(9)
+]
 
 
 def test_what_is_read_back_scores_as_before():
     texts, scores = table_of(TEXTS)
     steps = np.arange(4.0)
-    losses = losses_table([f"k{i}" for i in range(4)], 10 + steps, np.full(4, 5.0), 20 + steps)
+    losses = losses_table(
+        [f"k{i}" for i in range(4)], 10 + steps, np.full(4, 5.0), 20 + steps
+    )
     read = from_json(to_json(examples=losses, texts=texts, step=7).encode())
     assert read.step == 7
     assert list(read.texts.keys) == list(texts.keys)
@@ -90,7 +99,10 @@ def test_a_damaged_file_is_refused(damage):
 def test_pairing_sees_what_two_intervals_apart_do_not():
     drawn = np.random.default_rng(1)
     hard = drawn.normal(0.0, 1.0, 200)  # what makes a text hard is the same for both
-    first, other = PerText.mean(hard), PerText.mean(hard + 0.05 + drawn.normal(0, 0.1, 200))
+    first, other = (
+        PerText.mean(hard),
+        PerText.mean(hard + 0.05 + drawn.normal(0, 0.1, 200)),
+    )
     apart = estimates({"a": first, "b": other})
     assert apart["b"].low < apart["a"].high
     found = over_texts(other, first)

@@ -16,14 +16,21 @@ def test_scores_by_hand():
     assert scores.majority == 4 / 7
     assert scores.f1 == {"easy": 4 / 7, "medium": 2 / 4, "hard": 2 / 3}
     assert scores.macro_f1 == pytest.approx((4 / 7 + 1 / 2 + 2 / 3) / 3)
-    meant = class_scores(["easy", "hard"], ["easy", "easy"], CLASSES)  # nobody meant "hard"
+    meant = class_scores(
+        ["easy", "hard"], ["easy", "easy"], CLASSES
+    )  # nobody meant "hard"
     assert meant.macro_f1 == pytest.approx(2 / 3)
     easy = scores.lines()[1].split(maxsplit=4)
-    assert easy == ["easy", "4", "2", "0.571", "hard 1, medium 1"] or easy[4] == "medium 1, hard 1"
+    assert (
+        easy == ["easy", "4", "2", "0.571", "hard 1, medium 1"]
+        or easy[4] == "medium 1, hard 1"
+    )
 
 
 def test_classes_that_differ_in_case_alone_are_two():
-    scores = class_scores(["polish", "Polish "], ["Polish", "Polish"], ["polish", "Polish"])
+    scores = class_scores(
+        ["polish", "Polish "], ["Polish", "Polish"], ["polish", "Polish"]
+    )
     assert scores.confusion.tolist() == [[0, 0], [1, 1]]
 
 

@@ -41,20 +41,26 @@ def drawn(seed: int) -> tuple[list[Ids], list[Ids], list[Ids]]:
     n_ids = int(rng.integers(1, 4))
 
     def some(n: int, least: int, most: int) -> list[Ids]:
-        return [rng.integers(0, n_ids, rng.integers(least, most)).tolist() for _ in range(n)]
+        return [
+            rng.integers(0, n_ids, rng.integers(least, most)).tolist() for _ in range(n)
+        ]
 
     n = int(rng.integers(1, 5))
     return some(n, RUN, 30), some(n, 0, 20), some(int(rng.integers(1, 6)), 0, 30)
 
 
-def found(texts: list[Ids], prompts: list[Ids], examples: list[Ids], *, parts: int) -> RunFinder:
+def found(
+    texts: list[Ids], prompts: list[Ids], examples: list[Ids], *, parts: int
+) -> RunFinder:
     finder = RunFinder(texts, prompts)
     for rows in np.array_split(np.arange(len(examples)), parts):
         finder.compare(*concatenate([examples[row] for row in rows]), rows)
     return finder
 
 
-@pytest.mark.parametrize("at_once", [1 << 20, 3])  # 3: every example and every text apart
+@pytest.mark.parametrize(
+    "at_once", [1 << 20, 3]
+)  # 3: every example and every text apart
 @pytest.mark.parametrize("parts", [1, 3])
 def test_runs_are_those_of_a_search_of_every_place(at_once, parts, monkeypatch):
     monkeypatch.setattr(memorisation, "_MAX_PAIRS", at_once)
@@ -62,7 +68,9 @@ def test_runs_are_those_of_a_search_of_every_place(at_once, parts, monkeypatch):
     for seed in range(25):
         texts, prompts, examples = drawn(seed)
         runs = found(texts, prompts, examples, parts=parts).longest_runs()
-        expected = [slowly(*both, examples) for both in zip(texts, prompts, strict=True)]
+        expected = [
+            slowly(*both, examples) for both in zip(texts, prompts, strict=True)
+        ]
         assert [(run.tokens, run.example) for run in runs] == expected, seed
         n_found += sum(run.tokens > RUN for run in runs)
     assert n_found > 10

@@ -12,10 +12,16 @@ marks = st.text(alphabet="ab1 .,-\n&;'$\u00a0\u2003½\t<", max_size=40)
 
 
 def differences(predictions, references):
-    counts, oracle = bleu_counts(words(predictions), words(references)), sacrebleu.BLEU(force=True)
+    counts, oracle = (
+        bleu_counts(words(predictions), words(references)),
+        sacrebleu.BLEU(force=True),
+    )
     for row, p, r in zip(counts, predictions, references, strict=True):
         yield abs(float(bleu_of(row)) - oracle.corpus_score([p], [[r]]).score)
-    yield abs(float(bleu_of(counts.sum(0))) - oracle.corpus_score(predictions, [references]).score)
+    yield abs(
+        float(bleu_of(counts.sum(0)))
+        - oracle.corpus_score(predictions, [references]).score
+    )
 
 
 @pytest.mark.parametrize("n", [50, pytest.param(1000, marks=pytest.mark.slow)])
@@ -37,12 +43,19 @@ def test_tokens_are_cut_as_mteval_cuts_them(text):
     assert max(differences([text, text + " z"], [text + " a b c", text])) < 1e-9
 
 
-SCRIPTS = ("把豆腐切成小块，加入酱油。", "豆腐を切ってスープ", "ใส่น้ำมันลงในกระทะ", "ចៀនខ្ទឹមបារាំង")
+SCRIPTS = (
+    "把豆腐切成小块，加入酱油。",
+    "豆腐を切ってスープ",
+    "ใส่น้ำมันลงในกระทะ",
+    "ចៀនខ្ទឹមបារាំង",
+)
 
 
 @pytest.mark.parametrize("text", SCRIPTS)
 def test_characters_are_words_where_a_script_writes_no_blanks(text):
-    counts = bleu_counts(words([text, text]), words([text, unicodedata.normalize("NFD", text)]))
+    counts = bleu_counts(
+        words([text, text]), words([text, unicodedata.normalize("NFD", text)])
+    )
     assert bleu_of(counts).tolist() == pytest.approx([100.0, 100.0])
 
 

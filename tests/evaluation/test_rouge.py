@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from toque.evaluation.rouge import NAMES, rouge_f1
 
-rouge_scorer = pytest.importorskip("rouge_score.rouge_scorer", reason="rouge-score is the oracle")
+rouge_scorer = pytest.importorskip(
+    "rouge_score.rouge_scorer", reason="rouge-score is the oracle"
+)
 
 
 def worst_difference(predictions, references):
@@ -32,7 +34,9 @@ def test_real_pairs_score_as_rouge_score_says(n, real_pairs):
     predictions, references = real_pairs
     # rouge-score splits "jalapeño" into "jalape" and "o".
     pairs = zip(predictions[:n], references[:n], strict=True)
-    ascii_words = [pair for pair in pairs if not any(is_foreign(c) for text in pair for c in text)]
+    ascii_words = [
+        pair for pair in pairs if not any(is_foreign(c) for text in pair for c in text)
+    ]
     assert len(ascii_words) > n / 2
     assert worst_difference(*map(list, zip(*ascii_words, strict=True))) < 1e-12
 
@@ -67,7 +71,9 @@ def test_equal_texts_of_any_script_score_one(text):
     forms = [text, unicodedata.normalize("NFD", text), text.upper()]
     assert rouge_f1(forms[:2], [text] * 2).tolist() == [[1.0] * 3] * 2
     assert rouge_f1(["zzz yyy xxx"], [text])[0, 0] == 0
-    if text.upper().casefold() == text.casefold():  # not of Turkish, where "ı" and "I" differ
+    if (
+        text.upper().casefold() == text.casefold()
+    ):  # not of Turkish, where "ı" and "I" differ
         assert rouge_f1(forms[2:], [text]).tolist() == [[1.0] * 3]
 
 
@@ -97,8 +103,20 @@ def test_texts_that_are_empty_or_full_of_marks():
 
 
 def test_texts_without_words_score_one_if_they_are_equal():
-    pairs = [("🍅🍆", "🍅🍆\n"), ("🍅🍆", "🍅🍲"), ("🍅", "soup"), ("½", "¼"), ("\ud800", "\ud800")]
-    assert rouge_f1(*map(list, zip(*pairs, strict=True)))[:, 0].tolist() == [1, 0, 0, 0, 1]
+    pairs = [
+        ("🍅🍆", "🍅🍆\n"),
+        ("🍅🍆", "🍅🍲"),
+        ("🍅", "soup"),
+        ("½", "¼"),
+        ("\ud800", "\ud800"),
+    ]
+    assert rouge_f1(*map(list, zip(*pairs, strict=True)))[:, 0].tolist() == [
+        1,
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 @given(st.integers(0, 10**9))

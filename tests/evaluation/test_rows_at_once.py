@@ -13,7 +13,10 @@ from toque.models.forward.loss import loss_sum
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
 def test_where_memory_runs_out_the_loss_is_that_of_fewer_rows(family):
-    layout, rows = stream_of(uneven_examples(12), family).layout, [(i,) for i in range(12)]
+    layout, rows = (
+        stream_of(uneven_examples(12), family).layout,
+        [(i,) for i in range(12)],
+    )
     model, said, sizes = model_of(family), [], []
 
     def short(model, batch):

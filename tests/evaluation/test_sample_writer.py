@@ -10,7 +10,9 @@ from toque.reporter import SILENT, LogReporter
 from toque.units import Progress
 
 SCORES = {"recipe_score": 0.75, "form": 1.0}
-PASTA = Sample("a pasta dish", "Ingredients:\n- pasta", 5, None, SCORES, asked="Recipe: pasta")
+PASTA = Sample(
+    "a pasta dish", "Ingredients:\n- pasta", 5, None, SCORES, asked="Recipe: pasta"
+)
 BREAKFAST = Sample("breakfast", "", 0, None, {})
 HELD_OUT = Sample("Recipe: toast", "Bread.", 2, "Toast.", SCORES)
 FIRST = Evaluated(
@@ -29,7 +31,9 @@ class Given:
 
 
 def writer_of(tmp_path, reporter, **options):
-    return SampleWriter(Given(FIRST), tmp_path / "samples.jsonl", reporter=reporter, **options)
+    return SampleWriter(
+        Given(FIRST), tmp_path / "samples.jsonl", reporter=reporter, **options
+    )
 
 
 @pytest.mark.parametrize("with_log", [True, False])
@@ -39,9 +43,14 @@ def test_texts_are_kept_and_what_is_asked_for_by_name_is_logged(tmp_path, with_l
     reporter = LogReporter(log) if with_log else SILENT
     writer = writer_of(tmp_path, reporter)
     writer.on_evaluate(Progress(step=1000), {})
-    kept = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    kept = [
+        json.loads(line)
+        for line in (tmp_path / "samples.jsonl").read_text().splitlines()
+    ]
     prompts = ["Recipe: toast", "a pasta dish", "breakfast"]
-    assert [(k["step"], k["prompt"]) for k in kept] == [(1000, prompt) for prompt in prompts]
+    assert [(k["step"], k["prompt"]) for k in kept] == [
+        (1000, prompt) for prompt in prompts
+    ]
     assert [k.get("asked") for k in kept] == [None, "Recipe: pasta", None]
     expected = (
         "  1 text for held-out prompts:\n"

@@ -13,7 +13,9 @@ from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import PART, ScoresByTask, TextScores
 
 
-def sample(text, reference="the reference text of four and more words", kind="a", **metrics):
+def sample(
+    text, reference="the reference text of four and more words", kind="a", **metrics
+):
     return Sample("prompt", text, 1, reference, metrics, {"kind": kind})
 
 
@@ -25,18 +27,24 @@ def test_intervals_are_those_of_a_loop():
     assert (draws(57, 4, seed=9) != draws(57, 4, seed=8)).any()
     means = [np.nanmean(values[draws(57, b, seed=9)]) for b in range(200)]
     assert found.value == pytest.approx(np.nanmean(values))
-    assert [found.low, found.high] == pytest.approx(np.quantile(means, [0.025, 0.975]).tolist())
+    assert [found.low, found.high] == pytest.approx(
+        np.quantile(means, [0.025, 0.975]).tolist()
+    )
     assert found.n == 56
 
 
 def test_one_text_has_no_interval_and_none_no_score():
-    one = estimates({"x": PerText.mean(np.array([0.5])), "y": PerText.mean(np.array([np.nan]))})
+    one = estimates(
+        {"x": PerText.mean(np.array([0.5])), "y": PerText.mean(np.array([np.nan]))}
+    )
     assert list(one) == ["x"]
     assert (one["x"].value, one["x"].low) == (0.5, None)
 
 
 def test_parts_score_as_the_whole():
-    texts = [f"some text {i} of four and more words {i * 7 % 5}" for i in range(PART + 20)]
+    texts = [
+        f"some text {i} of four and more words {i * 7 % 5}" for i in range(PART + 20)
+    ]
     samples = [sample(text, good=i / 10) for i, text in enumerate(texts)]
     whole, single = TextScores(), TextScores()
     whole.add(samples)
@@ -52,10 +60,18 @@ def test_texts_without_reference_or_score_are_left_out_and_counted():
     scores = TextScores()
     scores.add([sample("the reference text of four and more words", good=1.0)])
     scores.add(
-        [sample("nothing like it at all", None), sample("and this neither really", late=0.5)]
+        [
+            sample("nothing like it at all", None),
+            sample("and this neither really", late=0.5),
+        ]
     )
     found = scores.result(resamples=10).overall
-    assert (found["rouge1"].n, found["bleu"].n, found["good"].n, found["late"].n) == (2, 2, 1, 1)
+    assert (found["rouge1"].n, found["bleu"].n, found["good"].n, found["late"].n) == (
+        2,
+        2,
+        1,
+        1,
+    )
     assert found["good"].value == 1.0
     assert found["repetition"].n == 3
 
@@ -91,7 +107,12 @@ def test_a_metric_of_the_user_that_raises_is_named_and_the_others_survive():
     def endless(*_texts):
         return {"ratio": [1.0, float("inf")]}
 
-    users = {"m:lengths": lengths, "m:broken": broken, "m:shapeless": shapeless, "m:thief": thief}
+    users = {
+        "m:lengths": lengths,
+        "m:broken": broken,
+        "m:shapeless": shapeless,
+        "m:thief": thief,
+    }
     users |= {"m:constant": constant, "m:endless": endless}
     scores = TextScores(groups=("rouge",), user_metrics=users)
     scores.add([sample("one two"), sample("one two three four")])
@@ -101,9 +122,13 @@ def test_a_metric_of_the_user_that_raises_is_named_and_the_others_survive():
     assert (found.overall["all"].value, found.overall["all"].low) == (2.0, None)
     assert set(found.failed) == set(users) - {"m:lengths"}
     assert (
-        found.failed["m:constant"] == "ValueError: correlation is infinite, or NaN for every text"
+        found.failed["m:constant"]
+        == "ValueError: correlation is infinite, or NaN for every text"
     )
-    assert found.failed["m:endless"] == "ValueError: ratio is infinite, or NaN for every text"
+    assert (
+        found.failed["m:endless"]
+        == "ValueError: ratio is infinite, or NaN for every text"
+    )
     assert found.failed["m:broken"] == "ZeroDivisionError: division by zero"
     assert "rouge1" in found.overall
 
@@ -114,19 +139,30 @@ OWN_TASK = {"joke": {"prompt": "{a}", "target": "{b}", "metrics": ["own:of_task"
 @pytest.mark.parametrize(
     ("task", "name"),
     [("", n) for n in ("loss", "perplexity", "bits_per_byte", "texts", "target_tokens")]
-    + [("", "joke_loss"), ("joke", "loss"), ("joke", "choice_accuracy"), ("joke", "ece")],
+    + [
+        ("", "joke_loss"),
+        ("joke", "loss"),
+        ("joke", "choice_accuracy"),
+        ("joke", "ece"),
+    ],
 )
-def test_a_score_of_the_user_takes_no_name_of_a_held_out_examples_score(task, name, monkeypatch):
+def test_a_score_of_the_user_takes_no_name_of_a_held_out_examples_score(
+    task, name, monkeypatch
+):
     """The run would go by it in place of the held-out loss."""
     of_texts, of_task = (lambda *_: {name: 0.5}, lambda *_: 1.0)
     if task:
         of_texts, of_task = of_task, of_texts
-    monkeypatch.setitem(sys.modules, "own", SimpleNamespace(of_all=of_texts, of_task=of_task))
+    monkeypatch.setitem(
+        sys.modules, "own", SimpleNamespace(of_all=of_texts, of_task=of_task)
+    )
     config = configure(evaluation={"metrics": ["own:of_all"]}, data={"tasks": OWN_TASK})
     scores = ScoresByTask.from_settings(config.evaluation, config.data, {})
     scores.add([sample("one"), replace(sample("two"), task="joke")])
     found = scores.result(resamples=0)
-    failing, other = ("joke_own:of_task", "of_all") if task else ("own:of_all", "joke_of_task")
+    failing, other = (
+        ("joke_own:of_task", "of_all") if task else ("own:of_all", "joke_of_task")
+    )
     assert found.failed == {
         failing: f"ValueError: the name {name} is taken; give the score another"
     }
@@ -139,19 +175,25 @@ def test_a_metric_of_the_user_may_change_the_lists_that_it_gets():
         references.clear()
         return 1.0
 
-    scores = TextScores((), {"m:clears": clears, "m:counts": lambda p, r: len(p) + len(r)})
+    scores = TextScores(
+        (), {"m:clears": clears, "m:counts": lambda p, r: len(p) + len(r)}
+    )
     scores.add([sample("one"), sample("two")])
     found = scores.result()
     assert (found.metrics, found.failed) == ({"clears": 1.0, "counts": 4.0}, {})
 
 
 def test_a_metric_of_the_user_is_not_asked_about_no_texts():
-    scores = TextScores(user_metrics={"m:mean": lambda texts, _: sum(map(len, texts)) / len(texts)})
+    scores = TextScores(
+        user_metrics={"m:mean": lambda texts, _: sum(map(len, texts)) / len(texts)}
+    )
     assert scores.result().failed == {}
 
 
 def test_repetition_and_distinct_by_hand():
-    found = repetition(words(["a b c d e", "stir and stir and stir and stir and", "a b c", ""]))
+    found = repetition(
+        words(["a b c d e", "stir and stir and stir and stir and", "a b c", ""])
+    )
     assert found[:2].tolist() == [0.0, 0.6]
     assert np.isnan(found[2:]).all()
     parts = [words(["a b a b", "b a"]), words(["a c"])]  # ab ba ab, ba; ac

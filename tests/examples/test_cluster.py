@@ -23,7 +23,9 @@ SCRIPTS = sorted(CLUSTER.glob("*.sh"))
 def parsed(words: Sequence[str]) -> dict[str, object]:
     """The arguments of a `toque train` command; its configuration is read, too."""
     assert words[:2] == ["toque", "train"]
-    command, bound, _ = app.parse_args(words[1:], print_error=False, exit_on_error=False)
+    command, bound, _ = app.parse_args(
+        words[1:], print_error=False, exit_on_error=False
+    )
     assert command is train
     load_config(bound.arguments["config"], list(bound.arguments["overrides"]))
     return dict(bound.arguments)
@@ -70,12 +72,17 @@ def test_kubernetes_starts_torchrun_in_each_pod_and_they_find_each_other() -> No
     assert given.module
     parsed([given.training_script, *given.training_script_args])
     assert int(given.nnodes) == spec["completions"] == spec["parallelism"]
-    assert int(given.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert (
+        int(given.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
+    )
     # The first pod's name by the service, whose selector finds the pods.
     host = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert given.rdzv_endpoint == f"{host}:29400"
     assert pod["subdomain"] == service["metadata"]["name"]
-    assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
+    assert (
+        service["spec"]["selector"].items()
+        <= spec["template"]["metadata"]["labels"].items()
+    )
     assert service["spec"]["clusterIP"] == "None"
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}

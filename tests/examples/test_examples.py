@@ -30,9 +30,14 @@ def test_a_notebook_is_made_from_its_script(script: Path, *, regenerate: bool) -
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("default")  # the kernel's own
-def test_the_notebooks_run_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebooks_run_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one folder, as a reader would; made shorter by what decides how long they take."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    nbclient, nbformat = (
+        pytest.importorskip("nbclient"),
+        pytest.importorskip("nbformat"),
+    )
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "src"))
     for script in SCRIPTS:
         if script == ALONE:
@@ -68,6 +73,11 @@ def test_the_notebook_for_an_empty_machine_runs_without_its_installation(
     for cell in code[1:]:
         exec(cell.replace("3 minutes", "4 steps"), names)  # noqa: S102
     printed = capsys.readouterr().out
-    for words in ("96 rows to train on, 24 held out", "4 updates", "of 24 answers", "compared"):
+    for words in (
+        "96 rows to train on, 24 held out",
+        "4 updates",
+        "of 24 answers",
+        "compared",
+    ):
         assert words in printed
     assert (tmp_path / "work" / "kitchen-exported" / "model.safetensors").is_file()

@@ -31,7 +31,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -87,12 +91,16 @@ class FakeCard(TorchDispatchMode):
         """Copies to the card from memory that is not page-locked, by the stream's number."""
         self.faults: list[str] = []  # memory that may be given away while it is read
         self.now = self.peak = 0
-        self.limit: int | None = None  # bytes above which an allocation is out of memory
+        self.limit: int | None = (
+            None  # bytes above which an allocation is out of memory
+        )
         self.read = some_number
         self.order = Order(self.wait)
         self._live: dict[int, _Held] = {}
         self._pinned: dict[int, Any] = {}
-        self._in_flight: set[int] = set()  # page-locked memory that copies are on their way to
+        self._in_flight: set[int] = (
+            set()
+        )  # page-locked memory that copies are on their way to
 
     def hold(self, tensor: Tensor) -> None:
         """Count the storage of a tensor on the card, until it is freed."""
@@ -173,7 +181,10 @@ class FakeCard(TorchDispatchMode):
             return not self.content or first.untyped_storage()._cdata in self._pinned
         if self.content and _is_of_the_machine(given, kwargs):
             return self._in_memory(func, given, args, kwargs)
-        if func.__name__.startswith("_fused_") and len({t.device.type for t in given}) > 1:
+        if (
+            func.__name__.startswith("_fused_")
+            and len({t.device.type for t in given}) > 1
+        ):
             raise RuntimeError(f"{func} of tensors that are not all on the same device")
         self._use(given)
         if isinstance(first, Tensor):
@@ -199,12 +210,16 @@ class FakeCard(TorchDispatchMode):
     def refuse_in_flight(self, *tensors: Tensor) -> None:
         """Refuse to read what copies from the card may not have reached: a StreamError."""
         if any(t.untyped_storage()._cdata in self._in_flight for t in tensors):
-            raise StreamError(f"a copy from the card is read before it is whole, {line_of_ours()}")
+            raise StreamError(
+                f"a copy from the card is read before it is whole, {line_of_ours()}"
+            )
 
     def _copied(self, source: Tensor, result: Tensor, *, blocks: bool) -> Tensor:
         """The result of a copy to or from the card, which may be a wait."""
         if blocks:
-            self.wait(f"a copy from {source.device.type} to {result.device.type} blocks")
+            self.wait(
+                f"a copy from {source.device.type} to {result.device.type} blocks"
+            )
         if not self.content:
             return result
         if result.device.type == "cuda":
@@ -215,8 +230,12 @@ class FakeCard(TorchDispatchMode):
                 self.pageable[number] += 1
             self.order.log.append(f"copy from {kind} memory on stream {number}")
             return result
-        with unset_fake_temporarily():  # torch takes page-locked memory for a copy by `to`
-            made = self.pin(torch.full(result.shape, self.read(source), dtype=result.dtype))
+        with (
+            unset_fake_temporarily()
+        ):  # torch takes page-locked memory for a copy by `to`
+            made = self.pin(
+                torch.full(result.shape, self.read(source), dtype=result.dtype)
+            )
         if not blocks:
             self._in_flight.add(made.untyped_storage()._cdata)
         return made
@@ -228,7 +247,9 @@ class FakeCard(TorchDispatchMode):
             self.wait("a copy from cuda to cpu blocks")
         else:
             self._in_flight.add(key)
-        self.order.log.append(f"copy from the card on stream {self.order.current.number}")
+        self.order.log.append(
+            f"copy from the card on stream {self.order.current.number}"
+        )
         with unset_fake_temporarily():
             return into.fill_(self.read(source))
 
@@ -278,7 +299,9 @@ class FakeCard(TorchDispatchMode):
             self._wait_for_indices(args[1])
             if any(map(_is_mask, args[1])):
                 return True, self._held(func(first, _all_indices(args[1])))
-        if func is ATEN.index_put_.default and not (args[2].numel() == 1 and _is_mask(args[1][0])):
+        if func is ATEN.index_put_.default and not (
+            args[2].numel() == 1 and _is_mask(args[1][0])
+        ):
             self._wait_for_indices(args[1])
         if func is ATEN.equal.default:
             self.wait("two tensors are compared")
@@ -300,7 +323,9 @@ class FakeCard(TorchDispatchMode):
 
         Not for FSDP2, which lets a stream wait before it uses again what it had freed.
         """
-        found = self.faults + [fault for held in self._live.values() for fault in held.uses.lost()]
+        found = self.faults + [
+            fault for held in self._live.values() for fault in held.uses.lost()
+        ]
         if found:
             raise StreamError("; ".join(dict.fromkeys(found)))
 
@@ -342,7 +367,9 @@ def line_of_ours() -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if "/src/toque/" in file:
-            return f"{file.rpartition('/src/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"
+            return (
+                f"{file.rpartition('/src/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"
+            )
         is_test = "/fake_cuda/" in file and not file.endswith(("card.py", "streams.py"))
         if is_test and other == "an unknown place":
             other = f"{file.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"
@@ -399,15 +426,23 @@ def _flex(
     blocks = [t for t in block_mask.as_tuple(flatten=False) if isinstance(t, Tensor)]
     devices = {t.device for t in (query, key, value, *captured, *blocks)}
     assert len(devices) == 1, f"FlexAttention over {devices}"
-    assert query.dtype == key.dtype == value.dtype, (query.dtype, key.dtype, value.dtype)
+    assert query.dtype == key.dtype == value.dtype, (
+        query.dtype,
+        key.dtype,
+        value.dtype,
+    )
     biases = [t for t in _tensors_in(score_mod) if t.dim() == 4]
     bias = biases[0] if biases else None
     return ours.kernel_shapes(query, key, value, bias=bias, return_aux=return_aux)
 
 
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _sdpa(
+    query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
     """PyTorch's own attention: without a card it would choose to hold the scores of all pairs."""
-    devices = {t.device for t in (query, key, value, *args, *kwargs.values()) if _is_tensor(t)}
+    devices = {
+        t.device for t in (query, key, value, *args, *kwargs.values()) if _is_tensor(t)
+    }
     assert len(devices) == 1, f"attention over {devices}"
     if devices == {torch.device("cpu")}:
         return _TORCH_SDPA(query, key, value, *args, **kwargs)
@@ -433,11 +468,17 @@ def _block_mask(
     """A mask's blocks by their sizes; the real one is made without a tensor of all pairs."""
     (segments, *_others) = _tensors_in(mask_mod)
     across, down = (-(-n // MASK_BLOCK) for n in (queries, keys))
-    counts = [segments.new_zeros((rows, 1, across), dtype=torch.int32) for _ in range(2)]
-    listed = [segments.new_zeros((rows, 1, across, down), dtype=torch.int32) for _ in range(2)]
+    counts = [
+        segments.new_zeros((rows, 1, across), dtype=torch.int32) for _ in range(2)
+    ]
+    listed = [
+        segments.new_zeros((rows, 1, across, down), dtype=torch.int32) for _ in range(2)
+    ]
     # For backward the same by keys, which `from_kv_blocks` computes by looking at each block.
     by_keys = [segments.new_zeros((rows, 1, down), dtype=torch.int32) for _ in range(2)]
-    listed_by_keys = [segments.new_zeros((rows, 1, down, across), dtype=torch.int32) for _ in "ab"]
+    listed_by_keys = [
+        segments.new_zeros((rows, 1, down, across), dtype=torch.int32) for _ in "ab"
+    ]
     return BlockMask(
         seq_lengths=(queries, keys),
         kv_num_blocks=counts[0],

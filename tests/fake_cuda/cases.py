@@ -45,7 +45,9 @@ def smallest_model(kind: str, *, adapter: bool = False) -> PreTrainedModel:
         return _adapted(make(kind), adapter=adapter)
     family, shape = KINDS[kind]
     shape = shape | shape_of(family, width=64, layers=1, heads=2, inner=96, dropout=0.1)
-    shape |= {"t5": {"num_decoder_layers": 2}, "llama": {"num_key_value_heads": 1}}.get(family, {})
+    shape |= {"t5": {"num_decoder_layers": 2}, "llama": {"num_key_value_heads": 1}}.get(
+        family, {}
+    )
     return _adapted(model_of(family, seed=5, shape=shape), adapter=adapter)
 
 
@@ -87,11 +89,18 @@ class Setup:
         assert (runtime.device.type, runtime.precision) == ("cuda", self.precision)
         to_card(model)
         if self.adapter:
-            hold_frozen(model, runtime.dtype, None if self.form is None else form_named(self.form))
+            hold_frozen(
+                model,
+                runtime.dtype,
+                None if self.form is None else form_named(self.form),
+            )
         use_attention(model, self.attention)
         if self.recompute:
             recompute_blocks(model, offload=self.offload)
-        more = {"schedule": Schedule(Duration(6, "steps"), None, None), "rows": self.rows} | more
+        more = {
+            "schedule": Schedule(Duration(6, "steps"), None, None),
+            "rows": self.rows,
+        } | more
         loss_fn = more.pop("loss_fn", partial(loss_sum, smoothing=self.smoothing))
         optimizer = build_optimizer(model, name=self.optimizer)
         return small_trainer(

@@ -13,7 +13,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -52,7 +56,9 @@ class MachineMemory(TorchDispatchMode):
         self.now = self.peak = 0
         self._live: dict[int, weakref.ref[Any]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
@@ -80,7 +86,9 @@ class InUse:
     held: str  # format of the base
     card: int  # bytes at most, loading and writing
     memory: int  # bytes of the machine's memory at most
-    needed: tuple[int, int]  # what was computed before: of the card, once loaded, and in memory
+    needed: tuple[
+        int, int
+    ]  # what was computed before: of the card, once loaded, and in memory
     loaded: int  # bytes on the card once loaded
     devices: set[str]
     texts: int
@@ -148,7 +156,9 @@ def _to(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
                     if id(old) not in made:
                         new: Tensor = old.detach().to(device, dtype)
                         is_weight = isinstance(old, nn.Parameter)
-                        made[id(old)] = nn.Parameter(new, old.requires_grad) if is_weight else new
+                        made[id(old)] = (
+                            nn.Parameter(new, old.requires_grad) if is_weight else new
+                        )
                     held[name] = made[id(old)]
     return model
 
@@ -162,16 +172,22 @@ def _used(adapters: Mapping[str, Path], stored: StoredWeights, *, memory: int) -
     seen: list[Any] = []
     fitting = AdaptedBase.fitting
 
-    def noted(base: AdaptedBase, formats: Sequence[FrozenFormat], device: torch.device) -> Any:
+    def noted(
+        base: AdaptedBase, formats: Sequence[FrozenFormat], device: torch.device
+    ) -> Any:
         held = fitting(base, formats, device)
         seen.append(base.needed(held, device))
         return held
 
-    config = config_in(Path(read_config(next(iter(adapters.values()))).base_model_name_or_path))
+    config = config_in(
+        Path(read_config(next(iter(adapters.values()))).base_model_name_or_path)
+    )
     batch = stream_of(uneven_examples(38), family_of(config).name).at(Cursor()).batch
     machine = MachineMemory()
     for folder in adapters.values():
-        read_config(folder)  # imports peft, which would ask the card that is not there for streams
+        read_config(
+            folder
+        )  # imports peft, which would ask the card that is not there for streams
     with (
         fake_card(memory=memory) as card,
         _without_content(stored),
@@ -188,7 +204,14 @@ def _used(adapters: Mapping[str, Path], stored: StoredWeights, *, memory: int) -
         devices = {t.device.type for t in (*model.parameters(), *model.buffers())}
         held = str(format_of(model))
         return InUse(
-            held, card.peak, machine.peak, seen[0], loaded, devices, len(texts), loss.device.type
+            held,
+            card.peak,
+            machine.peak,
+            seen[0],
+            loaded,
+            devices,
+            len(texts),
+            loss.device.type,
         )
 
 
@@ -200,7 +223,9 @@ def xxl(folder: Path, form: FormName | None, *, memory: int) -> InUse:
     assert known is not None
     known.config.save_pretrained(base)
     nothing = StoredWeights({}, {})
-    model = pretrained.outlined(CheckedFolder(base, family_of(known.config), nothing, True))
+    model = pretrained.outlined(
+        CheckedFolder(base, family_of(known.config), nothing, True)
+    )
     own = {name: tuple(p.shape) for name, p in model.named_parameters()}
     with torch.device("meta"):
         attach(model, AdapterConfig(), base=str(base), seed=1)

@@ -20,7 +20,9 @@ class _FirstProduct(TorchDispatchMode):
 
     seen: str | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         product = func in (ATEN.mm.default, ATEN.addmm.default)
         if product and self.seen is None and args[0].device.type == "cuda":
             self.seen = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "nothing")
@@ -37,13 +39,17 @@ def workspace_at_first_product(*, deterministic: bool) -> str | None:
     return first.seen
 
 
-def bytes_of_a_logit(precision: str, *, smoothing: float, bias: bool) -> tuple[float, float]:
+def bytes_of_a_logit(
+    precision: str, *, smoothing: float, bias: bool
+) -> tuple[float, float]:
     """Bytes that a logit of three chunks takes at most in the head, and those that are counted."""
     rows, vocabulary, width = 512, 32_128, 2
     with fake_card() as card:
         hidden = torch.empty(3 * rows, width, device="cuda", requires_grad=True)
         weight = torch.empty(vocabulary, width, device="cuda", requires_grad=True)
-        added = torch.empty(vocabulary, device="cuda", requires_grad=True) if bias else None
+        added = (
+            torch.empty(vocabulary, device="cuda", requires_grad=True) if bias else None
+        )
         labels = torch.empty(3 * rows, dtype=torch.int64, device="cuda")
         card.peak = before = card.now
         with torch.autocast("cuda", DTYPES[precision], enabled=precision != "float32"):
@@ -62,7 +68,10 @@ def bytes_of_a_logit(precision: str, *, smoothing: float, bias: bool) -> tuple[f
 
 def said_of_a_shared_card(free: int) -> tuple[str, ...]:
     """What a run says of a card of 24 GiB, of which others hold all but `free` bytes."""
-    with fake_card(), patch.object(torch.cuda, "mem_get_info", lambda *_: (free, 24 << 30)):
+    with (
+        fake_card(),
+        patch.object(torch.cuda, "mem_get_info", lambda *_: (free, 24 << 30)),
+    ):
         return Runtime.detect(precision="bf16").warnings
 
 

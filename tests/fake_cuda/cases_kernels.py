@@ -60,7 +60,9 @@ def _biased_are_small(*_: Any, biased: bool, **__: Any) -> ours.KernelChoice:
     return ours.KernelChoice(ours._TORCH_BLOCKS)
 
 
-def made_by(family: str, *, dropout: float) -> tuple[AttentionChoice, set[tuple[str, bool]]]:
+def made_by(
+    family: str, *, dropout: float
+) -> tuple[AttentionChoice, set[tuple[str, bool]]]:
     """What is chosen for a model, and whether kernels made by some blocks had a bias."""
     seen = set()
 

@@ -51,7 +51,9 @@ def _phases(case: Case, planned: Estimator, rows: int) -> dict[str, int]:
         model = outline_model(plain, known, where="cuda", precision="float32")
     at_once = 2 * rows if rows < work.update_rows else rows
     row = work.row
-    worst = WorstBatch(row.source, row.target, row.source, row.target, vocabulary_rows(model))
+    worst = WorstBatch(
+        row.source, row.target, row.source, row.target, vocabulary_rows(model)
+    )
     batch = worst(at_once).counted()
     name, capability = CARDS[case.card]
     with fake_card(name, memory=1 << 50, capability=capability) as card:
@@ -62,14 +64,20 @@ def _phases(case: Case, planned: Estimator, rows: int) -> dict[str, int]:
             recompute_blocks(model, offload=config.train.activation_offload)
         optimizer = build_optimizer(model, name=config.optim.name)
         for parameter in model.parameters():
-            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-        runtime.optimizer_step(optimizer, lr=1e-4, only_if=torch.ones((), device="cuda") > 0)
+            parameter.grad = (
+                torch.empty_like(parameter) if parameter.requires_grad else None
+            )
+        runtime.optimizer_step(
+            optimizer, lr=1e-4, only_if=torch.ones((), device="cuda") > 0
+        )
         found: dict[str, int] = {}
         model.train()
         batch = batch.to(runtime.device)
         for rows_of_it in batch.split(rows):
             with _phase(card, found, "forward"), runtime.autocast():
-                loss = loss_sum(model, rows_of_it, smoothing=config.optim.label_smoothing)
+                loss = loss_sum(
+                    model, rows_of_it, smoothing=config.optim.label_smoothing
+                )
             with _phase(card, found, "backward"):
                 runtime.backward(loss / batch.n_targets)
         with _phase(card, found, "clip"):

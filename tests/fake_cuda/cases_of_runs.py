@@ -73,7 +73,9 @@ def six_updates(kind: str, *, background: bool = False, **setup: Any) -> Run:
     models, stream = [how.model(), how.model()], how.stream()
     with tempfile.TemporaryDirectory() as name, fake_card(content=True) as card:
         folder = Path(name)
-        first = how.trainer(models[0], stream, folder, **fed(background_saves=background))
+        first = how.trainer(
+            models[0], stream, folder, **fed(background_saves=background)
+        )
         first.schedule = Schedule(Duration(3, "steps"), None, Duration(1, "steps"))
         updates_must_not_wait(card, first)
         assert first.fit().reason == "finished"
@@ -84,8 +86,12 @@ def six_updates(kind: str, *, background: bool = False, **setup: Any) -> Run:
         card.waits.clear()
         end = again.fit()
         card.settle()
-        assert set(card.pageable) <= {card.order.default.number}  # evaluation's, not the feed's
-        saved = sorted(p.name for p in again.checkpoints.current_folder.iterdir() if p.is_dir())
+        assert set(card.pageable) <= {
+            card.order.default.number
+        }  # evaluation's, not the feed's
+        saved = sorted(
+            p.name for p in again.checkpoints.current_folder.iterdir() if p.is_dir()
+        )
         return Run(
             end.progress.step, end.reason, saved, end.best is not None, state_on(again),
             seen.warnings, dict(card.waits),
@@ -99,7 +105,10 @@ def rolled_back() -> tuple[list[str], dict[str, str]]:
         updates_must_not_wait(card, trainer)
         trainer.guard.skip_step = SkipStep(roll_back_after=2)
         trainer.schedule = Schedule(
-            Duration(6, "steps"), None, Duration(2, "steps"), check_every=Duration(1, "steps")
+            Duration(6, "steps"),
+            None,
+            Duration(2, "steps"),
+            check_every=Duration(1, "steps"),
         )
 
         def read(tensor: Tensor) -> bool | float | int:
@@ -154,7 +163,9 @@ def short_of_memory(kind: str) -> Short:
         return Short(smaller, seen.warnings, card.now - before, card.peak, card.limit)
 
 
-def held_out(kind: str, precision: Any = "bf16") -> tuple[dict[str, float], dict[str, int]]:
+def held_out(
+    kind: str, precision: Any = "bf16"
+) -> tuple[dict[str, float], dict[str, int]]:
     """A held-out loss of seven examples in batches of two rows, and the waits for it."""
     with card_and_trainer(Setup(kind, precision=precision)) as (card, trainer):
         card.waits.clear()
@@ -187,7 +198,9 @@ def fed_batch(feed_of: Callable[[torch.device], DeviceFeed] = DeviceFeed) -> lis
 
 def _told(log: list[str]) -> list[str]:
     """A log with what stands there several times in a row said once."""
-    return [line for line, before in zip(log, ["", *log], strict=False) if line != before]
+    return [
+        line for line, before in zip(log, ["", *log], strict=False) if line != before
+    ]
 
 
 class UnrecordedFeed(DeviceFeed):
@@ -241,7 +254,9 @@ def snapshot() -> Snapshot:
         places = [copy.data_ptr() for copy in copies]
         again = [copy.data_ptr() for copy in _flat(slot.copy(tensors))]
         kinds = {copy.device.type for copy in copies}
-        whole = [(t.shape, t.dtype) for t in _flat(tensors)] == [(c.shape, c.dtype) for c in copies]
+        whole = [(t.shape, t.dtype) for t in _flat(tensors)] == [
+            (c.shape, c.dtype) for c in copies
+        ]
         pinned = all(copy.is_pinned() for copy in copies)
         return Snapshot(waits, log, kinds, pinned, places == again, whole)
 
@@ -287,5 +302,8 @@ def leaves_state_in_memory() -> None:
 
 def hidden(environment: str) -> str:
     """The device that is chosen where the environment hides the card."""
-    with fake_card(content=True), patch.dict(os.environ, CUDA_VISIBLE_DEVICES=environment):
+    with (
+        fake_card(content=True),
+        patch.dict(os.environ, CUDA_VISIBLE_DEVICES=environment),
+    ):
         return Runtime.detect().device.type

@@ -150,7 +150,9 @@ def peak_of_rank(config: RunConfig, ranks: int) -> tuple[int, int]:
         known = find_vocabulary(config, None)
         model = outline_model(config, known, where="cuda", precision="float32")
     rows, row = memory.micro_batch_rows, estimator.work.row
-    worst = WorstBatch(row.source, row.target, row.source, row.target, vocabulary_rows(model))
+    worst = WorstBatch(
+        row.source, row.target, row.source, row.target, vocabulary_rows(model)
+    )
     batch = worst(2 * rows).counted()
     with fake_ranks(ranks) as held, fake_card(memory=1 << 50) as card, _seen_by(card):
         runtime = Runtime.detect(precision="bf16", ranks=held)
@@ -199,7 +201,9 @@ def _seen_by(card: FakeCard) -> Iterator[None]:
 def _shared(model: Any, strategy: str, runtime: Runtime) -> DataParallel:
     if strategy == "ddp":
         return Replicated(model)
-    return sharding.Sharded(model, runtime.ranks, device=runtime.device, dtype=runtime.dtype)
+    return sharding.Sharded(
+        model, runtime.ranks, device=runtime.device, dtype=runtime.dtype
+    )
 
 
 @contextlib.contextmanager
@@ -244,6 +248,8 @@ class _Done:
         return self._future
 
 
-def _all_reduce(tensor: Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
+def _all_reduce(
+    tensor: Tensor, *args: Any, async_op: bool = False, **kwargs: Any
+) -> Any:
     _ALL_REDUCE(tensor, *args, async_op=async_op, **kwargs)
     return _Done([tensor]) if async_op else None

@@ -31,7 +31,9 @@ def install() -> None:
     library = _compiled(root)
     ctypes.CDLL(str(root / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
     answer = ctypes.CDLL(str(library)).install()
-    assert answer == 1, {0: "this torch has CUDA", -1: "the hooks came too late"}[answer]
+    assert answer == 1, {0: "this torch has CUDA", -1: "the hooks came too late"}[
+        answer
+    ]
 
 
 class OnCardError(Exception):

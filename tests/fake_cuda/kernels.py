@@ -144,7 +144,10 @@ def _registers(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         said = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+            [tool, "--dump-resource-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
     fields = dict(part.split(":") for part in said.split() if part.count(":") == 1)
     return int(fields["REG"]), int(fields["STACK"])
@@ -181,20 +184,24 @@ def _compiling(card: Architecture, by: list[str]) -> Iterator[list[Compiled]]:
         def avoid_device_init(self) -> bool:
             return True
 
-    joint_graph.lazy_init = lambda *_: None  # patterns of products, made of tensors on the card
+    joint_graph.lazy_init = lambda *_: (
+        None
+    )  # patterns of products, made of tensors on the card
     triton_helpers.set_driver_to_gpu = lambda: None
     heuristics.TritonCompileResult.make_launcher = loaded
     heuristics.CachingAutotuner.run = lambda *_, **__: None
     fake_tensor.init_gpu_context = lambda _: None
-    torch._C._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
-        size, stride, dtype=dtype, device="cuda"
+    torch._C._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: (
+        torch.empty_strided(size, stride, dtype=dtype, device="cuda")
     )
     torch.Tensor.__float__ = lambda _: 0.0  # a distance of numbers that nobody computed
     with Mode(allow_non_fake_inputs=True):
         yield made
 
 
-def compiled(arch: str, cases: Iterable[Case], *, of_a_run: bool) -> Iterator[dict[str, Any]]:
+def compiled(
+    arch: str, cases: Iterable[Case], *, of_a_run: bool
+) -> Iterator[dict[str, Any]]:
     """Options that the probe finds for a card, and the kernels that it and a run make."""
     capability, card = int(arch.removeprefix("sm_")), CARDS[arch]
     import torch
@@ -205,7 +212,9 @@ def compiled(arch: str, cases: Iterable[Case], *, of_a_run: bool) -> Iterator[di
     inductor.fx_graph_cache = False
     inductor.joint_graph_constant_folding = False  # it computes
     inductor.compile_threads = 1
-    inductor.use_static_triton_launcher = False  # of the same checks, in C++ of the CUDA build
+    inductor.use_static_triton_launcher = (
+        False  # of the same checks, in C++ of the CUDA build
+    )
     _pretend(capability, card)
     from toque.models.forward import flex_attention as flex
 
@@ -237,11 +246,14 @@ def _of_a_run(number: Any, size: int, options: Any, *, biased: bool) -> None:
     cases += [(source, source, False)] if biased else [(target, source, False)]
     for queries, keys, causal in cases:
         of_queries, of_keys = (
-            torch.zeros(rows, n, dtype=torch.int32, device="cuda") for n in (queries, keys)
+            torch.zeros(rows, n, dtype=torch.int32, device="cuda")
+            for n in (queries, keys)
         )
         mask = flex._block_mask(of_queries, of_keys, causal=causal)
         q, k, v = (
-            torch.empty(rows, heads, n, size, dtype=number, device="cuda", requires_grad=True)
+            torch.empty(
+                rows, heads, n, size, dtype=number, device="cuda", requires_grad=True
+            )
             for n in (queries, keys, keys)
         )
         shape = (1, heads, queries, keys)
@@ -270,12 +282,17 @@ def table(records: list[dict[str, Any]]) -> str:
     )  # fmt: skip
     rows = [head, ("---",) * len(head)]
     order = {name: n for n, name in enumerate(CARDS)}
-    for r in sorted(records, key=lambda r: (order[r["arch"]], r["dtype"], r["size"], r["biased"])):
+    for r in sorted(
+        records, key=lambda r: (order[r["arch"]], r["dtype"], r["size"], r["biased"])
+    ):
         # What fails to load ends a try; the last try, and what a run made, are by the options.
         fails = [n for n, k in enumerate(r["kernels"]) if k["shared"] >= r["limit"]]
         made = r["kernels"][max(fails, default=-1) + 1 :]
         needed = r["kernels"][fails[0]]["shared"] if fails else None
-        of = [[k for k in made if ("backward" in k["kernel"]) == back] for back in (False, True)]
+        of = [
+            [k for k in made if ("backward" in k["kernel"]) == back]
+            for back in (False, True)
+        ]
         rows.append(
             (
                 r["arch"], f"{r['limit']:,}", str(r["size"]), r["dtype"],

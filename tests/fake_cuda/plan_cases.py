@@ -22,7 +22,9 @@ CARDS = {
 WAYS = ("whole", "lora", "nf4")
 LIMIT = 0.03  # largest distance of a plan's tensors from the fake run's peak
 # The first has no model of its own, the second is the shape of neox-1.2b.
-PRESETS = [name for name in presets() if name not in ("finetune-folder", "neox-1.2b-test")]
+PRESETS = [
+    name for name in presets() if name not in ("finetune-folder", "neox-1.2b-test")
+]
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,17 @@ class Case:
             own = found.adapter or AdapterConfig(r=16)
             form = "nf4" if self.way == "nf4" else None
             adapter = own.model_copy(update={"quantize_base": form})
-        train = found.train.model_copy(update={"gradient_checkpointing": self.recompute})
+        train = found.train.model_copy(
+            update={"gradient_checkpointing": self.recompute}
+        )
         return found.model_copy(update={"adapter": adapter, "train": train})
 
 
 def ways_of(preset: str) -> tuple[str, ...]:
     """An adapter stands beside a checkpoint only."""
-    return WAYS if load_config(preset).config.model.start_from != "scratch" else WAYS[:1]
+    return (
+        WAYS if load_config(preset).config.model.start_from != "scratch" else WAYS[:1]
+    )
 
 
 def cases(preset: str, way: str, cards: Sequence[str] = tuple(CARDS)) -> Iterator[Case]:

@@ -57,7 +57,11 @@ def _applied(module: Any, change: Callable[[Any], Any], _recurse: object = None)
 def _fits(card: Any, room: list[float]) -> None:
     if card.peak > room[0] * card.memory:
         most, there = (n / 2**30 for n in (card.peak, room[0] * card.memory))
-        print(f"{most:.1f} GiB were held, and {there:.1f} fit", file=sys.stderr, flush=True)
+        print(
+            f"{most:.1f} GiB were held, and {there:.1f} fit",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)
 
 
@@ -66,7 +70,11 @@ def main() -> None:
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
         raise SystemExit(__doc__)
-    while words[0].startswith("-") and words[0] not in ("-", "-c", "-m"):  # Python's own
+    while words[0].startswith("-") and words[0] not in (
+        "-",
+        "-c",
+        "-m",
+    ):  # Python's own
         del words[: 2 if words[0] == "-X" else 1]
     sys.executable = str(HERE / "python")
     sys.path[0] = str(HERE.parent)

@@ -17,7 +17,9 @@ GIB = 2**30
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "card"), [("nf4", 24), ("int8", 24), (None, 32)])
-def test_an_adapter_of_flan_t5_xxl_is_used_where_it_was_trained(on_card, tmp_path, form, card):
+def test_an_adapter_of_flan_t5_xxl_is_used_where_it_was_trained(
+    on_card, tmp_path, form, card
+):
     found = on_card(cases.xxl, tmp_path, form, memory=card * GIB)
     assert (found.devices, found.texts, found.loss_on) == ({"cuda"}, 3, "cuda")
     assert found.card < card * GIB

@@ -9,9 +9,15 @@ from fake_cuda import cases, cases_of_runs, hooks
     ("mistake", "found"),
     [
         (cases.reads_a_number, r"HostWaitError: a number is read at cases\.py"),
-        (cases.copies_and_waits, r"HostWaitError: a copy from cpu to cuda blocks at cases\.py"),
+        (
+            cases.copies_and_waits,
+            r"HostWaitError: a copy from cpu to cuda blocks at cases\.py",
+        ),
         (cases.adds_across_devices, "on the same device"),
-        (cases_of_runs.reads_a_copy_too_soon, "StreamError: a copy from the card is read before"),
+        (
+            cases_of_runs.reads_a_copy_too_soon,
+            "StreamError: a copy from the card is read before",
+        ),
         (cases_of_runs.leaves_state_in_memory, "device"),
     ],
 )
@@ -23,8 +29,14 @@ def test_a_mistake_is_found(on_card, mistake, found):
 @pytest.mark.parametrize(
     ("feed", "found"),
     [
-        (cases_of_runs.UnrecordedFeed, "StreamError: memory of stream 1 may be given away"),
-        (cases_of_runs.HastyFeed, "StreamError: stream 0 reads what stream 1 may still be writing"),
+        (
+            cases_of_runs.UnrecordedFeed,
+            "StreamError: memory of stream 1 may be given away",
+        ),
+        (
+            cases_of_runs.HastyFeed,
+            "StreamError: stream 0 reads what stream 1 may still be writing",
+        ),
         (cases_of_runs.PageableFeed, r"AssertionError: \{1: \d\}"),
     ],
 )

@@ -23,7 +23,9 @@ NEEDED = "246,784 bytes of shared memory and the card has 232,448"
 ALL = os.environ.get("TOQUE_KERNELS") == "all"
 
 
-FORWARD, BACKWARD = (cases.too_large(k) for k in ("flex_attention", "flex_attention_backward"))
+FORWARD, BACKWARD = (
+    cases.too_large(k) for k in ("flex_attention", "flex_attention_backward")
+)
 FAILED = RuntimeError("backend='inductor' raised:\nno triton\nhere")
 
 
@@ -31,7 +33,11 @@ FAILED = RuntimeError("backend='inductor' raised:\nno triton\nhere")
     ("found", "blocks", "words"),
     [
         ([], ("own", "own"), "torch's own blocks"),
-        ([FORWARD], ("128x64", "own"), f"blocks of 128 x 64, since torch's own need {NEEDED}"),
+        (
+            [FORWARD],
+            ("128x64", "own"),
+            f"blocks of 128 x 64, since torch's own need {NEEDED}",
+        ),
         (
             [FORWARD, 0.3, ValueError()],
             ("64x32", "own"),
@@ -45,10 +51,19 @@ FAILED = RuntimeError("backend='inductor' raised:\nno triton\nhere")
         (
             [FORWARD, BACKWARD, FORWARD, BACKWARD],
             ("64x64", "32x32"),
-            "blocks of 64 x 64 and backward blocks of 32 x 32, since torch's own need " + NEEDED,
+            "blocks of 64 x 64 and backward blocks of 32 x 32, since torch's own need "
+            + NEEDED,
         ),
-        ([0.3], ("128x64", "own"), "blocks of 128 x 64, since torch's own are off by 3.0e-01"),
-        ([math.nan], ("128x64", "own"), "blocks of 128 x 64, since torch's own are off by nan"),
+        (
+            [0.3],
+            ("128x64", "own"),
+            "blocks of 128 x 64, since torch's own are off by 3.0e-01",
+        ),
+        (
+            [math.nan],
+            ("128x64", "own"),
+            "blocks of 128 x 64, since torch's own are off by nan",
+        ),
         ([FAILED] * 9, None, "none, since no triton"),
         ([FORWARD] * 9, None, f"none, since torch's own need {NEEDED}"),
         ([BACKWARD] * 9, None, f"none, since torch's own need {NEEDED}"),
@@ -73,7 +88,9 @@ def test_the_first_blocks_that_work_are_chosen(on_card, found, blocks, words):
 def test_every_kernel_of_a_model_has_the_blocks_that_were_chosen(on_card, dropout):
     chosen, made = on_card(cases.made_by, "t5", dropout=dropout)
     assert made == {("64", True), ("torch's", False)}
-    assert chosen.blocks == ("torch's own blocks; with T5's bias, blocks of 64 x 64, since reasons")
+    assert chosen.blocks == (
+        "torch's own blocks; with T5's bias, blocks of 64 x 64, since reasons"
+    )
     chosen, made = on_card(cases.made_by, "gpt2", dropout=dropout)
     assert made == {("torch's", False)}
     assert chosen.blocks == "torch's own blocks"
@@ -95,22 +112,32 @@ def test_doctor_says_which_blocks_work(on_card):
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="make test-kernels")
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="make test-kernels"
+)
 @pytest.mark.parametrize("arch", list(kernels.CARDS) if ALL else ["sm_90", "sm_86"])
 def test_the_kernels_of_a_run_fit_a_card(tmp_path, arch):
     sizes, dtypes = (kernels.SIZES, kernels.DTYPES) if ALL else ([64], ["bfloat16"])
     file = tmp_path / "records.jsonl"
     asked = ["--sizes", *map(str, sizes), "--dtypes", *dtypes]
-    subprocess.run([sys.executable, kernels.__file__, "compile", arch, file, *asked], check=True)
+    subprocess.run(
+        [sys.executable, kernels.__file__, "compile", arch, file, *asked], check=True
+    )
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(records) == 2 * len(sizes) * len(dtypes)
     for record in records:
-        which = f"{arch}, {record['size']}, {record['dtype']}, biased: {record['biased']}"
+        which = (
+            f"{arch}, {record['size']}, {record['dtype']}, biased: {record['biased']}"
+        )
         assert record["options"] is not None, f"{which}: {record['words']}"
         # Forward and backward: without dropout, of what it keeps, of all pairs; for two masks.
         made = [kernel for kernel in record["kernels"] if kernel["by"] == "run"]
         assert len(made) > 6, which
         assert max(kernel["shared"] for kernel in made) < record["limit"], which
     # A card's limit decides, and not the probe alone: without it torch's own blocks would be taken.
-    own = [r for r in records if r["biased"] and r["size"] == 64 and r["dtype"] == "bfloat16"]
+    own = [
+        r
+        for r in records
+        if r["biased"] and r["size"] == 64 and r["dtype"] == "bfloat16"
+    ]
     assert own[0]["kernels"][0]["shared"] > own[0]["limit"]

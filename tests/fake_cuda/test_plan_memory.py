@@ -9,7 +9,9 @@ from fake_cuda.plan_cases import Compared
 from toque.runs.outlined_update import outlining
 from toque.workflows.plan.run_estimate import build_estimator
 
-SLOW = [(preset, way) for preset in plan_cases.PRESETS for way in plan_cases.ways_of(preset)]
+SLOW = [
+    (preset, way) for preset in plan_cases.PRESETS for way in plan_cases.ways_of(preset)
+]
 
 
 def held(found: list[Compared]) -> None:
@@ -19,10 +21,13 @@ def held(found: list[Compared]) -> None:
     assert far == [], "\n".join([plan_cases.HEAD, *map(str, found)])
 
 
-@pytest.mark.parametrize(("preset", "way"), [("recipe-t5-small", "whole"), ("agi2-small", "whole")])
+@pytest.mark.parametrize(
+    ("preset", "way"), [("recipe-t5-small", "whole"), ("agi2-small", "whole")]
+)
 def test_a_plan_counts_what_a_run_on_a_card_takes(on_card, preset, way):
     found = [
-        on_card(cases_memory.compared, case) for case in plan_cases.cases(preset, way, ["rtx-4090"])
+        on_card(cases_memory.compared, case)
+        for case in plan_cases.cases(preset, way, ["rtx-4090"])
     ]
     held(found)
     # A plan is made where no card can be, real or not: the same there.
@@ -35,4 +40,6 @@ def test_a_plan_counts_what_a_run_on_a_card_takes(on_card, preset, way):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("preset", "way"), SLOW)
 def test_a_plan_counts_what_a_run_of_any_preset_takes(on_card, preset, way):
-    held([on_card(cases_memory.compared, case) for case in plan_cases.cases(preset, way)])
+    held(
+        [on_card(cases_memory.compared, case) for case in plan_cases.cases(preset, way)]
+    )

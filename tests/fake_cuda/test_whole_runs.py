@@ -7,11 +7,15 @@ from fake_cuda.card import BLOCK
 from tiny import EVERY_KIND
 
 EIGHT_BIT = "adamw8bit"
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in EVERY_KIND if kind != "gpt2"]
+SLOW = [
+    pytest.param(kind, marks=pytest.mark.slow) for kind in EVERY_KIND if kind != "gpt2"
+]
 WAYS = [
     {},
     {"temperature": 0.8},
-    pytest.param({"temperature": 0.8, "top_k": 5, "top_p": 0.9}, marks=pytest.mark.slow),
+    pytest.param(
+        {"temperature": 0.8, "top_k": 5, "top_p": 0.9}, marks=pytest.mark.slow
+    ),
     pytest.param({"precision": "bf16"}, marks=pytest.mark.slow),
 ]
 
@@ -42,9 +46,13 @@ def test_a_save_in_the_background_waits_once_for_all_copies(on_card):
     ("kind", "setup"),
     [
         ("gpt2", {"background": True}),
-        pytest.param("t5", {"adapter": True, "recompute": True}, marks=pytest.mark.slow),
+        pytest.param(
+            "t5", {"adapter": True, "recompute": True}, marks=pytest.mark.slow
+        ),
         pytest.param("neox", {"precision": "fp16"}, marks=pytest.mark.slow),
-        pytest.param("llama", {"adapter": True, "form": "int8"}, marks=pytest.mark.slow),
+        pytest.param(
+            "llama", {"adapter": True, "form": "int8"}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_stops_and_continues_on_the_card(on_card, kind, setup):
@@ -77,7 +85,9 @@ def test_a_run_goes_back_to_its_checkpoint_on_the_card(on_card):
 def test_what_is_not_finite_is_traced_on_the_card(on_card):
     message = on_card(cases.not_finite)
     assert message.startswith("Step 0 has loss 1 and gradient norm 1")
-    assert "Computed again, every value is finite." in message  # all of it was looked at
+    assert (
+        "Computed again, every value is finite." in message
+    )  # all of it was looked at
 
 
 @pytest.mark.parametrize("kind", ["gpt2", pytest.param("t5", marks=pytest.mark.slow)])
@@ -85,7 +95,9 @@ def test_out_of_memory_on_the_card_is_computed_again_with_fewer_rows(on_card, ki
     found = on_card(cases.short_of_memory, kind)
     assert found.smaller_from == {0: 2}
     assert "ran out of memory with 5 rows per micro-batch" in found.warnings[0]
-    assert found.left == 3 * BLOCK  # the guard's loss, limits and verdict, until it looks
+    assert (
+        found.left == 3 * BLOCK
+    )  # the guard's loss, limits and verdict, until it looks
     assert found.peak <= found.limit
 
 

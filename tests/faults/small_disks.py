@@ -47,10 +47,16 @@ class Between(Callback):
 
 def fill(folder: Path) -> None:
     """To the last byte."""
-    with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+    with (
+        contextlib.suppress(OSError),
+        (folder / "filler").open("wb", buffering=0) as file,
+    ):
         while True:
             file.write(bytes(4096) if file.tell() < 1 << 30 else b"")
-    with contextlib.suppress(OSError), (folder / "filler2").open("wb", buffering=0) as file:
+    with (
+        contextlib.suppress(OSError),
+        (folder / "filler2").open("wb", buffering=0) as file,
+    ):
         while True:
             file.write(b"x")
 
@@ -71,7 +77,10 @@ def run_on(make_run: Any, folder: Path, callback: Callback) -> dict[str, Any]:
     """18 steps, saved after each second one, on the disk at `folder`."""
     log = MetricsLog(folder / "run" / "metrics.jsonl", log_every=Duration(1, "steps"))
     run = make_run(
-        folder=folder / "run", save_every="2 steps", keep_last=2, callbacks=(callback, log)
+        folder=folder / "run",
+        save_every="2 steps",
+        keep_last=2,
+        callbacks=(callback, log),
     )
     end = run.trainer.fit()
     lines = [json.loads(x) for x in log.path.read_text().splitlines() if x]
@@ -90,7 +99,9 @@ def run_on(make_run: Any, folder: Path, callback: Callback) -> dict[str, Any]:
 
 def full(make_run: Any, work: Path) -> dict[str, Any]:
     disk = mounted(work / "full", "size=400k")
-    return run_on(make_run, disk, Between(5, 11, act=lambda: fill(disk), undo=lambda: empty(disk)))
+    return run_on(
+        make_run, disk, Between(5, 11, act=lambda: fill(disk), undo=lambda: empty(disk))
+    )
 
 
 def no_names(make_run: Any, work: Path) -> dict[str, Any]:

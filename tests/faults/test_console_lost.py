@@ -27,7 +27,9 @@ def words(kitchen, tmp_path) -> list[str]:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def ended(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -72,7 +74,9 @@ def test_fault_62_the_reader_goes_away(words, tmp_path):
 @needs_full
 def test_fault_62_the_log_is_on_a_full_disk(words, tmp_path):
     with FULL.open("wb") as full:
-        code = subprocess.run(words, stdout=full, stderr=full, env=ENVIRONMENT, check=False)
+        code = subprocess.run(
+            words, stdout=full, stderr=full, env=ENVIRONMENT, check=False
+        )
     assert code.returncode == 0
     assert_whole(tmp_path / "run")
     (message,) = lost(tmp_path / "run")
@@ -95,7 +99,9 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("started", ["as usual", pytest.param("nohup", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "started", ["as usual", pytest.param("nohup", marks=pytest.mark.slow)]
+)
 def test_fault_62_the_terminal_is_closed(words, tmp_path, started):
     (tmp_path / "slow.py").write_text(SLOW)
     ours, theirs = pty.openpty()
@@ -108,7 +114,9 @@ def test_fault_62_the_terminal_is_closed(words, tmp_path, started):
     seen = b""
     while b"step 1 " not in seen:
         seen += os.read(ours, 4096)
-    os.close(ours)  # the terminal's window is closed: SIGHUP, and EIO for whoever writes
+    os.close(
+        ours
+    )  # the terminal's window is closed: SIGHUP, and EIO for whoever writes
     code = process.wait(timeout=120)
     if started == "nohup":
         assert code == 0
@@ -118,7 +126,9 @@ def test_fault_62_the_terminal_is_closed(words, tmp_path, started):
         assert code == 75
         assert ended(events(tmp_path / "run"))["reason"] == "interrupted"
         step = ended(events(tmp_path / "run"))["step"]
-        assert (tmp_path / "run" / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
+        assert (
+            tmp_path / "run" / "checkpoints" / f"step-{step:08d}" / "manifest.json"
+        ).exists()
 
 
 HANG_UP = """
@@ -144,7 +154,9 @@ def test_fault_62_a_hangup_saves_and_ends(words, tmp_path, times):
     assert done.returncode == 75, done.stderr
     assert "SIGHUP: finishing this step" in done.stderr
     assert ended(events(tmp_path / "run"))["reason"] == "interrupted"
-    assert (tmp_path / "run" / "checkpoints" / "step-00000005" / "manifest.json").exists()
+    assert (
+        tmp_path / "run" / "checkpoints" / "step-00000005" / "manifest.json"
+    ).exists()
 
 
 @pytest.mark.slow

@@ -31,7 +31,14 @@ def go_on(kitchen, begun, tmp_path, capfd):
 
     def train(*words):
         shutil.copytree(begun, tmp_path / "begun", dirs_exist_ok=True)
-        code = main(["train", str(kitchen / "run.yaml"), f"run_dir={tmp_path / 'begun'}", *words])
+        code = main(
+            [
+                "train",
+                str(kitchen / "run.yaml"),
+                f"run_dir={tmp_path / 'begun'}",
+                *words,
+            ]
+        )
         return code, " ".join(capfd.readouterr().err.split())
 
     return train
@@ -49,7 +56,10 @@ def test_fault_17_a_shard_that_changed_between_two_sessions(kitchen, go_on, tmp_
 
 def test_fault_17_another_store_under_the_same_name(kitchen, go_on, tmp_path):
     write_cookbook(tmp_path / "b.jsonl", n=60, seed=4)
-    words = [f"data.sources=[{{path: {tmp_path / 'b.jsonl'}}}]", f"data.store={tmp_path / 'store'}"]
+    words = [
+        f"data.sources=[{{path: {tmp_path / 'b.jsonl'}}}]",
+        f"data.store={tmp_path / 'store'}",
+    ]
     assert main(["prepare", str(kitchen / "run.yaml"), *words]) == 0
     code, said = go_on(*words)
     assert code == 4
@@ -71,7 +81,9 @@ def test_fault_18_another_tokenizer_than_the_stores(kitchen, go_on, tmp_path):
 
 
 def test_fault_19_settings_that_would_make_it_another_run_are_listed(go_on):
-    code, said = go_on("optim.peak_lr=2e-2", "train.batch=8 examples", "observe.log_every=2 steps")
+    code, said = go_on(
+        "optim.peak_lr=2e-2", "train.batch=8 examples", "observe.log_every=2 steps"
+    )
     assert code == 4
     assert "optim.peak_lr: 0.01 -> 0.02" in said
     assert "train.batch: 1024 tokens -> 8 examples" in said
@@ -110,7 +122,9 @@ except DataError as error:
 """
 
 
-@pytest.mark.parametrize(("way", "code"), [("row", 3), ("rows", 3), ("numpy", -signal.SIGBUS)])
+@pytest.mark.parametrize(
+    ("way", "code"), [("row", 3), ("rows", 3), ("numpy", -signal.SIGBUS)]
+)
 def test_fault_16_a_shard_that_is_cut_while_it_is_read(kitchen, tmp_path, way, code):
     store = tmp_path / "store"
     shutil.copytree(kitchen / "store", store)
@@ -126,10 +140,13 @@ def test_a_signal_while_the_finished_model_is_scored_leaves_a_run_that_continues
     words = ["train", str(kitchen / "run.yaml"), f"run_dir={tmp_path / 'run'}"]
     with monkeypatch.context() as patched:
         patched.setattr(
-            "toque.workflows.train.finish", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+            "toque.workflows.train.finish",
+            lambda *_: os.kill(os.getpid(), signal.SIGTERM),
         )
         assert main(words) == 75
-    assert "Stopped by a signal and saved at step 12" in " ".join(capfd.readouterr().err.split())
+    assert "Stopped by a signal and saved at step 12" in " ".join(
+        capfd.readouterr().err.split()
+    )
     assert not (tmp_path / "run" / "end.json").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert main(words) == 0

@@ -24,17 +24,25 @@ def found(kitchen, tmp_path_factory):
     try:
         tried = subprocess.run(probe, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        pytest.skip("no unshare here; the tests with a limit on file sizes hold the same")
+        pytest.skip(
+            "no unshare here; the tests with a limit on file sizes hold the same"
+        )
     if tried.returncode:
         pytest.skip(f"the kernel refuses a tmpfs of our own: {tried.stderr.strip()}")
     runs = HERE.parent / "fixtures" / "runs.py"
-    script = [str(HERE / "small_disks.py"), str(runs), str(work), str(kitchen / "run.yaml")]
+    script = [
+        str(HERE / "small_disks.py"),
+        str(runs),
+        str(work),
+        str(kitchen / "run.yaml"),
+    ]
     done = subprocess.run(
         ["unshare", "-Urm", sys.executable, *script],
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(x for x in done.stdout.splitlines() if x.startswith("FOUND "))

@@ -22,7 +22,9 @@ def with_best(folder, *, loss, value, step=2):
     """A run of a few steps with a best model."""
     store = parts.made(folder, step)
     model = {"w": torch.full((300,), value)}
-    store.save(step, {"model": model}, {"progress": {"step": step}}, metrics={"loss": loss})
+    store.save(
+        step, {"model": model}, {"progress": {"step": step}}, metrics={"loss": loss}
+    )
     return store
 
 
@@ -76,7 +78,9 @@ def test_fault_60_a_damaged_checkpoint_here_is_fetched_again(remote, tmp_path):
     assert store.newest_valid().step == 4
 
 
-def test_fault_60_a_run_further_on_that_is_another_one_replaces_nothing(remote, tmp_path):
+def test_fault_60_a_run_further_on_that_is_another_one_replaces_nothing(
+    remote, tmp_path
+):
     parts.made(tmp_path / "there", 8)
     parts.upload(tmp_path / "there", remote)
     store = parts.made(tmp_path / "here")

@@ -20,7 +20,10 @@ class Watcher:
     def on_train_begin(self, state): Path("watched").touch()
 def score(predictions, references): return {"planted": 1.0}
 """
-NAMES = {"evaluation.metrics": ["auto", "planted:score"], "observe.callbacks": ["planted:Watcher"]}
+NAMES = {
+    "evaluation.metrics": ["auto", "planted:score"],
+    "observe.callbacks": ["planted:Watcher"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,11 @@ def theirs(trained, tmp_path, monkeypatch) -> Iterator[Path]:
 
 def plant(run: Path, *, metrics: str = "[auto, planted:score]") -> None:
     lines = (run / "config.yaml").read_text().splitlines()
-    new = {"  metrics: ": metrics, "  callbacks: ": "[planted:Watcher]", "run_dir: ": "theirs"}
+    new = {
+        "  metrics: ": metrics,
+        "  callbacks: ": "[planted:Watcher]",
+        "run_dir: ": "theirs",
+    }
     for i, line in enumerate(lines):
         for begin, value in new.items():
             if line.startswith(begin):
@@ -55,15 +62,25 @@ def plant(run: Path, *, metrics: str = "[auto, planted:score]") -> None:
 
 
 def ran() -> bool:
-    return Path("executed").exists() or Path("watched").exists() or "planted" in sys.modules
+    return (
+        Path("executed").exists()
+        or Path("watched").exists()
+        or "planted" in sys.modules
+    )
 
 
 REFUSED = {
     "evaluate theirs": ("evaluation.metrics",),
     "evaluate theirs theirs/config.yaml": ("evaluation.metrics",),
     "train theirs/config.yaml": ("evaluation.metrics", "observe.callbacks"),
-    "train theirs/config.yaml run_dir=mine": ("evaluation.metrics", "observe.callbacks"),
-    "ablate theirs/config.yaml --seeds 2 --steps 2": ("evaluation.metrics", "observe.callbacks"),
+    "train theirs/config.yaml run_dir=mine": (
+        "evaluation.metrics",
+        "observe.callbacks",
+    ),
+    "ablate theirs/config.yaml --seeds 2 --steps 2": (
+        "evaluation.metrics",
+        "observe.callbacks",
+    ),
 }
 
 
@@ -87,7 +104,9 @@ def test_fault_57_an_optimizer_is_code_too(theirs, verb, capsys):
     assert "  name: adamw\n" in plain
     config.write_text(plain.replace("  name: adamw\n", "  name: planted:optimizer\n"))
     assert main([verb, str(config)]) == 2
-    assert "planted:optimizer (optim.name, theirs/config.yaml:" in capsys.readouterr().err
+    assert (
+        "planted:optimizer (optim.name, theirs/config.yaml:" in capsys.readouterr().err
+    )
     assert not ran()
 
 
@@ -98,7 +117,9 @@ def test_fault_57_the_module_of_the_report(theirs, monkeypatch, capsys):
     monkeypatch.setattr(pty, "spawn", lambda *given: spawned.append(given) or 0)
     plant(theirs, metrics='["pty:spawn"]')
     assert main(["evaluate", "theirs"]) == 2
-    assert "pty:spawn (evaluation.metrics, theirs/config.yaml:" in capsys.readouterr().err
+    assert (
+        "pty:spawn (evaluation.metrics, theirs/config.yaml:" in capsys.readouterr().err
+    )
     assert spawned == []
 
 
@@ -145,7 +166,12 @@ def test_fault_57_code_that_the_user_names_needs_no_word(theirs):
 
 @pytest.mark.usefixtures("theirs")
 def test_fault_57_on_the_command_line_too():
-    words = ["evaluate", "theirs", "evaluation.metrics=[planted:score]", "evaluation.generate=1"]
+    words = [
+        "evaluate",
+        "theirs",
+        "evaluation.metrics=[planted:score]",
+        "evaluation.generate=1",
+    ]
     assert main(words) == 0
     assert ran()
 
@@ -161,7 +187,9 @@ def test_fault_57_from_python():
         toque.train(configure(changed, seed=18, run_dir="mine"))
     assert not ran()
     own = configure(changed, evaluation={"metrics": ["auto", "planted:score"]})
-    assert toque.evaluate("theirs", own).metrics["planted"] == 1.0  # named by this program
+    assert (
+        toque.evaluate("theirs", own).metrics["planted"] == 1.0
+    )  # named by this program
 
 
 @pytest.mark.usefixtures("theirs")

@@ -14,10 +14,14 @@ from toque.storage.json_files import JsonLines
 SPARSE = 1 << 30
 
 
-def test_fault_65_a_disk_that_does_not_take_samples_ends_no_run(kitchen, tmp_path, capfd):
+def test_fault_65_a_disk_that_does_not_take_samples_ends_no_run(
+    kitchen, tmp_path, capfd
+):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    (run / "checkpoints" / ".lock").touch()  # the folder of a run, whose samples are full
+    (
+        run / "checkpoints" / ".lock"
+    ).touch()  # the folder of a run, whose samples are full
     samples = run / "samples.jsonl"
     samples.touch()
     os.truncate(samples, SPARSE)
@@ -25,9 +29,15 @@ def test_fault_65_a_disk_that_does_not_take_samples_ends_no_run(kitchen, tmp_pat
     config = str(kitchen / "run.yaml")
     with no_file_above(SPARSE + 20):  # half a line fits
         assert main(["train", config, *words]) == 0
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     warned = [e["message"] for e in events if e["event"] == "warning"]
-    lost = [w for w in warned if w.startswith("the 2 texts of step") and "samples.jsonl" in w]
+    lost = [
+        w
+        for w in warned
+        if w.startswith("the 2 texts of step") and "samples.jsonl" in w
+    ]
     assert [e["step"] for e in events if e["event"] == "evaluation"] == [5, 6]
     assert len(lost) == 2
     assert "File too large" in lost[0]

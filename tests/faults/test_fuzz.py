@@ -51,7 +51,9 @@ def test_there_is_a_case_for_every_area(areas: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("area", [*FOLDERS, *SOURCES])
-def test_damage_ends_well_or_in_words(area: str, areas: dict[str, Any], tmp_path: Path) -> None:
+def test_damage_ends_well_or_in_words(
+    area: str, areas: dict[str, Any], tmp_path: Path
+) -> None:
     met = 0
 
     @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
@@ -82,14 +84,20 @@ def test_endless_brackets_in_a_model_folder(
     (folder / name).write_text("[" * 100_000)
     if name.startswith("model."):
         (folder / "model.safetensors").unlink()
-    code = main(["generate", str(folder), "--prompt", "Lentils", "--max-new-tokens", "2"])
+    code = main(
+        ["generate", str(folder), "--prompt", "Lentils", "--max-new-tokens", "2"]
+    )
     assert code in (2, 3, 4)
     assert str(folder) in capsys.readouterr().err
 
 
-def test_endless_brackets_in_a_stores_tokenizer(areas: dict[str, Any], tmp_path: Path) -> None:
+def test_endless_brackets_in_a_stores_tokenizer(
+    areas: dict[str, Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "tokenizer"
     shutil.copytree(areas["store"].original / "tokenizer", folder)
     (folder / "tokenizer_config.json").write_text("[" * 100_000)
-    with pytest.raises(DataError, match=r"tokenizer_config\.json cannot be read as JSON"):
+    with pytest.raises(
+        DataError, match=r"tokenizer_config\.json cannot be read as JSON"
+    ):
         load_codec(folder)

@@ -31,11 +31,15 @@ UNDONE = ("end.json", "evaluation.json", "scores_by_text.json", "model/")  # of 
 
 def trained(kitchen: Path, run: Path, *words: str) -> int:
     settings = ("train.keep_last=4", "train.optimisations.background_saves=false")
-    return main(["train", str(kitchen / "run.yaml"), f"run_dir={run}", *settings, *words])
+    return main(
+        ["train", str(kitchen / "run.yaml"), f"run_dir={run}", *settings, *words]
+    )
 
 
 @pytest.fixture
-def again(kitchen: Path, whole_run: Path, tmp_path: Path, capfd: Any) -> Callable[..., Any]:
+def again(
+    kitchen: Path, whole_run: Path, tmp_path: Path, capfd: Any
+) -> Callable[..., Any]:
     """Train once more in a copy of a whole run; the exit code, and what was said."""
     shutil.copytree(whole_run, tmp_path / "run")
 
@@ -52,7 +56,9 @@ def tree(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): sha256_of(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".") and path.name != "training.log"
+        if path.is_file()
+        and not path.name.startswith(".")
+        and path.name != "training.log"
     }
 
 
@@ -73,12 +79,16 @@ def test_going_on_from_an_older_one_makes_the_same_bits(again, whole_run, tmp_pa
     assert end_of(run) == end_of(whole_run)
     (aside,) = (path for path in (run / "set-aside").iterdir() if path.is_dir())
     newer = ("step-00000010", "step-00000012", *UNDONE)
-    assert tree(aside) == {n: h for n, h in before.items() if any(name in n for name in newer)}
+    assert tree(aside) == {
+        n: h for n, h in before.items() if any(name in n for name in newer)
+    }
     told = [line for line in said.splitlines() if "were moved to" in line]
     assert len(told) == 1
     assert "continuing from step-00000008" in told[0]
     assert "checkpoints/step-00000012, checkpoints/step-00000010" in told[0]
-    steps = [e["step"] for e in read_metrics(run / "metrics.jsonl") if e["event"] == "step"]
+    steps = [
+        e["step"] for e in read_metrics(run / "metrics.jsonl") if e["event"] == "step"
+    ]
     assert steps == list(range(1, 13))
     assert "resume" not in (run / "config.yaml").read_text()
 
@@ -113,7 +123,9 @@ def test_the_newest_may_be_named_and_nothing_is_moved(again, tmp_path):
     code, said = again("--resume", "step-00000012")
     assert code == 0
     assert "continuing from step-00000012, the newest checkpoint" in said
-    assert [p.name for p in (tmp_path / "run" / "set-aside").iterdir()] == ["resumed.json"]
+    assert [p.name for p in (tmp_path / "run" / "set-aside").iterdir()] == [
+        "resumed.json"
+    ]
 
 
 def test_what_is_not_there_damaged_or_of_other_settings_is_refused_and_nothing_moved(
@@ -125,7 +137,10 @@ def test_what_is_not_there_damaged_or_of_other_settings_is_refused_and_nothing_m
     there = "step-00000006, step-00000008, step-00000010, step-00000012"
     for words, told in (
         (["step-00000007"], ("The checkpoint 'step-00000007' is not in", there)),
-        (["../best/step-00000010"], ("The checkpoint '../best/step-00000010' is not in", there)),
+        (
+            ["../best/step-00000010"],
+            ("The checkpoint '../best/step-00000010' is not in", there),
+        ),
         (["6"], ("optimizer.safetensors is damaged",)),
         (["8", "optim.peak_lr=0.5"], ("optim.peak_lr: 0.01 -> 0.5",)),
     ):
@@ -145,7 +160,9 @@ def test_it_goes_with_neither_a_new_run_nor_a_bucket_left_alone(again, whole_run
     code, said = again("--resume", "8", "--from", str(whole_run))
     assert code == 2
     assert "--resume and --from cannot be combined" in " ".join(said.split())
-    code, said = again("--resume", "8", "--no-upload", "checkpoint.upload=s3://pantry/runs/x")
+    code, said = again(
+        "--resume", "8", "--no-upload", "checkpoint.upload=s3://pantry/runs/x"
+    )
     assert code == 2
     assert "newer checkpoints must be set aside in the bucket" in " ".join(said.split())
 
@@ -153,7 +170,9 @@ def test_it_goes_with_neither_a_new_run_nor_a_bucket_left_alone(again, whole_run
 def test_a_launchers_restart_does_not_go_back_twice(again, tmp_path, monkeypatch):
     """What the command has saved before its restart is its own work."""
     run = tmp_path / "run"
-    assert again("--resume", "6")[0] == 0  # made steps 8, 10 and 12; 6 is no longer kept after 14
+    assert (
+        again("--resume", "6")[0] == 0
+    )  # made steps 8, 10 and 12; 6 is no longer kept after 14
     shutil.rmtree(run / "checkpoints" / "step-00000006")
     shutil.rmtree(run / LAST)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -161,7 +180,9 @@ def test_a_launchers_restart_does_not_go_back_twice(again, tmp_path, monkeypatch
     assert code == 0
     assert "restarted after going back to 6" in " ".join(said.split())
     assert len([p for p in (run / "set-aside").iterdir() if p.is_dir()]) == 1
-    start = [e for e in read_metrics(run / "metrics.jsonl") if e["event"] == "start"][-1]
+    start = [e for e in read_metrics(run / "metrics.jsonl") if e["event"] == "start"][
+        -1
+    ]
     assert start["step"] == 10
 
 
@@ -173,7 +194,12 @@ def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path):
         for path in newest.iterdir():
             for kind in ("checkpoints", "best") if step == 6 else ("checkpoints",):
                 remote.put_file(path, f"{kind}/{newest.name}/{path.name}")
-    ended = {"end.json", "evaluation.json", "scores_by_text.json", "model/model.safetensors"}
+    ended = {
+        "end.json",
+        "evaluation.json",
+        "scores_by_text.json",
+        "model/model.safetensors",
+    }
     for name in ended:
         remote.put(name, b"{}")
     before = {name: remote.read(name) for name in remote.names()}
@@ -181,22 +207,34 @@ def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path):
     fetch_step(remote, new, 4, say=lambda _sentence: None)
     assert [p.name for p in (new / "checkpoints").iterdir()] == ["step-00000004"]
     assert (new / "end.json").exists()
-    small = ["end.json", "evaluation.json", "scores_by_text.json"]  # a model is not fetched
+    small = [
+        "end.json",
+        "evaluation.json",
+        "scores_by_text.json",
+    ]  # a model is not fetched
     assert sorted(set_aside(new, 4, bucket=remote)) == [
         "best/step-00000006", "checkpoints/step-00000006", *small,
     ]  # fmt: skip
     assert not [name for name in ended if (new / name).exists()]
     assert not list((new / "best").iterdir())
     after = {name: remote.read(name) for name in remote.names()}
-    moved = {n.split("/", 2)[2]: text for n, text in after.items() if n.startswith("set-aside/")}
+    moved = {
+        n.split("/", 2)[2]: text
+        for n, text in after.items()
+        if n.startswith("set-aside/")
+    }
     assert {n.rpartition("/")[0] for n in moved if n not in ended} == {
         "checkpoints/step-00000006", "best/step-00000006",
     }  # fmt: skip
     assert ended <= moved.keys()
-    assert moved | {n: text for n, text in after.items() if "set-aside" not in n} == before
+    assert (
+        moved | {n: text for n, text in after.items() if "set-aside" not in n} == before
+    )
     assert fetch_run(remote, tmp_path / "another", say=lambda _sentence: None) == 4
     assert set_aside(new, 4, bucket=remote) == []  # the same command again
-    with pytest.raises(CheckpointError, match="Checkpoints: step-00000002, step-00000004"):
+    with pytest.raises(
+        CheckpointError, match="Checkpoints: step-00000002, step-00000004"
+    ):
         parse_step("6", new, remote)
 
 
@@ -229,7 +267,9 @@ def test_a_run_without_checkpoints_begins_anew_and_leaves_no_part_of_the_former_
     run = tmp_path / "run"
     former = tree(run / "model")
     shutil.rmtree(run / "checkpoints")
-    code, said = again("optim.peak_lr=1e-5")  # whose models are worse than the former best one
+    code, said = again(
+        "optim.peak_lr=1e-5"
+    )  # whose models are worse than the former best one
     assert code == 0, said
     assert f"{run} has no checkpoint, so the run begins at step 0" in said
     (aside,) = (path for path in (run / "set-aside").iterdir() if path.is_dir())
@@ -239,7 +279,9 @@ def test_a_run_without_checkpoints_begins_anew_and_leaves_no_part_of_the_former_
     assert [json.loads(text)["settings"]["optim"]["peak_lr"] for text in kept] == [1e-5]
 
 
-def test_a_run_does_not_begin_from_the_model_that_it_would_replace(again, tmp_path: Path) -> None:
+def test_a_run_does_not_begin_from_the_model_that_it_would_replace(
+    again, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.rmtree(run / "checkpoints")
     before = tree(run)
@@ -253,7 +295,10 @@ def test_a_run_does_not_begin_from_the_model_that_it_would_replace(again, tmp_pa
 def test_the_same_command_continues_a_run_that_began_from_a_checkpoint(
     kitchen: Path, whole_run: Path, tmp_path: Path, capfd: Any
 ) -> None:
-    run, starts = tmp_path / "new", sorted((whole_run / "checkpoints").glob("step-*"))[-2:]
+    run, starts = (
+        tmp_path / "new",
+        sorted((whole_run / "checkpoints").glob("step-*"))[-2:],
+    )
     assert trained(kitchen, run, "--from", str(starts[0])) == 0
     whole = end_of(run)
     shutil.rmtree(run / LAST)  # as if it had been killed before

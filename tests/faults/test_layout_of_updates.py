@@ -55,11 +55,15 @@ def measured_otherwise(cache: Path) -> None:
 
 def end_of(folder: Path) -> dict[str, str]:
     last = folder / "checkpoints" / "step-00000012"
-    return {name: sha256_of(last / f"{name}.safetensors") for name in ("model", "optimizer")}
+    return {
+        name: sha256_of(last / f"{name}.safetensors") for name in ("model", "optimizer")
+    }
 
 
 def notes(folder: Path) -> list[str]:
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
     return [e["message"] for e in events if e["event"] == "warning"]
 
 
@@ -71,7 +75,9 @@ def flipped(file: Path, word: str) -> None:
     file.write_bytes(bytes(data))
 
 
-def test_fault_52_resources_that_are_lost_or_flipped_change_no_bit(kitchen, tmp_path, words):
+def test_fault_52_resources_that_are_lost_or_flipped_change_no_bit(
+    kitchen, tmp_path, words
+):
     assert run(kitchen, tmp_path / "whole", words).reason == "finished"
     assert run(kitchen, tmp_path / "mould", words, stop_at=7).interrupted
     measured_otherwise(tmp_path / "cache")
@@ -101,8 +107,12 @@ def test_fault_52_settings_that_change_the_rows_are_said(kitchen, tmp_path, word
 
 
 @pytest.mark.parametrize("words", ["whole"], indirect=True)
-@pytest.mark.parametrize("nonsense", [{}, {"micro_batch_rows": -1}, {"compile": "yes"}, "rows", 7])
-def test_fault_52_nonsense_in_the_checkpoint_is_refused(kitchen, tmp_path, words, nonsense):
+@pytest.mark.parametrize(
+    "nonsense", [{}, {"micro_batch_rows": -1}, {"compile": "yes"}, "rows", 7]
+)
+def test_fault_52_nonsense_in_the_checkpoint_is_refused(
+    kitchen, tmp_path, words, nonsense
+):
     folder = tmp_path / "run"
     assert run(kitchen, folder, words, stop_at=2).interrupted
     store = CheckpointStore(folder / "checkpoints")
@@ -115,7 +125,10 @@ def test_fault_52_nonsense_in_the_checkpoint_is_refused(kitchen, tmp_path, words
     tensors = {n: newest.tensors(n) for n in ("model", "optimizer")}
     manifest = newest.manifest
     store.identity = type(store.identity)(
-        manifest.config_sha256, manifest.data_fingerprint, manifest.versions, manifest.settings
+        manifest.config_sha256,
+        manifest.data_fingerprint,
+        manifest.versions,
+        manifest.settings,
     )
     store.save(newest.step, tensors, state)
     with pytest.raises(CheckpointError, match="invalid record of its micro-batches"):

@@ -31,7 +31,9 @@ def test_faults_29_and_30_are_counted_with_their_lines(tmp_path, prepare_files):
     code, said, err = prepare_files(tmp_path / "a.jsonl")
     assert code == 0, err
     manifest = read_manifest(tmp_path / "store")
-    assert {reason: manifest.dropped[reason] for reason in sorted(manifest.dropped)} == {
+    assert {
+        reason: manifest.dropped[reason] for reason in sorted(manifest.dropped)
+    } == {
         "no steps": 2,
         "not JSON": 3,
         "not UTF-8": 1,

@@ -83,7 +83,9 @@ def test_fault_03_killed_while_uploading_leaves_no_checkpoint_there(
 ):
     parts.made(tmp_path / "a", 4)
     lives = []
-    fault = proxy.Fault(proxy.writes(ending), then=lambda: lives[0].send_signal(signal.SIGKILL))
+    fault = proxy.Fault(
+        proxy.writes(ending), then=lambda: lives[0].send_signal(signal.SIGKILL)
+    )
     line, process = uploading(service, remote, tmp_path / "a", fault)
     lives.append(process)
     assert process.wait(60) == -signal.SIGKILL
@@ -95,7 +97,9 @@ def test_fault_03_killed_while_uploading_leaves_no_checkpoint_there(
 
 
 @pytest.mark.slow
-def test_fault_04_killed_between_the_manifest_and_our_own_books(service, remote, tmp_path):
+def test_fault_04_killed_between_the_manifest_and_our_own_books(
+    service, remote, tmp_path
+):
     parts.made(tmp_path / "a", 4)
     lives = []
     fault = proxy.Fault(
@@ -146,7 +150,10 @@ def test_fault_31_training_is_not_held_up_by_a_store_that_hangs(line, tmp_path):
     store = parts.made(tmp_path / "a", 4)
     fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), stall=2.0)
     remote = line(fault)
-    with BucketLock(remote) as lock, Uploads(tmp_path / "a", remote, lock, keep_last=2) as up:
+    with (
+        BucketLock(remote) as lock,
+        Uploads(tmp_path / "a", remote, lock, keep_last=2) as up,
+    ):
         began = time.monotonic()
         for step in (6, 8):
             saved = store.save(step, {}, {"progress": {"step": step}})
@@ -158,16 +165,22 @@ def test_fault_31_training_is_not_held_up_by_a_store_that_hangs(line, tmp_path):
 
 
 @pytest.mark.slow
-def test_fault_35_rights_that_end_while_training_keep_what_is_here(service, line, tmp_path):
+def test_fault_35_rights_that_end_while_training_keep_what_is_here(
+    service, line, tmp_path
+):
     parts.made(tmp_path / "a", 4)
-    fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), 99, answer=proxy.FORBIDDEN)
+    fault = proxy.Fault(
+        proxy.writes(f"{STEP}/model.safetensors"), 99, answer=proxy.FORBIDDEN
+    )
     up = parts.upload(tmp_path / "a", line(fault))
     assert (up.counts.uploaded, up.counts.failed) == (0, 1)
     denied = "credentials that were found are wrong, expired"
     if service.scheme == "gs":  # the emulator is used without any
         denied = "no credentials were found"
     assert denied in " ".join(up.messages())
-    assert (tmp_path / "a" / "outbox" / "checkpoints-step-00000004" / "manifest.json").exists()
+    assert (
+        tmp_path / "a" / "outbox" / "checkpoints-step-00000004" / "manifest.json"
+    ).exists()
     again = parts.upload(tmp_path / "a", line())  # renewed
     assert again.counts.uploaded == 1
 

@@ -38,26 +38,46 @@ def pasted(command: str) -> list[str]:
 
 def test_fault_89_a_tilde_is_expanded_as_a_shell_expands_it(home):
     root = os.path.expanduser("~root")  # noqa: PTH111
-    for typed in ("~", "~/x", "~root/x", "~nobody-has-this-name/x", "a~", "a/~/b", "./~/x"):
+    for typed in (
+        "~",
+        "~/x",
+        "~root/x",
+        "~nobody-has-this-name/x",
+        "a~",
+        "a/~/b",
+        "./~/x",
+    ):
         assert named_path(typed).absolute() == Path(*pasted(typed)).absolute()
     assert (expanded("~"), expanded("~root")) == (str(home), root)
     assert expanded("~\0") == str(Path.cwd() / "~\0")
     for name in ("./~", "./~root", "~tilde"):  # to expand it again changes nothing
-        assert named_path(named_path(name)) == named_path(name) == Path.cwd() / Path(name)
+        assert (
+            named_path(named_path(name)) == named_path(name) == Path.cwd() / Path(name)
+        )
 
 
 def test_fault_89_settings_flags_and_arguments_mean_the_same_folder(home):
     words = ["run_dir=~/run", "data.store=~/store"]
     config = load_config("demo", words).config
-    assert (config.run_dir, config.data.store) == (str(home / "run"), str(home / "store"))
+    assert (config.run_dir, config.data.store) == (
+        str(home / "run"),
+        str(home / "store"),
+    )
     from_python = configure("demo", run_dir=Path("~/run"), data={"store": "~/store"})
-    assert (from_python.run_dir, from_python.data.store) == (config.run_dir, config.data.store)
+    assert (from_python.run_dir, from_python.data.store) == (
+        config.run_dir,
+        config.data.store,
+    )
     assert model_folder("~/run") == model_folder(Path("~/run")) == Path(config.run_dir)
-    assert load_config("demo", ["run_dir=./~/run"]).config.run_dir == str(Path.cwd() / "~/run")
+    assert load_config("demo", ["run_dir=./~/run"]).config.run_dir == str(
+        Path.cwd() / "~/run"
+    )
     assert load_config("demo", ["run_dir=gs://a/~/b"]).config.run_dir == "gs://a/~/b"
 
 
-def test_fault_89_commands_read_and_write_in_the_home_folder(home, whole_run, monkeypatch, capsys):
+def test_fault_89_commands_read_and_write_in_the_home_folder(
+    home, whole_run, monkeypatch, capsys
+):
     shutil.copytree(whole_run, home / "run")
     monkeypatch.setenv("TOQUE_CACHE", "~/cache")
     assert cache_folder("x") == home / "cache" / "x"

@@ -155,8 +155,15 @@ def test_fault_49_a_store_replaced_all_the_same_ends_the_run(kitchen, own, adapt
     """On a disk without locks, or by other means than `prepare`."""
     words = [f"run_dir={own / 'run'}"]
     if adapter:
-        assert main(["train", str(kitchen / "run.yaml"), f"run_dir={own / 'base'}", SHORT]) == 0
-        words += [f"model.start_from={own / 'base' / 'model'}", "model.shape={}", "adapter={}"]
+        assert (
+            main(["train", str(kitchen / "run.yaml"), f"run_dir={own / 'base'}", SHORT])
+            == 0
+        )
+        words += [
+            f"model.start_from={own / 'base' / 'model'}",
+            "model.shape={}",
+            "adapter={}",
+        ]
         words += ["model.tokenizer=trained:512"]
     other = own / "other"
     changed = ["model.tokenizer=trained:600", f"data.store={other}"]
@@ -205,7 +212,8 @@ def test_fault_49_an_unfinished_run_is_not_opened_with_another_store(own):
     assert train(resolved, callbacks=[stop]).interrupted
     assert len(toque.generate(own / "run", "soup: lentils", max_new_tokens=3)) == 1
     toque.prepare(
-        load_config(str(own / "run.yaml"), ["model.tokenizer=trained:600"]).config, replace=True
+        load_config(str(own / "run.yaml"), ["model.tokenizer=trained:600"]).config,
+        replace=True,
     )
     with pytest.raises(CheckpointError, match=r"was trained on another store"):
         toque.generate(own / "run", "soup: lentils", max_new_tokens=3)
@@ -245,7 +253,9 @@ def test_fault_50_two_runs_started_at_once_into_one_new_folder(own):
 
     def second() -> int:
         words = [f"run_dir={run}", SHORT, "optim.peak_lr=2e-2"]
-        return train_in_child(load_config(str(own / "run.yaml"), words), own / "second.txt")
+        return train_in_child(
+            load_config(str(own / "run.yaml"), words), own / "second.txt"
+        )
 
     one = Session(first, own / "first.log")
     assert one.wait_until(here.exists)

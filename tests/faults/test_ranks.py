@@ -126,12 +126,25 @@ def test_a_signal_saves_and_the_same_command_continues(
     assert find_differences(facts_of(whole), facts_of(kitchen / name)) == []
 
 
-def two_machines(kitchen: Path, run: str, *last_words: str) -> tuple[list[int], list[str]]:
+def two_machines(
+    kitchen: Path, run: str, *last_words: str
+) -> tuple[list[int], list[str]]:
     """Exit codes and outputs of two commands of torchrun, as they are typed on two machines."""
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", *where)
-    words = ("--nproc-per-node", "1", "-m", "toque", "train", "run.yaml", f"run_dir={run}")
-    both = [started(kitchen, *torchrun, *words), started(kitchen, *torchrun, *words, *last_words)]
+    words = (
+        "--nproc-per-node",
+        "1",
+        "-m",
+        "toque",
+        "train",
+        "run.yaml",
+        f"run_dir={run}",
+    )
+    both = [
+        started(kitchen, *torchrun, *words),
+        started(kitchen, *torchrun, *words, *last_words),
+    ]
     said = [said_by(each) for each in both]
     return [each.returncode for each in both], said
 
@@ -147,10 +160,14 @@ def test_25_two_machines_by_torchrun_train_to_the_same_bits_and_end_with_0(
 
 
 @pytest.mark.slow
-def test_machines_with_other_settings_are_refused_before_anything_is_written(kitchen: Path) -> None:
+def test_machines_with_other_settings_are_refused_before_anything_is_written(
+    kitchen: Path,
+) -> None:
     codes, said = two_machines(kitchen, "unlike", "seed=2")
     assert 0 not in codes, said
-    assert sum(text.count("The 2 ranks differ: the configuration") for text in said) == 1
+    assert (
+        sum(text.count("The 2 ranks differ: the configuration") for text in said) == 1
+    )
     assert not (kitchen / "unlike").exists()
 
 
@@ -217,14 +234,18 @@ def test_a_signal_to_one_rank_saves_once_and_one_process_continues(
     end = json.loads((kitchen / "moved" / "metrics.jsonl").read_text().splitlines()[-1])
     assert end["reason"] == "interrupted"
     assert (kitchen / "moved" / "checkpoints" / f"step-{end['step']:08d}").exists()
-    one = toque("train", "run.yaml", "run_dir=moved", "model.shape.n_layer=2", cwd=kitchen)
+    one = toque(
+        "train", "run.yaml", "run_dir=moved", "model.shape.n_layer=2", cwd=kitchen
+    )
     assert one.returncode == 0, one.stderr[-2000:]
     assert "ranks: 2 -> 1" in one.stderr.replace("\n", " ")
     assert list(losses_of(kitchen / "moved")) == list(losses_of(whole))
 
 
 @pytest.mark.slow
-def test_fault_27_ranks_leave_out_the_same_updates_and_go_back_together(kitchen: Path) -> None:
+def test_fault_27_ranks_leave_out_the_same_updates_and_go_back_together(
+    kitchen: Path,
+) -> None:
     """A rate that is far too high, and hardly a margin: what matters is that the ranks agree."""
     words = (
         "optim.peak_lr=0.5",
@@ -278,7 +299,9 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_48_preparing_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -> None:
+def test_48_preparing_may_take_longer_than_ranks_wait_for_each_other(
+    tmp_path: Path,
+) -> None:
     shared = surroundings(timeout=4)
     both = [as_rank(n, shared, "-c", LONG, str(tmp_path / "done")) for n in (0, 1)]
     said = [each.communicate(timeout=120)[0] for each in both]

@@ -26,7 +26,10 @@ from toque.workflows.train import train
 
 
 def run(kitchen, name, *words, stop_at=None):
-    words = [f"run_dir={kitchen / name}" if "://" not in name else f"run_dir={name}", *words]
+    words = [
+        f"run_dir={kitchen / name}" if "://" not in name else f"run_dir={name}",
+        *words,
+    ]
     resolved = load_config(str(kitchen / "run.yaml"), words)
     return train(resolved, callbacks=[StopAt(stop_at)] if stop_at else [])
 
@@ -46,14 +49,18 @@ def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, serv
     assert run(kitchen, second, f"checkpoint.upload={at}").reason == "finished"
     lines = (kitchen / second / "metrics.jsonl").read_text().splitlines()
     start = json.loads([line for line in lines if '"event": "start"' in line][-1])
-    assert start["step"] == 8  # the signal comes after the callbacks of step 7 were asked
+    assert (
+        start["step"] == 8
+    )  # the signal comes after the callbacks of step 7 were asked
     mine, wanted = last(kitchen / second), last(kitchen / whole)
     assert mine.keys() == wanted.keys()
     assert all(mine[name].equal(wanted[name]) for name in mine)
     names = open_bucket(at, RUNS).names()
     manifests = [n for n in names if n.endswith("manifest.json")]
     assert "checkpoints/step-00000012/manifest.json" in manifests
-    assert len([n for n in manifests if n.startswith("checkpoints")]) == 2  # train.keep_last
+    assert (
+        len([n for n in manifests if n.startswith("checkpoints")]) == 2
+    )  # train.keep_last
     assert {"config.yaml", "metrics.jsonl", "model/model.safetensors"} <= set(names)
     assert LOCK not in names
 
@@ -66,11 +73,16 @@ def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path)
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "two"))
     outcome = run(kitchen, at)
     assert outcome.reason == "finished"
-    assert outcome.folder == tmp_path / "two" / "runs" / service.scheme / "pantry" / "runs" / "b"
+    assert (
+        outcome.folder
+        == tmp_path / "two" / "runs" / service.scheme / "pantry" / "runs" / "b"
+    )
 
 
 @pytest.mark.parametrize("service", ["s3"], indirect=True)
-def test_all_that_may_be_made_again_lies_below_toque_cache(kitchen, service, monkeypatch, tmp_path):
+def test_all_that_may_be_made_again_lies_below_toque_cache(
+    kitchen, service, monkeypatch, tmp_path
+):
     cache, home = tmp_path / "cache", tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -87,9 +99,13 @@ def test_all_that_may_be_made_again_lies_below_toque_cache(kitchen, service, mon
     assert main(["prepare", str(kitchen / "run.yaml"), *words]) == 0
     run(kitchen, f"{place.address}/run", *words)
     assert sorted(p.name for p in cache.iterdir()) == ["measured", "runs", "sources"]
-    assert (cache / "sources" / service.scheme / "pantry" / "cached" / "a.jsonl").is_file()
+    assert (
+        cache / "sources" / service.scheme / "pantry" / "cached" / "a.jsonl"
+    ).is_file()
     assert list((cache / "measured").glob("*.json"))
-    assert (cache / "runs" / service.scheme / "pantry" / "cached" / "run" / "model").is_dir()
+    assert (
+        cache / "runs" / service.scheme / "pantry" / "cached" / "run" / "model"
+    ).is_dir()
     assert list(home.iterdir()) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "home", "store"]
 
@@ -131,7 +147,10 @@ def test_a_damaged_object_costs_no_later_checkpoint(remote, tmp_path):
         parts.made(tmp_path / "b", step)
         parts.upload(tmp_path / "b", remote, keep_last=1)
         steps = {name.split("/")[1] for name in remote.names("checkpoints")}
-        assert steps == {f"step-{step:08d}", "step-00000006"}  # and the damaged one, as on a disk
+        assert steps == {
+            f"step-{step:08d}",
+            "step-00000006",
+        }  # and the damaged one, as on a disk
 
 
 def test_a_manifest_that_points_elsewhere_fetches_nothing(remote, tmp_path):
@@ -187,13 +206,17 @@ def test_whose_lock_was_taken_over_uploads_no_end(remote, tmp_path):
         store = parts.made(tmp_path / "a", 6)
         with Uploads(tmp_path / "a", remote, lock, keep_last=2) as up:
             up.add(store.newest_valid().path)
-    assert {name: remote.read(name) for name in remote.names() if name != LOCK} == before
+    assert {
+        name: remote.read(name) for name in remote.names() if name != LOCK
+    } == before
     assert json.loads(remote.read(LOCK))["id"] == "y"
 
 
 @pytest.mark.parametrize("service", ["s3"], indirect=True)
 @pytest.mark.parametrize("noticed", [True, False])
-def test_a_run_that_was_taken_over_ends_by_an_error(kitchen, remote, noticed, monkeypatch):
+def test_a_run_that_was_taken_over_ends_by_an_error(
+    kitchen, remote, noticed, monkeypatch
+):
     def look(uploads):
         uploads._lock.look()
         return uploads._lock.lost.is_set()
@@ -206,7 +229,10 @@ def test_a_run_that_was_taken_over_ends_by_an_error(kitchen, remote, noticed, mo
             if run.step == 5:
                 other_machine(remote)
 
-    words = [f"run_dir={kitchen / f'taken-{noticed}'}", f"checkpoint.upload={remote.address}"]
+    words = [
+        f"run_dir={kitchen / f'taken-{noticed}'}",
+        f"checkpoint.upload={remote.address}",
+    ]
     resolved = load_config(str(kitchen / "run.yaml"), words)
     with pytest.raises(CheckpointError, match=r"has taken over \S+") as caught:
         train(resolved, callbacks=[Taken()])
@@ -217,7 +243,9 @@ def test_a_run_that_was_taken_over_ends_by_an_error(kitchen, remote, noticed, mo
 
 
 def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
-    words = "from toque.storage.bucket_lock import Owner; print(Owner().record().decode())"
+    words = (
+        "from toque.storage.bucket_lock import Owner; print(Owner().record().decode())"
+    )
     left = python("-c", words)
     remote.put(LOCK, left.stdout.strip().encode())
     with BucketLock(remote, stale=3600.0, settle=0.01):
@@ -226,7 +254,9 @@ def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
     assert held["pid"] == os.getpid()
 
 
-def test_fault_59_a_living_process_of_another_machine_of_this_name_is_never_taken_over(remote):
+def test_fault_59_a_living_process_of_another_machine_of_this_name_is_never_taken_over(
+    remote,
+):
     # A process that this machine does not have, on a machine of the same host name: by version
     # 0.1.0's lock and by today's, and the holder renews it every 0.2 s.
     old = {"id": "x", "host": socket.gethostname(), "pid": 4194999, "started": 1.0}
@@ -244,7 +274,9 @@ def test_fault_59_a_living_process_of_another_machine_of_this_name_is_never_take
         thread.start()
         try:
             with (
-                pytest.raises(CheckpointError, match="in use by another training process"),
+                pytest.raises(
+                    CheckpointError, match="in use by another training process"
+                ),
                 BucketLock(remote, stale=5.0, settle=0.01),
             ):
                 pass
@@ -254,14 +286,18 @@ def test_fault_59_a_living_process_of_another_machine_of_this_name_is_never_take
         assert json.loads(remote.read(LOCK))["id"] == "x"
 
 
-def test_a_damaged_manifest_there_is_passed_over_when_runs_are_compared(remote, tmp_path):
+def test_a_damaged_manifest_there_is_passed_over_when_runs_are_compared(
+    remote, tmp_path
+):
     parts.made(tmp_path / "a", 2, 4)
     parts.upload(tmp_path / "a", remote)
     remote.put("checkpoints/step-00000006/manifest.json", b"{}")
     parts.made(tmp_path / "b", 8)
     assert fetch_run(remote, tmp_path / "b", say=print) is None
     remote.remove(["checkpoints/step-00000004/manifest.json"])
-    with pytest.raises(CheckpointError, match=r"step-00000006/manifest\.json is not a checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000006/manifest\.json is not a checkpoint"
+    ):
         fetch_run(remote, tmp_path / "b", say=print)
 
 
@@ -269,7 +305,9 @@ def test_a_line_that_breaks_is_repeated(service, monkeypatch, tmp_path):
     parts.made(tmp_path / "a", 4)
     with proxy.behind(service.port, cut_after=100, cuts=4) as line:
         monkeypatch.setenv(service.variable, f"http://127.0.0.1:{line.port}")
-        remote = open_bucket(parts.address(service, "tests/broken"), RUNS, deadline=60.0)
+        remote = open_bucket(
+            parts.address(service, "tests/broken"), RUNS, deadline=60.0
+        )
         up = parts.upload(tmp_path / "a", remote)
         assert line.cuts_left == 0
     assert up.counts.uploaded == 1
@@ -278,7 +316,9 @@ def test_a_line_that_breaks_is_repeated(service, monkeypatch, tmp_path):
     assert fetch_run(open_bucket(remote.address, RUNS), tmp_path / "b", say=print) == 4
 
 
-def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, monkeypatch):
+def test_while_the_store_is_down_a_ring_waits_and_then_goes(
+    remote, tmp_path, monkeypatch
+):
     store = parts.made(tmp_path / "a", keep_last=1)
     down = threading.Event()
     down.set()
@@ -297,7 +337,9 @@ def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, mo
         monkeypatch.setattr(remote.files, "put_file", refusing(put))
         with Uploads(tmp_path / "a", remote, lock, keep_last=9) as up:
             for step in range(2, 12, 2):
-                up.add(store.save(step, {"model": {"w": ones(9)}}, {"progress": {}}).path)
+                up.add(
+                    store.save(step, {"model": {"w": ones(9)}}, {"progress": {}}).path
+                )
             waiting = sorted(p.name for p in (tmp_path / "a" / "outbox").iterdir())
             assert len(waiting) <= 3  # the ring, and what the thread had begun with
             down.clear()

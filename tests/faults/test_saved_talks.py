@@ -29,7 +29,9 @@ def questions(turns: list[dict[str, str]]) -> list[str]:
     return [turn["content"] for turn in turns if turn["role"] == "user"]
 
 
-def test_fault_90_the_whole_conversation_is_saved_once_the_model_reads_less(base, tmp_path):
+def test_fault_90_the_whole_conversation_is_saved_once_the_model_reads_less(
+    base, tmp_path
+):
     talk = chat.open_talk(base, system="You cook.", device="cpu")
     asked = [f"Question {n}: {'which rice? ' * 30}" for n in range(7)]
     notes: list[str] = []
@@ -45,7 +47,9 @@ def test_fault_90_the_whole_conversation_is_saved_once_the_model_reads_less(base
     assert asked[0].strip() not in read
 
 
-def test_fault_90_a_question_that_is_too_long_leaves_the_conversation_as_it_was(base, tmp_path):
+def test_fault_90_a_question_that_is_too_long_leaves_the_conversation_as_it_was(
+    base, tmp_path
+):
     talk = chat.open_talk(base, system=None, device="cpu")
     talk.ask("Which rice?", GREEDY, on_text=lambda _: None)
     with pytest.raises(ConfigError):
@@ -71,7 +75,9 @@ def test_fault_90_a_full_disk_leaves_no_file_and_the_next_try_works(base, tmp_pa
     talk.ask("Which rice?", GREEDY, on_text=lambda _: None)
     file = tmp_path / "talk.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))  # as a disk with 20 bytes left
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (20, limits[1])
+    )  # as a disk with 20 bytes left
     try:
         for _ in range(2):
             with pytest.raises(ConfigError, match="File too large"):

@@ -12,16 +12,31 @@ from toque.storage.atomic import sha256_of
 from toque.training.checkpoint.saved import verify_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-UNDROPPED = "resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0"  # draws differ between ranks
-SHAPE = f"model.shape={{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512, {UNDROPPED}}}"
-SHARDED = ("checkpoint.layout=sharded", "train.keep_last=4", "train.batch=2048 tokens", SHAPE)
+UNDROPPED = (
+    "resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0"  # draws differ between ranks
+)
+SHAPE = (
+    f"model.shape={{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512, {UNDROPPED}}}"
+)
+SHARDED = (
+    "checkpoint.layout=sharded",
+    "train.keep_last=4",
+    "train.batch=2048 tokens",
+    SHAPE,
+)
 
 
 def train(kitchen: Path, run: Path, ranks: int, *words: str) -> None:
     """Train by so many ranks, or end the test with what they said."""
     start = ["-m"]
     if ranks > 1:
-        start += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+        start += [
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            "-m",
+        ]
     words = (kitchen / "run.yaml", f"run_dir={run}", *SHARDED, *words)
     ended = python(*start, "toque", "train", *words)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
@@ -68,7 +83,9 @@ def test_one_four_and_two_ranks_go_on_from_each_others(kitchen, whole, tmp_path)
         assert len(layout.files) == ranks
         train(kitchen, run, 1, "checkpoint.layout=whole", "--resume", "10")
         assert losses(run) == pytest.approx(wanted, rel=1e-5)
-        manifest = json.loads((run / "checkpoints/step-00000012/manifest.json").read_text())
+        manifest = json.loads(
+            (run / "checkpoints/step-00000012/manifest.json").read_text()
+        )
         assert manifest["format"] == 1
 
 
@@ -78,6 +95,9 @@ def test_a_run_in_shards_is_used_as_any_other(whole, tmp_path, verb):
     shutil.copytree(whole, run)
     if verb != "export":  # which is for finished runs
         shutil.rmtree(run / "model")
-    more = {"generate": ["--prompt", "toast"], "export": ["--to", str(tmp_path / "made")]}
+    more = {
+        "generate": ["--prompt", "toast"],
+        "export": ["--to", str(tmp_path / "made")],
+    }
     ended = toque(verb, run, *more.get(verb, []))
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]

@@ -44,7 +44,14 @@ def linked(run: Path, tmp_path: Path, name: str, to: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "report.html", "checkpoints/.lock.lease", "checkpoints", "outbox"]
+    "name",
+    [
+        "metrics.jsonl",
+        "report.html",
+        "checkpoints/.lock.lease",
+        "checkpoints",
+        "outbox",
+    ],
 )
 def test_fault_58_a_link_in_a_run_is_refused_and_what_it_leads_to_is_untouched(
     whole_run, kitchen, tmp_path, victim, name, capfd
@@ -59,10 +66,15 @@ def test_fault_58_a_link_in_a_run_is_refused_and_what_it_leads_to_is_untouched(
         assert f"{copy / name} is a symbolic link to {to}" in text
         assert "Remove it" in text
     assert victim.read_bytes() == SECRET
-    assert sorted(p.name for p in victim.parent.iterdir()) == [".bashrc", "temp-of-mine"]
+    assert sorted(p.name for p in victim.parent.iterdir()) == [
+        ".bashrc",
+        "temp-of-mine",
+    ]
 
 
-@pytest.mark.parametrize("name", [".lock", "split.npy", "report.json", "shards", "tokenizer"])
+@pytest.mark.parametrize(
+    "name", [".lock", "split.npy", "report.json", "shards", "tokenizer"]
+)
 def test_fault_58_a_link_in_a_store_is_refused(kitchen, tmp_path, victim, name, capfd):
     to = victim.parent if name in ("shards", "tokenizer") else victim
     store = linked(kitchen / "store", tmp_path, name, to)
@@ -86,11 +98,16 @@ def test_fault_58_the_folder_itself_may_be_a_link_and_other_programs_may_link(
     (copy / "wandb").mkdir()
     (copy / "wandb" / "latest-run").symlink_to(tmp_path)
     (tmp_path / "run").symlink_to(copy)
-    words = [f"run_dir={tmp_path / 'run'}", "train.optimisations.background_saves=false"]
+    words = [
+        f"run_dir={tmp_path / 'run'}",
+        "train.optimisations.background_saves=false",
+    ]
     assert main(["train", str(kitchen / "run.yaml"), *words]) == 0
 
 
-def test_fault_58_a_link_that_comes_after_the_look_is_not_written_through(tmp_path, victim):
+def test_fault_58_a_link_that_comes_after_the_look_is_not_written_through(
+    tmp_path, victim
+):
     link = tmp_path / "metrics.jsonl"
     link.symlink_to(victim)
     refused = append_json_lines(link, [b"{}"])
@@ -116,7 +133,9 @@ def test_fault_58_temporary_names_cannot_be_foreseen_and_leftovers_are_swept(tmp
     assert sorted(p.name for p in tmp_path.iterdir()) == [".mine.partial", "a.json"]
 
 
-def test_fault_58_a_file_with_a_second_name_is_copied_before_it_is_appended_to(tmp_path, victim):
+def test_fault_58_a_file_with_a_second_name_is_copied_before_it_is_appended_to(
+    tmp_path, victim
+):
     path = tmp_path / "metrics.jsonl"
     os.link(victim, path)
     os.write(descriptor := open_append(path), b"{}\n")
@@ -147,13 +166,17 @@ def test_a_text_of_gigabytes_in_a_model_folder_is_refused(tmp_path):
         read_config_json(tmp_path)
 
 
-def test_an_export_copies_no_file_that_a_link_leads_to(whole_run, tmp_path, victim, capfd):
+def test_an_export_copies_no_file_that_a_link_leads_to(
+    whole_run, tmp_path, victim, capfd
+):
     model = tmp_path / "model"
     shutil.copytree(whole_run / "model", model)
     (model / "README.md").unlink()
     (model / "README.md").symlink_to(victim)
     assert main(["export", str(model), "--to", str(tmp_path / "out")]) == 4
-    assert f"README.md is a symbolic link to {victim}" in " ".join(capfd.readouterr().err.split())
+    assert f"README.md is a symbolic link to {victim}" in " ".join(
+        capfd.readouterr().err.split()
+    )
     assert not (tmp_path / "out").exists()
     (model / "README.md").unlink()
     (model / "real.md").write_text("# mine\n")
@@ -161,7 +184,9 @@ def test_an_export_copies_no_file_that_a_link_leads_to(whole_run, tmp_path, vict
     assert main(["export", str(model), "--to", str(tmp_path / "out")]) == 0
 
 
-def test_verify_refuses_a_run_whose_configuration_never_ends(whole_run, tmp_path, capfd):
+def test_verify_refuses_a_run_whose_configuration_never_ends(
+    whole_run, tmp_path, capfd
+):
     run = linked(whole_run, tmp_path, "config.yaml", Path("/dev/zero"))
     assert main(["verify", str(run)]) == 4
     assert "config.yaml is a symbolic link to /dev/zero" in said(capfd)

@@ -27,15 +27,22 @@ def test_fault_07_a_signal_while_a_save_is_being_written(make_run):
     def after(stage):
         stages.append(stage)
         if stage == "fsync model.safetensors" and stages.count(stage) == 1:
-            os.kill(os.getpid(), signal.SIGTERM)  # from the writer's thread, in mid save
+            os.kill(
+                os.getpid(), signal.SIGTERM
+            )  # from the writer's thread, in mid save
 
     store = CheckpointStore(make_run.folder / "checkpoints", keep_last=9, after=after)
     run = make_run(
-        save_every="4 steps", store=store, background_saves=True, callbacks=(Interrupt(),)
+        save_every="4 steps",
+        store=store,
+        background_saves=True,
+        callbacks=(Interrupt(),),
     )
     end = run.trainer.fit()
     assert end.reason == INTERRUPTED
-    steps = sorted(int(p.name.removeprefix("step-")) for p in store.folder.glob("step-*"))
+    steps = sorted(
+        int(p.name.removeprefix("step-")) for p in store.folder.glob("step-*")
+    )
     assert steps[0] == 4  # the save that was under way
     assert steps[-1] == end.progress.step  # and the step the signal found
     assert end.saves.failed == 0
@@ -122,11 +129,19 @@ def test_fault_27_what_watchers_keep_of_an_outlier_stops_no_save(make_run):
     def warn(at, text):
         warnings.append((at.step, text))
 
-    watchers = (Overfitting(warn=warn), UserCallback(Lowest(), name="m:Lowest", warn=warn))
-    run = make_run(save_every="4 steps", evaluate_every="6 steps", steps=8, callbacks=watchers)
+    watchers = (
+        Overfitting(warn=warn),
+        UserCallback(Lowest(), name="m:Lowest", warn=warn),
+    )
+    run = make_run(
+        save_every="4 steps", evaluate_every="6 steps", steps=8, callbacks=watchers
+    )
     outlying(run, 2, by=float("nan"))
     assert run.trainer.fit().reason == "finished"
-    assert [e for e in run.recorder.events if e.startswith("save")] == ["save 4", "save 8"]
+    assert [e for e in run.recorder.events if e.startswith("save")] == [
+        "save 4",
+        "save 8",
+    ]
     ((step, said),) = warnings
     assert step == 4
     assert "m:Lowest raised in state_dict" in said
@@ -146,8 +161,14 @@ def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
     run = outlying(make_run(save_every="4 steps", callbacks=(look,)), *bad, window=6)
     look.run = run
     end = run.trainer.fit()
-    assert (end.reason, end.progress.step, end.skipped_updates) == ("finished", 18, len(bad))
-    assert any("continues with the weights of step 8" in w for w in run.recorder.warnings)
+    assert (end.reason, end.progress.step, end.skipped_updates) == (
+        "finished",
+        18,
+        len(bad),
+    )
+    assert any(
+        "continues with the weights of step 8" in w for w in run.recorder.warnings
+    )
     assert equal(look.before[12][0], look.saved[8])
     assert not equal(look.before[9][0], look.saved[8])
 
@@ -155,11 +176,15 @@ def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
 def test_fault_27_a_save_of_the_same_weights_is_not_gone_back_to(make_run):
     """A save between the update that spoilt the weights and the outliers that show it."""
     look = StoreSurvey()
-    run = outlying(make_run(save_every="2 steps", callbacks=(look,)), 9, 10, 11, window=6)
+    run = outlying(
+        make_run(save_every="2 steps", callbacks=(look,)), 9, 10, 11, window=6
+    )
     look.run = run
     assert run.trainer.fit().reason == "finished"
     assert equal(look.before[9][0], look.saved[10])
-    assert any("continues with the weights of step 8" in w for w in run.recorder.warnings)
+    assert any(
+        "continues with the weights of step 8" in w for w in run.recorder.warnings
+    )
     assert equal(look.before[12][0], look.saved[8])
 
 
@@ -169,11 +194,20 @@ def test_fault_27_the_judgement_is_that_of_the_docstring(row_stream):
     guard = UpdateGuard(Runtime(), Callbacks([warnings]), policy)
 
     def applied(guard, step, value):
-        return bool(guard.should_apply(step, 0.1, torch.tensor(value), torch.tensor(1.0), batch))
+        return bool(
+            guard.should_apply(step, 0.1, torch.tensor(value), torch.tensor(1.0), batch)
+        )
 
     # The limit over (1, 3) is 2 + 2 * 1; what lies above enters as the limit, so over (1, 3, 4)
     # it is 8/3 + 2 * 1.2472, over (1, 3, 4, 5.1) 6.29; below the mean nothing is an outlier.
-    seen = [(1.0, True), (3.0, True), (9.0, False), (5.1, True), (6.4, False), (-9.0, True)]
+    seen = [
+        (1.0, True),
+        (3.0, True),
+        (9.0, False),
+        (5.1, True),
+        (6.4, False),
+        (-9.0, True),
+    ]
     for step, (value, expected) in enumerate(seen):
         assert applied(guard, step, value) == expected, step
     assert guard.check(Progress(step=6)) is None
@@ -182,7 +216,11 @@ def test_fault_27_the_judgement_is_that_of_the_docstring(row_stream):
     assert (policy.skipped, policy.in_a_row) == (2, 0)
     first = UpdateGuard(Runtime(), skip_step=SkipStep(window=2))
     values = (float("nan"), 1.0, 1.0)
-    assert [applied(first, n, value) for n, value in enumerate(values)] == [False, True, True]
+    assert [applied(first, n, value) for n, value in enumerate(values)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +240,8 @@ def test_fault_27_killed_anywhere_the_same_updates_are_left_out(make_run, at):
 
 
 @pytest.mark.parametrize(
-    ("save_every", "words"), [(None, "no checkpoint to go back to"), ("2 steps", "already")]
+    ("save_every", "words"),
+    [(None, "no checkpoint to go back to"), ("2 steps", "already")],
 )
 def test_fault_27_a_run_that_only_meets_outliers_ends(make_run, save_every, words):
     run = outlying(make_run(save_every=save_every), *range(8, 99))
@@ -222,7 +261,9 @@ def test_fault_28_a_float16_overflow_lowers_the_scale_which_is_saved(make_run):
         return run
 
     look = StoreSurvey()
-    whole = in_float16(make_run(folder=make_run.folder / "whole", steps=12, callbacks=(look,)))
+    whole = in_float16(
+        make_run(folder=make_run.folder / "whole", steps=12, callbacks=(look,))
+    )
     look.run = whole
     Spikes(whole, 4, by=1e9)
     assert whole.trainer.fit().reason == "finished"
@@ -252,7 +293,9 @@ class SlowRows:
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.06, 1), (0.0, 0)])
-def test_fault_41_a_run_that_waits_for_its_data_says_so_once(make_run, seconds, said, monkeypatch):
+def test_fault_41_a_run_that_waits_for_its_data_says_so_once(
+    make_run, seconds, said, monkeypatch
+):
     monkeypatch.setattr("toque.training.observers.watchers.DATA_SHARE", 0.6)
     warnings = []
     bound = DataBound(warn=lambda at, text: warnings.append((at.step, text)), updates=5)
@@ -261,7 +304,9 @@ def test_fault_41_a_run_that_waits_for_its_data_says_so_once(make_run, seconds, 
     run.trainer.fit()
     assert len(warnings) == said
     for step, text in warnings:
-        assert step == 6  # the first update has nothing made ahead of it and is no evidence
+        assert (
+            step == 6
+        )  # the first update has nothing made ahead of it and is no evidence
         assert text.startswith("data-bound ")
         assert "local disk" in text
 
@@ -280,4 +325,7 @@ def test_fault_38_a_clock_that_jumps_back_changes_nothing(make_run, monkeypatch)
     again = make_run(keep_last=2)
     again.trainer.fit()
     assert first.losses + again.losses == whole.losses
-    assert sorted(p.name for p in folder.glob("step-*")) == ["step-00000017", "step-00000018"]
+    assert sorted(p.name for p in folder.glob("step-*")) == [
+        "step-00000017",
+        "step-00000018",
+    ]

@@ -32,7 +32,9 @@ WOULD_BE_WRITTEN = (
 def content(folder: Path) -> dict[str, str]:
     """Every file and folder, with hashes."""
     paths = sorted(folder.rglob("*"))
-    return {str(p.relative_to(folder)): sha256_of(p) if p.is_file() else "" for p in paths}
+    return {
+        str(p.relative_to(folder)): sha256_of(p) if p.is_file() else "" for p in paths
+    }
 
 
 def put(folder: Path, name: str, data: bytes = MINE) -> None:
@@ -48,14 +50,22 @@ def said(capfd) -> str:
 def test_fault_88_the_configuration_that_is_named_is_not_overwritten(
     kitchen, tmp_path, monkeypatch, header, capfd
 ):
-    text = header + (kitchen / "run.yaml").read_text().replace(str(kitchen / "unused"), ".")
+    text = header + (kitchen / "run.yaml").read_text().replace(
+        str(kitchen / "unused"), "."
+    )
     (tmp_path / "config.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     before = content(tmp_path)
     for store in (kitchen / "store", tmp_path / "new-store"):
-        assert main(["train", "config.yaml", f"data.store={store}"]) == ConfigError.exit_code
+        assert (
+            main(["train", "config.yaml", f"data.store={store}"])
+            == ConfigError.exit_code
+        )
         text = said(capfd)
-        assert ". has files that no run wrote and that a run would overwrite: config.yaml" in text
+        assert (
+            ". has files that no run wrote and that a run would overwrite: config.yaml"
+            in text
+        )
         assert "Choose another folder" in text
     assert content(tmp_path) == before
 
@@ -86,7 +96,12 @@ def test_fault_88_a_run_is_recognised_at_every_stage(whole_run, tmp_path):
         refuse_users_folder(folder)
     (tmp_path / "checkpoints").mkdir()  # as a container mounts it
     refuse_users_folder(tmp_path)
-    for name in ("checkpoints/.lock", "training.log", "resources.json", "metrics.jsonl"):
+    for name in (
+        "checkpoints/.lock",
+        "training.log",
+        "resources.json",
+        "metrics.jsonl",
+    ):
         put(tmp_path, name)  # killed before its first save
         refuse_users_folder(tmp_path)
     copied = tmp_path / "copied"  # by `cp -r run/* copied`, without hidden files
@@ -94,9 +109,16 @@ def test_fault_88_a_run_is_recognised_at_every_stage(whole_run, tmp_path):
     refuse_users_folder(copied)
 
 
-def test_fault_88_a_refused_run_does_not_make_a_run_of_a_users_folder(kitchen, tmp_path, capfd):
+def test_fault_88_a_refused_run_does_not_make_a_run_of_a_users_folder(
+    kitchen, tmp_path, capfd
+):
     put(tmp_path, "data.jsonl")
-    words = ["train", str(kitchen / "run.yaml"), f"run_dir={tmp_path}", "train.best_by=rougeL"]
+    words = [
+        "train",
+        str(kitchen / "run.yaml"),
+        f"run_dir={tmp_path}",
+        "train.best_by=rougeL",
+    ]
     assert main(words) == ConfigError.exit_code
     assert "rougeL" in said(capfd)
     assert content(tmp_path).keys() == {"data.jsonl"}
@@ -112,12 +134,17 @@ def test_fault_88_a_users_configuration_and_model_in_a_run_are_not_overwritten(
     put(run, "model/config.json")
     put(run, "config.yaml")
     before = content(run)
-    assert main(["train", str(kitchen / "run.yaml"), f"run_dir={run}"]) == ConfigError.exit_code
+    assert (
+        main(["train", str(kitchen / "run.yaml"), f"run_dir={run}"])
+        == ConfigError.exit_code
+    )
     assert "write over: config.yaml, model/" in said(capfd)
     assert content(run) == before
 
 
-def test_fault_88_a_users_file_next_to_the_finished_model_stays(kitchen, whole_run, tmp_path):
+def test_fault_88_a_users_file_next_to_the_finished_model_stays(
+    kitchen, whole_run, tmp_path
+):
     run = tmp_path / "run"
     shutil.copytree(whole_run, run)
     for name in ("model/notes.txt", "model/ollama/Modelfile", "model/toque/mine.json"):
@@ -158,13 +185,17 @@ def test_fault_88_a_buckets_address_with_a_users_object_is_refused(
 
 
 def test_fault_88_a_runs_own_address_is_recognised(remote):
-    remote.put("checkpoints/step-00000002/model.safetensors", b"")  # killed while uploading
+    remote.put(
+        "checkpoints/step-00000002/model.safetensors", b""
+    )  # killed while uploading
     refuse_users_address(remote)
     remote.put("metrics.jsonl", b'{"event": "start"}')
     refuse_users_address(remote)
 
 
-def test_fault_88_an_ablation_writes_over_no_file_of_the_users(kitchen, tmp_path, capfd):
+def test_fault_88_an_ablation_writes_over_no_file_of_the_users(
+    kitchen, tmp_path, capfd
+):
     for name in ("ablation.yaml", "ablation.json"):
         out = tmp_path / name
         put(out, name)
@@ -185,7 +216,9 @@ def test_fault_88_a_building_json_of_the_users_makes_no_store(kitchen, tmp_path,
     assert content(tmp_path) == before
 
 
-def test_fault_88_an_export_replaces_neither_a_file_nor_a_link(whole_run, tmp_path, capfd):
+def test_fault_88_an_export_replaces_neither_a_file_nor_a_link(
+    whole_run, tmp_path, capfd
+):
     put(tmp_path, "file")
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "link"):

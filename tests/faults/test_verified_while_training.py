@@ -50,17 +50,23 @@ def resave(folder: Path) -> None:
     shutil.rmtree(copy)
 
 
-def test_fault_91_a_checkpoint_that_is_removed_meanwhile_is_counted(run, monkeypatch, capsys):
+def test_fault_91_a_checkpoint_that_is_removed_meanwhile_is_counted(
+    run, monkeypatch, capsys
+):
     first, *others = steps(run)
 
     def remove(folder: Path) -> None:
         remove_folder(folder)
-        shutil.copytree(others[-1], run / "checkpoints" / "step-00000099")  # and a new one comes
+        shutil.copytree(
+            others[-1], run / "checkpoints" / "step-00000099"
+        )  # and a new one comes
 
     when_hashed(monkeypatch, first.name, remove)
     assert main(["verify", str(run)]) == CheckpointError.exit_code
     said = capsys.readouterr().err
-    assert "step-00000099 has the checkpoint of step 12" in said  # the new one is looked at, too
+    assert (
+        "step-00000099 has the checkpoint of step 12" in said
+    )  # the new one is looked at, too
     assert "did not finish" not in said
     shutil.rmtree(run / "checkpoints" / "step-00000099")
 
@@ -71,7 +77,9 @@ def test_fault_91_a_checkpoint_that_is_removed_meanwhile_is_counted(run, monkeyp
     assert f"{others[1]}: checkpoint of step 12" in said
 
 
-def test_fault_91_a_checkpoint_that_is_saved_again_meanwhile_is_compared(run, monkeypatch, capsys):
+def test_fault_91_a_checkpoint_that_is_saved_again_meanwhile_is_compared(
+    run, monkeypatch, capsys
+):
     first, *_ = steps(run)
     when_hashed(monkeypatch, first.name, resave)
     assert main(["verify", str(run)]) == 0
@@ -98,9 +106,16 @@ def test_fault_91_one_that_was_removed_is_not_called_unfinished(run):
 @pytest.mark.slow
 def test_fault_91_a_run_that_saves_at_every_step(kitchen, tmp_path, capsys):
     run = tmp_path / "run"
-    words = ["train", str(kitchen / "run.yaml"), f"run_dir={run}", "train.save_every=1 step"]
+    words = [
+        "train",
+        str(kitchen / "run.yaml"),
+        f"run_dir={run}",
+        "train.save_every=1 step",
+    ]
     words += ["train.keep_last=1", "train.stop_after=100000 steps"]
-    child = subprocess.Popen([sys.executable, "-m", "toque", *words], stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "toque", *words], stderr=subprocess.PIPE
+    )
     try:
         while not list(run.glob("checkpoints/step-*/manifest.json")):
             assert child.poll() is None

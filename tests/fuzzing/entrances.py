@@ -60,7 +60,9 @@ def command(*words: str, allowed: set[int] = _CODES["any"]) -> tuple[int, str]:
     if code:
         check_paragraph(said.rpartition("toque: ")[2].removesuffix("\n"))
     elif words[0] != "generate" and (found := _CONTROL.search(out.getvalue())):
-        raise Unwell(f"toque {words[0]} prints the control character {found[0]!r} of a file")
+        raise Unwell(
+            f"toque {words[0]} prints the control character {found[0]!r} of a file"
+        )
     return code, said
 
 
@@ -69,7 +71,9 @@ def check_paragraph(text: str) -> None:
     if "\n" in text:
         raise Unwell(f"a message of several lines: {text[:500]!r}")
     if found := _CONTROL.search(text):
-        raise Unwell(f"a message with the control character {found[0]!r}: {text[:500]!r}")
+        raise Unwell(
+            f"a message with the control character {found[0]!r}: {text[:500]!r}"
+        )
     if not 40 <= len(text) <= LONGEST_MESSAGE:
         raise Unwell(f"a message of {len(text)} characters: {text[:500]!r}")
 
@@ -96,7 +100,9 @@ def manifest_damage(data: bytes, chance: Random) -> bytes:
     if chance.random() < 0.3:
         return mutations.of_bytes(data, chance)
     held = json.loads(data)
-    tree = mutations.of_tree({k: v for k, v in held.items() if k != "self_sha256"}, chance)
+    tree = mutations.of_tree(
+        {k: v for k, v in held.items() if k != "self_sha256"}, chance
+    )
     if not isinstance(tree, dict):
         return mutations.dumped(tree).encode("utf-8", "surrogatepass")
     tree["self_sha256"] = ""
@@ -113,7 +119,10 @@ def damage_of(name: str) -> Damage:
         ".npy": mutations.of_npy,
         ".safetensors": mutations.of_safetensors,
     }
-    return next((d for ending, d in endings.items() if name.endswith(ending)), mutations.of_bytes)
+    return next(
+        (d for ending, d in endings.items() if name.endswith(ending)),
+        mutations.of_bytes,
+    )
 
 
 def damaged_copy(
@@ -141,11 +150,20 @@ def config_case(work: Path) -> Area:
         file = folder / "config.yaml"
         text = chance.choice(texts)
         grown = chance.random() < 0.03
-        file.write_bytes((mutations.enlarged if grown else mutations.of_yaml)(text, chance))
+        file.write_bytes(
+            (mutations.enlarged if grown else mutations.of_yaml)(text, chance)
+        )
         words = [str(file)]
         if chance.random() < 0.3:
             name = chance.choice(
-                ("optim.peak_lr", "train.batch", "data.sources.0.path", "a.b", "seed", "model")
+                (
+                    "optim.peak_lr",
+                    "train.batch",
+                    "data.sources.0.path",
+                    "a.b",
+                    "seed",
+                    "model",
+                )
             )
             value = mutations.of_bytes(b'"3 steps"', chance).decode(errors="replace")
             words.append(f"{name}={value}")
@@ -237,7 +255,10 @@ def run_case(work: Path) -> Area:
     def case(chance: Random, folder: Path) -> int:
         run = folder / "run"
         damaged_copy(
-            work / "run", run, chance, only=chance.choice(("*.json", "*.jsonl", "config.yaml"))
+            work / "run",
+            run,
+            chance,
+            only=chance.choice(("*.json", "*.jsonl", "config.yaml")),
         )
         command("report", str(run))
         command("verify", str(run))
@@ -258,8 +279,14 @@ def model_case(work: Path) -> Area:
 
     def case(chance: Random, folder: Path) -> int:
         model = folder / "model"
-        weighted = ["config.json"] * 3 + ["tokenizer.json"] * 2 + ["*.json", "model.safetensors"]
-        damaged_copy(work / "run" / "model", model, chance, only=chance.choice(weighted))
+        weighted = (
+            ["config.json"] * 3
+            + ["tokenizer.json"] * 2
+            + ["*.json", "model.safetensors"]
+        )
+        damaged_copy(
+            work / "run" / "model", model, chance, only=chance.choice(weighted)
+        )
         command(
             "generate",
             str(model),
@@ -284,7 +311,10 @@ def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
     from toque.workflows.configure import configure
     from toque.workflows.prepared_store import open_sources
 
-    columns = {"pairs": {"prompt": "question", "target": "answer"}, "documents": {"text": "text"}}
+    columns = {
+        "pairs": {"prompt": "question", "target": "answer"},
+        "documents": {"text": "text"},
+    }
     sealed = name.startswith("np")
     tokenizer = str(work / "store" / "tokenizer") if sealed else "trained:512"
 
@@ -336,7 +366,9 @@ def saved_dataset_case(work: Path) -> Area:
 
     original = work / "dataset"
     if not original.exists():
-        rows = datasets.Dataset.from_list([originals.record(n) for n in range(originals.N_RECORDS)])
+        rows = datasets.Dataset.from_list(
+            [originals.record(n) for n in range(originals.N_RECORDS)]
+        )
         datasets.DatasetDict({"train": rows}).save_to_disk(original)
 
     def case(chance: Random, folder: Path) -> int:
@@ -346,7 +378,9 @@ def saved_dataset_case(work: Path) -> Area:
             for found in find_files(
                 open_sources(configure(data={"sources": [{"path": str(copy)}]}))
             ):
-                read += sum(found.reader.examples(block).read for block in blocks_of(found))
+                read += sum(
+                    found.reader.examples(block).read for block in blocks_of(found)
+                )
         except DataError as error:
             check_paragraph(str(error))
         return read
@@ -369,9 +403,13 @@ def areas(work: Path) -> dict[str, Area]:
         "dataset": saved_dataset_case(work),
     }  # fmt: skip
     for name, valid in sources.items():
-        found[name] = source_case(work, name, valid, kinds.get(name, mutations.of_bytes))
+        found[name] = source_case(
+            work, name, valid, kinds.get(name, mutations.of_bytes)
+        )
     lines = sources["jsonl"]
-    gz = mutations.compressed(mutations.of_json_lines, mutations.gzipped, gzip.decompress)
+    gz = mutations.compressed(
+        mutations.of_json_lines, mutations.gzipped, gzip.decompress
+    )
     found["gz"] = source_case(work, "gz", mutations.gzipped(lines), gz)
     import pyarrow as pa
 

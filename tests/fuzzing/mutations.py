@@ -102,7 +102,9 @@ def of_json(data: bytes, chance: Random) -> bytes:
     if chance.random() < 0.25:
         return of_bytes(data, chance)
     try:
-        return dumped(of_tree(json.loads(data), chance)).encode("utf-8", "surrogatepass")
+        return dumped(of_tree(json.loads(data), chance)).encode(
+            "utf-8", "surrogatepass"
+        )
     except (ValueError, RecursionError):  # it was damaged before
         return of_bytes(data, chance)
 
@@ -112,7 +114,9 @@ def of_json_lines(data: bytes, chance: Random) -> bytes:
     lines = data.splitlines(keepends=True)
     for _ in range(chance.choice((1, 1, 2, 5))):
         at = chance.randrange(len(lines))
-        lines[at] = chance.choice((of_json, of_json, of_bytes))(lines[at], chance) + b"\n"
+        lines[at] = (
+            chance.choice((of_json, of_json, of_bytes))(lines[at], chance) + b"\n"
+        )
         if chance.random() < 0.1:
             lines.insert(chance.randrange(len(lines)), lines[at])
     return b"".join(lines)
@@ -134,7 +138,9 @@ def of_tree(tree: Any, chance: Random) -> Any:
     return tree
 
 
-def _change(holder: Any, key: Any, chance: Random, places: list[tuple[Any, Any]]) -> None:
+def _change(
+    holder: Any, key: Any, chance: Random, places: list[tuple[Any, Any]]
+) -> None:
     match chance.randrange(10):
         case 0 | 1 | 2 | 3 | 4:
             holder[key] = _value(chance, holder[key])
@@ -151,7 +157,9 @@ def _change(holder: Any, key: Any, chance: Random, places: list[tuple[Any, Any]]
         case 8:
             other, name = chance.choice(places)
             if not isinstance(other, Pairs):
-                holder[key] = copy.deepcopy(other.get(name) if isinstance(other, dict) else None)
+                holder[key] = copy.deepcopy(
+                    other.get(name) if isinstance(other, dict) else None
+                )
         case _ if isinstance(holder, list):
             holder.insert(key, copy.deepcopy(holder[key]))
 
@@ -165,7 +173,9 @@ def _value(chance: Random, now: Any) -> Any:
         )
     if kind == 1 and isinstance(now, str):
         as_bytes = of_bytes(now.encode("utf-8", "surrogatepass"), chance)
-        return chance.choice((as_bytes.decode(errors="replace"), now * 50, now.upper(), [now]))
+        return chance.choice(
+            (as_bytes.decode(errors="replace"), now * 50, now.upper(), [now])
+        )
     if kind == 2:
         return chance.choice(([now], {"value": now}, [now] * 3, [[now, None]]))
     if kind == 3:
@@ -244,7 +254,9 @@ def of_safetensors(data: bytes, chance: Random) -> bytes:
     header, body = data[8 : 8 + length], data[8 + length :]
     kind = chance.randrange(4)
     if kind == 0:
-        length = chance.choice((0, 1, length - 1, length + 1, len(data), 2**31, 2**63, 2**64 - 1))
+        length = chance.choice(
+            (0, 1, length - 1, length + 1, len(data), 2**31, 2**63, 2**64 - 1)
+        )
         return struct.pack("<Q", length) + data[8:]
     if kind == 1:
         return of_bytes(data, chance)
@@ -264,13 +276,17 @@ def of_npy(data: bytes, chance: Random) -> bytes:
     swaps = (
         (
             "(",
-            chance.choice(("(-", "(9999999999999, ", "((", "(1, 1, 1, ", "[", "(True, ", "(1.5, ")),
+            chance.choice(
+                ("(-", "(9999999999999, ", "((", "(1, 1, 1, ", "[", "(True, ", "(1.5, ")
+            ),
         ),
         (",)", chance.choice((")", ", 0)", ", -1)", ", 99999999999999999999)", "]"))),
         ("False", chance.choice(("True", "None", "__import__('os')", "1"))),
         (
             "<u2",
-            chance.choice(("|O", ">u2", "<f8", "|V0", "|S0", "<i8", "|b1", "<M8[s]", "<U9", "?")),
+            chance.choice(
+                ("|O", ">u2", "<f8", "|V0", "|S0", "<i8", "|b1", "<M8[s]", "<U9", "?")
+            ),
         ),
         ("<", chance.choice((">", "|", "=", ""))),
         ("}", chance.choice(("", "}}", ", 'descr': '<u4'}", "} + {}"))),
@@ -281,8 +297,12 @@ def of_npy(data: bytes, chance: Random) -> bytes:
     if chance.random() < 0.2:
         header = of_bytes(header.encode("latin-1"), chance).decode("latin-1")
     text = header.encode("latin-1")
-    version = chance.choice((b"\x01\x00",) * 6 + (b"\x02\x00", b"\x03\x00", b"\x09\x09"))
-    count = min(len(text), 65_535) if chance.random() < 0.9 else chance.randrange(65_536)
+    version = chance.choice(
+        (b"\x01\x00",) * 6 + (b"\x02\x00", b"\x03\x00", b"\x09\x09")
+    )
+    count = (
+        min(len(text), 65_535) if chance.random() < 0.9 else chance.randrange(65_536)
+    )
     size = struct.pack("<H" if version[0] == 1 else "<I", count)
     body = body if chance.random() < 0.7 else of_bytes(body, chance)
     return b"\x93NUMPY" + version + size + text + body
@@ -301,13 +321,17 @@ def of_npz(data: bytes, chance: Random) -> bytes:
             members[at] = (name, of_npy(body, chance))
         case 3:
             members[at] = (
-                chance.choice(("../a.npy", "ids.npy", "a.txt", "", "ends.npy", "\0.npy")),
+                chance.choice(
+                    ("../a.npy", "ids.npy", "a.txt", "", "ends.npy", "\0.npy")
+                ),
                 body,
             )
         case _:
             members.pop(at)
     kept = io.BytesIO()
-    packing = chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2))
+    packing = chance.choice(
+        (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
+    )
     with zipfile.ZipFile(kept, "w", packing) as archive:
         for name, body in members:
             archive.writestr(zipfile.ZipInfo(name), body, packing)

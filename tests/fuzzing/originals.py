@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
-STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
+STEPS = [
+    "Rinse the lentils in cold water.",
+    "Simmer them until soft, then serve with rice.",
+]
 N_RECORDS = 24
 RUN = """
 run_dir: {folder}/run
@@ -38,7 +41,11 @@ def record(n: int) -> dict[str, Any]:
     """Return an invented recipe."""
     return {
         "title": f"Pot {n}",
-        "ingredients": [f"{n} cups lentils", "½ lemon", "2 (14 oz.) cans tomatoes, drained"],
+        "ingredients": [
+            f"{n} cups lentils",
+            "½ lemon",
+            "2 (14 oz.) cans tomatoes, drained",
+        ],
         "directions": STEPS,
         "servings": "4",
     }
@@ -48,10 +55,15 @@ def sources() -> dict[str, bytes]:
     """Return a valid file of every format that `prepare` reads, by format."""
     records = [record(n) for n in range(N_RECORDS)]
     lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records).encode()
-    pairs = [{"question": f"How many is {n}?", "answer": f"It is {n}."} for n in range(N_RECORDS)]
+    pairs = [
+        {"question": f"How many is {n}?", "answer": f"It is {n}."}
+        for n in range(N_RECORDS)
+    ]
     return {
         "json": json.dumps(records).encode(),
-        "json-nested": json.dumps({"recipes": {str(n): r for n, r in enumerate(records)}}).encode(),
+        "json-nested": json.dumps(
+            {"recipes": {str(n): r for n, r in enumerate(records)}}
+        ).encode(),
         "json-ld": json.dumps([_marked_up(r) for r in records]).encode(),
         "jsonl": lines,
         "pairs": "".join(json.dumps(p) + "\n" for p in pairs).encode(),
@@ -106,7 +118,14 @@ def _r_table(records: list[dict[str, Any]]) -> bytes:
     for r in records:
         quantities = vector(["1", "1/2", "2"])
         writer.writerow(
-            (r["title"], "PT1H5M", quantities, vector(r["ingredients"]), vector(STEPS), 120.5)
+            (
+                r["title"],
+                "PT1H5M",
+                quantities,
+                vector(r["ingredients"]),
+                vector(STEPS),
+                120.5,
+            )
         )
     return text.getvalue().encode()
 
@@ -127,7 +146,11 @@ def _arrays() -> dict[str, bytes]:
     np.save(flat, ids)
     np.savez(bounded, ids=ids, ends=np.array([50, 120, 200]))
     np.savez_compressed(rows, input_ids=ids.reshape(10, 20))
-    return {"npy": flat.getvalue(), "npz": bounded.getvalue(), "npz-rows": rows.getvalue()}
+    return {
+        "npy": flat.getvalue(),
+        "npz": bounded.getvalue(),
+        "npz-rows": rows.getvalue(),
+    }
 
 
 def _columnar(records: list[dict[str, Any]]) -> dict[str, bytes]:
@@ -155,14 +178,18 @@ def toque(*words: str) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"toque {' '.join(words)} ended with {done.returncode}: {done.stderr}")
+        raise RuntimeError(
+            f"toque {' '.join(words)} ended with {done.returncode}: {done.stderr}"
+        )
 
 
 def make(folder: Path, toque: Callable[..., object] = toque) -> None:
     """Make `run.yaml`, `store/`, `run/`, and `half/`, a run stopped at step 4."""
     config = folder / "run.yaml"
     config.write_text(RUN.format(folder=folder))
-    toque("cookbook", "--out", str(folder / "cookbook.jsonl"), "--n", "40", "--seed", "3")
+    toque(
+        "cookbook", "--out", str(folder / "cookbook.jsonl"), "--n", "40", "--seed", "3"
+    )
     toque("prepare", str(config))
     toque("train", str(config))
     # A half run can continue for two more steps.

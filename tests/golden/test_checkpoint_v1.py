@@ -27,7 +27,11 @@ from toque.training.checkpoint.tensor_files import (
     shard_of,
     write_tensors,
 )
-from toque.training.optim.factory import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from toque.training.optim.factory import (
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
 
 FOLDER = Path(__file__).parent / "checkpoint-v1"
 SHARDS = Path(__file__).parent / "checkpoint-v2"
@@ -38,7 +42,13 @@ LOSSES = (3.8978245, 3.6584511)
 optimizer's state."""
 SHAPE = shape_of("gpt2", width=16, layers=1, heads=2, positions=32)
 STATE = {
-    "progress": {"step": STEP, "epoch": 0.25, "examples": 12, "tokens": 192, "target_tokens": 192},
+    "progress": {
+        "step": STEP,
+        "epoch": 0.25,
+        "examples": 12,
+        "tokens": 192,
+        "target_tokens": 192,
+    },
     "cursor": {"epoch": 0, "window": 0, "row": STEP, "stage": 0, "updates": 0},
 }
 
@@ -88,7 +98,9 @@ def write_in_shards() -> None:
     """Two ranks' files, each matrix cut between them, as FSDP cuts it."""
     saved = verify_checkpoint(FOLDER / f"step-{STEP:08d}")
     tensors = {stem: saved.tensors(stem) for stem in ("model", "optimizer")}
-    store = CheckpointStore(SHARDS, identity=RunIdentity("c0", "da7a", saved.manifest.versions))
+    store = CheckpointStore(
+        SHARDS, identity=RunIdentity("c0", "da7a", saved.manifest.versions)
+    )
     with store.writing(SHARDS, STEP, 0) as writer:
         cuts, files = {}, []
         for rank in range(2):
@@ -109,7 +121,9 @@ def write_in_shards() -> None:
 
 
 @pytest.mark.golden
-def test_a_checkpoint_of_format_2_holds_what_that_of_format_1_does(*, regenerate: bool) -> None:
+def test_a_checkpoint_of_format_2_holds_what_that_of_format_1_does(
+    *, regenerate: bool
+) -> None:
     if regenerate and not SHARDS.exists():
         write_in_shards()
     whole = verify_checkpoint(FOLDER / f"step-{STEP:08d}")
@@ -163,12 +177,16 @@ def test_another_format_is_refused_in_words(
         verify_checkpoint(folder)
 
 
-def test_a_checkpoint_from_before_version_020_is_refused_and_not_changed(tmp_path: Path) -> None:
+def test_a_checkpoint_from_before_version_020_is_refused_and_not_changed(
+    tmp_path: Path,
+) -> None:
     shutil.copytree(FOLDER, tmp_path / "checkpoints")
     path = tmp_path / "checkpoints" / f"step-{STEP:08d}" / "manifest.json"
     held = {k: v for k, v in json.loads(path.read_text()).items() if k != "settings"}
     path.write_text(json.dumps(held))
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(OtherFormatError, match=r"before Toque 0\.2\.0\. .* export its model"):
+    with pytest.raises(
+        OtherFormatError, match=r"before Toque 0\.2\.0\. .* export its model"
+    ):
         CheckpointStore(tmp_path / "checkpoints").newest_valid()
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}

@@ -38,13 +38,17 @@ SHAPES: dict[str, dict[str, object]] = {
 def counted(row: int) -> Example:
     """An example that can be learnt: the target repeats the prompt and counts on."""
     lengths = 2 + key_of(row) % 9, 3 + key_of(row, 1) % 20
-    prompt, target = ([3 + (row * 7 + i) % (VOCAB - 3) for i in range(n)] for n in lengths)
+    prompt, target = (
+        [3 + (row * 7 + i) % (VOCAB - 3) for i in range(n)] for n in lengths
+    )
     return [*prompt, EOS], [*target, EOS]
 
 
 def losses(family: str, folder: Path, rows_at_once: int) -> list[float]:
     pairs = [counted(row) for row in range(150)]
-    stream = stream_of(pairs, family, shape=(32, 64, 64), seed=11, update_rows=4, window=64)
+    stream = stream_of(
+        pairs, family, shape=(32, 64, 64), seed=11, update_rows=4, window=64
+    )
     model = model_of(family, vocab=VOCAB, seed=11, shape=SHAPES[family])
     use_keyed_dropout(model)
     watch, stop = Numbers(), Duration(STEPS, "steps")
@@ -54,7 +58,9 @@ def losses(family: str, folder: Path, rows_at_once: int) -> list[float]:
         optimizer=build_optimizer(model, weight_decay=0.1),
         batches=stream,
         loss_fn=partial(loss_sum, smoothing=0.05),
-        lr_at=make_schedule(OptimConfig(peak_lr=3e-3, warmup=Duration(4, "steps")), stop),
+        lr_at=make_schedule(
+            OptimConfig(peak_lr=3e-3, warmup=Duration(4, "steps")), stop
+        ),
         evaluator=dict,
         checkpoints=CheckpointStore(folder / "checkpoints"),
         callbacks=Callbacks([watch]),

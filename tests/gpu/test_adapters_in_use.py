@@ -29,7 +29,9 @@ APART = {
 
 def logits(model) -> torch.Tensor:
     ids = torch.arange(3, 35, device=model.device).view(2, 16)
-    extra = {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
+    extra = (
+        {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
+    )
     with computing(model), torch.no_grad():
         return model(input_ids=ids, **extra).logits.float()
 
@@ -43,7 +45,9 @@ def rounded(model: PreTrainedModel, held: FrozenFormat) -> PreTrainedModel:
     if held.quantised is not None:
         form = form_named(held.quantised)
         for layer in frozen_matrices(model).values():
-            matrix = layer.weight.data.T if isinstance(layer, Conv1D) else layer.weight.data
+            matrix = (
+                layer.weight.data.T if isinstance(layer, Conv1D) else layer.weight.data
+            )
             matrix.copy_(QuantisedLinear(matrix, None, form).matrix(torch.float32))
     return model
 
@@ -60,7 +64,9 @@ def test_it_is_the_run_and_close_to_the_merged_model(device, kind, held, tmp_pat
     folder.mkdir()
     write_adapter(run.eval(), folder, base_hash=base_hash)
     used = load_with_adapters({"one": folder}, [held], device)
-    assert {t.device.type for t in (*used.parameters(), *used.buffers())} == {device.type}
+    assert {t.device.type for t in (*used.parameters(), *used.buffers())} == {
+        device.type
+    }
     assert torch.equal(logits(used), logits(run))
     assert texts(used) == texts(run)
     merged = load_with_adapter(folder).to(device)

@@ -21,11 +21,16 @@ TOLERANCE = 1e-3
 @pytest.mark.parametrize("asked", ["auto", "flex", "dense"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_equals_each_example_alone(device, family, asked):
-    model, examples = model_on(device, family, dropout=0.0, attention=asked), some_examples(14)
+    model, examples = (
+        model_on(device, family, dropout=0.0, attention=asked),
+        some_examples(14),
+    )
     chosen = attention_of(model, device)
     best = "segments" if device.type == "cpu" else "flex"
     assert (chosen.name, chosen.notes) == (best if asked == "auto" else asked, ())
-    loss = loss_sum(model, pack(family, [examples[:6], examples[6:7], examples[7:]]).to(device))
+    loss = loss_sum(
+        model, pack(family, [examples[:6], examples[6:7], examples[7:]]).to(device)
+    )
     loss.backward()
     loss = loss.detach()
     ours = gradients(model)
@@ -57,24 +62,40 @@ def test_dropout_of_flex_is_exact(device, biased, precise, size):
         options = found.options
     made = torch.Generator().manual_seed(0)
     shapes = [(n_rows, 2, length, size)] * 4 + [(1, 2, length, length)]
-    drawn = [torch.randn(shape, generator=made, dtype=exact).to(device) for shape in shapes]
+    drawn = [
+        torch.randn(shape, generator=made, dtype=exact).to(device) for shape in shapes
+    ]
     slope = drawn.pop(3)
     leaves = [t.to(dtype).requires_grad_() for t in drawn[:3]]
     leaves += [t.requires_grad_() for t in drawn[3:] if biased]
     q, k, v, bias = (*leaves, None)[:4]
-    pair = [torch.randint(-(2**31), 2**31, (n_rows, length), device=device) for _ in range(2)]
-    how = {"bias": bias, "scale": 0.2, "dropout": 0.25, "options": options, "pair": pair}
+    pair = [
+        torch.randint(-(2**31), 2**31, (n_rows, length), device=device)
+        for _ in range(2)
+    ]
+    how = {
+        "bias": bias,
+        "scale": 0.2,
+        "dropout": 0.25,
+        "options": options,
+        "pair": pair,
+    }
     ours = flex_attention.attend(q, k, v, mask, **how)
 
     sizes = (n_rows, 2, length, length)
     _, _, i, j = torch.meshgrid(
-        *(torch.arange(n, dtype=torch.int32, device=device) for n in sizes), indexing="ij"
+        *(torch.arange(n, dtype=torch.int32, device=device) for n in sizes),
+        indexing="ij",
     )
     numbers = flex_attention.head_numbers(pair[0], 2)[..., None]
     kept = flex_attention.pair_number(numbers, pair[1].int()[:, None, None]) >= 1 << 22
     assert 0.7 < kept.double().mean() < 0.8
-    allowed = (batch.segments[:, None, :, None] == batch.segments[:, None, None]) & (i >= j)
-    scores = q.to(exact) @ k.to(exact).transpose(-1, -2) * 0.2 + (0.0 if bias is None else bias)
+    allowed = (batch.segments[:, None, :, None] == batch.segments[:, None, None]) & (
+        i >= j
+    )
+    scores = q.to(exact) @ k.to(exact).transpose(-1, -2) * 0.2 + (
+        0.0 if bias is None else bias
+    )
     shares = scores.masked_fill(~allowed, -torch.inf).softmax(-1) * kept / 0.75
     true = shares @ v.to(exact)
     torch.testing.assert_close(ours.to(exact), true, rtol=close, atol=close)
@@ -90,7 +111,9 @@ def test_dropout_of_flex_is_exact(device, biased, precise, size):
 BLOCKS = [{}, *flex_attention._FORWARD, *flex_attention._BACKWARD]
 
 
-@pytest.mark.parametrize("blocks", BLOCKS, ids=lambda of: "x".join(map(str, of.values())))
+@pytest.mark.parametrize(
+    "blocks", BLOCKS, ids=lambda of: "x".join(map(str, of.values()))
+)
 def test_kernels_of_all_blocks_that_fit_compute_the_definition(device, blocks):
     by = {**flex_attention._TORCH_BLOCKS, **blocks}
     try:

@@ -31,7 +31,9 @@ def test_one_gpu_holds_it_in_bf16(family, folder):
     (first,) = list(free_memory(torch.device("cuda", 0)))
     room = {first: parts_of(model_of(family), torch.float32).bytes - 1}
     model = load_model(str(folder), place=lambda found: placement_of(found, room))
-    assert {(p.device, p.dtype) for p in model.parameters()} == {(first, torch.bfloat16)}
+    assert {(p.device, p.dtype) for p in model.parameters()} == {
+        (first, torch.bfloat16)
+    }
     assert texts(model) == texts(model_of(family).to(torch.bfloat16).to(first))
 
 
@@ -41,7 +43,8 @@ def test_two_gpus_write_the_texts_of_one(family, folder):
         pytest.skip("it needs two GPUs")
     most = parts_of(model_of(family), torch.float32).bytes - 1
     model = load_model(
-        str(folder), place=lambda found: placement_of(found, dict.fromkeys(devices, most))
+        str(folder),
+        place=lambda found: placement_of(found, dict.fromkeys(devices, most)),
     )
     assert {p.device for p in model.parameters()} == set(devices)
     assert texts(model) == texts(model_of(family).to(devices[0]))

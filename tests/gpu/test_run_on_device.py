@@ -51,7 +51,9 @@ def waiting_is_an_error(device):
 @pytest.mark.parametrize("family", ["gpt2", "t5", "llama", "neox"])
 def test_no_update_waits_for_the_device(device, run, family, attention):
     precision = "bf16" if device.type == "cuda" else "float32"
-    trainer, seen = run(family, precision=precision, attention=attention, save_every=None)
+    trainer, seen = run(
+        family, precision=precision, attention=attention, save_every=None
+    )
     with trainer.prefetch(trainer.batches, Cursor()) as ahead:
         for number in range(5):
             planned, batch = ahead.next()
@@ -92,14 +94,18 @@ def test_compiled_blocks_compute_the_same_and_are_compiled_once(device, run, fam
     for number, (trainer, one) in enumerate(
         [
             (eager, seen),
-            run(family, precision="float32", dropout=0.0, save_every=None, compiled=True),
+            run(
+                family, precision="float32", dropout=0.0, save_every=None, compiled=True
+            ),
         ]
     ):
         with trainer.prefetch(trainer.batches, Cursor()) as ahead:
             for step in range(6):
                 planned, batch = ahead.next()
                 late = number == 1 and step >= 4
-                with torch.compiler.set_stance("fail_on_recompile" if late else "default"):
+                with torch.compiler.set_stance(
+                    "fail_on_recompile" if late else "default"
+                ):
                     info = trainer.step(planned, batch)
                 trainer.progress = info.progress
                 one.on_step(info)
@@ -120,7 +126,9 @@ def test_out_of_memory_is_computed_again_with_fewer_rows(device, run, tmp_path):
         return loss_sum(model, batch)
 
     how = {"precision": "float32", "dropout": 0.0, "save_every": None, "steps": 4}
-    small, expected = run("gpt2", folder=tmp_path / "small", rows=2, loss_fn=loss_sum, **how)
+    small, expected = run(
+        "gpt2", folder=tmp_path / "small", rows=2, loss_fn=loss_sum, **how
+    )
     small.fit()
     trainer, seen = run("gpt2", rows=5, loss_fn=greedy, **how)
     trainer.fit()

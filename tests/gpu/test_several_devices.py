@@ -39,11 +39,18 @@ def kitchen(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def losses(kitchen: Path, name: str, processes: int, *settings: str, on_a_cpu: bool) -> list[float]:
+def losses(
+    kitchen: Path, name: str, processes: int, *settings: str, on_a_cpu: bool
+) -> list[float]:
     """Of a run by torchrun, every update."""
     command = [sys.executable, "-m"]
     if processes > 1:
-        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+        command += [
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={processes}",
+            "-m",
+        ]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if on_a_cpu else {}
     done = subprocess.run(
         [
@@ -54,7 +61,9 @@ def losses(kitchen: Path, name: str, processes: int, *settings: str, on_a_cpu: b
             f"run_dir={kitchen / name}",
             *settings,
         ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | hidden,
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        | hidden,
         capture_output=True,
         text=True,
         check=False,
@@ -68,7 +77,10 @@ def losses(kitchen: Path, name: str, processes: int, *settings: str, on_a_cpu: b
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
     "device",
-    [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)],
+    [
+        pytest.param("cpu", marks=pytest.mark.slow),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
 )
 def test_processes_train_as_one(kitchen, device, strategy):
     processes = 2 if device == "cpu" else torch.cuda.device_count()
@@ -76,7 +88,11 @@ def test_processes_train_as_one(kitchen, device, strategy):
         pytest.skip(f"{processes} CUDA GPUs are visible here; {strategy} needs two")
     alone = losses(kitchen, "alone", 1, on_a_cpu=device == "cpu")
     shared = losses(
-        kitchen, "shared", processes, f"train.strategy={strategy}", on_a_cpu=device == "cpu"
+        kitchen,
+        "shared",
+        processes,
+        f"train.strategy={strategy}",
+        on_a_cpu=device == "cpu",
     )
     assert len(alone) == 6
     assert shared == pytest.approx(alone, rel=1e-4)

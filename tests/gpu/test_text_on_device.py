@@ -38,7 +38,11 @@ def test_greedy_texts_are_those_of_transformers(device, family):
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12
         )[0].tolist()
         new = stock[1:] if family == "t5" else stock[len(prompt) :]
-        assert list(written) == new[: new.index(EOS)] if EOS in new else list(written) == new
+        assert (
+            list(written) == new[: new.index(EOS)]
+            if EOS in new
+            else list(written) == new
+        )
 
 
 @pytest.mark.usefixtures("device")
@@ -50,19 +54,27 @@ def test_from_recipes_to_texts(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(CONFIG.format(folder=tmp_path, shape=shape))
     assert main(["train", str(path)]) == 0
-    events = [json.loads(e) for e in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(e) for e in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    ]
     start = next(e for e in events if e["event"] == "start")
     # What `auto` takes; the CPU variant sees a GPU too, where there is one.
     gpu = torch.cuda.is_available()
     assert start["attention"] == ("flex" if gpu else "segments")
     assert len([e for e in events if e["event"] == "step"]) == 4
-    assert main(["generate", str(tmp_path / "run"), "--prompt", "pancakes: flour, milk"]) == 0
+    assert (
+        main(["generate", str(tmp_path / "run"), "--prompt", "pancakes: flour, milk"])
+        == 0
+    )
 
 
 def test_rows_of_an_evaluation_change_nothing(device):
     """More rows go together on a GPU; the loss stays that of few."""
     model = model_on(device, "gpt2", dropout=0.0).eval()
-    layout, rows = stream_of(uneven_examples(96), "gpt2").layout, [(i,) for i in range(96)]
+    layout, rows = (
+        stream_of(uneven_examples(96), "gpt2").layout,
+        [(i,) for i in range(96)],
+    )
     few = HeldOut(layout, rows, loss_sum, nullcontext, device, rows_per_batch=2)
     many = replace(few, at_once=RowsAtOnce(64))
     assert many(model)["loss"] == pytest.approx(few(model)["loss"], rel=1e-6)

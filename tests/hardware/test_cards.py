@@ -77,11 +77,16 @@ def test_no_two_cards_share_a_name_of_torchs() -> None:
 
 def test_memory_is_what_torch_sees() -> None:
     """As makers state it, an H100 had 74.5 GiB and a 4090 24.0."""
-    seen = {name: round(card_named(name).memory_bytes / 2**30, 1) for name in ("h100", "rtx-4090")}
+    seen = {
+        name: round(card_named(name).memory_bytes / 2**30, 1)
+        for name in ("h100", "rtx-4090")
+    }
     assert seen == {"h100": 79.2, "rtx-4090": 23.5}
 
 
 def test_an_unknown_card_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'rtx-4091' is not a known card.*Nearest: rtx-4090"):
+    with pytest.raises(
+        ConfigError, match=r"'rtx-4091' is not a known card.*Nearest: rtx-4090"
+    ):
         card_named("rtx-4091")
     assert card_named("NVIDIA RTX 4090").name == "rtx-4090"

@@ -63,7 +63,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             "init": init,
             "get_device_name": lambda *_: name,
             "get_device_capability": lambda *_: capability,
-            "get_device_properties": lambda *_: types.SimpleNamespace(major=capability[0]),
+            "get_device_properties": lambda *_: types.SimpleNamespace(
+                major=capability[0]
+            ),
             "current_device": lambda: 0,
             "get_arch_list": lambda: list(codes),
             "mem_get_info": mem_get_info,
@@ -80,33 +82,59 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 NO_GPU = {"trouble": "No CUDA GPUs are available"}
 P100 = {"name": "Tesla P100-PCIE-16GB", "capability": (6, 0)}
-HELD = {"refused": "CUDA error: all CUDA-capable devices are busy or unavailable\nCUDA kernel"}
+HELD = {
+    "refused": "CUDA error: all CUDA-capable devices are busy or unavailable\nCUDA kernel"
+}
 
 
 @pytest.mark.parametrize(
     ("asked", "there", "said"),
     [
         ("tpu", {}, "'tpu' is not a device. Use auto, cpu, cuda or cuda:N"),
-        ("mps", {}, "Device mps is Apple's GPU, and no loss or text .* Use cpu, or an NVIDIA GPU"),
+        (
+            "mps",
+            {},
+            "Device mps is Apple's GPU, and no loss or text .* Use cpu, or an NVIDIA GPU",
+        ),
         ("xpu:1", {}, "Device xpu:1 is Intel's GPU"),
         ("meta", {}, "Device meta is a device without numbers"),
         ("vulkan", {}, "Device vulkan is of a kind that torch knows"),
-        ("cuda:1", {}, "cuda:1 was asked for and torch sees 1 CUDA devices. Use a lower number"),
+        (
+            "cuda:1",
+            {},
+            "cuda:1 was asked for and torch sees 1 CUDA devices. Use a lower number",
+        ),
         (
             "cuda",
             {"trouble": "none", "built": False},
             "torch .* is a build without CUDA. Use",
         ),
-        ("cuda", NO_GPU, "torch sees 0 CUDA devices: No CUDA GPUs are available. Use cpu, or auto"),
-        ("cuda", {"trouble": TOO_OLD}, r"sees 0 CUDA .* too old \(found version 11040\). Use cpu"),
+        (
+            "cuda",
+            NO_GPU,
+            "torch sees 0 CUDA devices: No CUDA GPUs are available. Use cpu, or auto",
+        ),
+        (
+            "cuda",
+            {"trouble": TOO_OLD},
+            r"sees 0 CUDA .* too old \(found version 11040\). Use cpu",
+        ),
         (
             "auto",
             {"trouble": TOO_OLD},
             "A GPU is there, .* too old .* Update the driver, or",
         ),
-        ("auto", P100, "Tesla P100-PCIE-16GB needs kernels for sm_60, and torch .* sm_75, sm_80"),
+        (
+            "auto",
+            P100,
+            "Tesla P100-PCIE-16GB needs kernels for sm_60, and torch .* sm_75, sm_80",
+        ),
         ("cuda:0", {"capability": (13, 0), "name": "A"}, "A needs kernels for sm_130"),
-        ("auto", HELD, "RTX 4090 cannot be opened: CUDA error: all .* unavailable. `nvidia-smi`"),
+        (
+            "auto",
+            HELD,
+            "RTX 4090 cannot be opened: CUDA error: all .* unavailable. `nvidia-smi`",
+        ),
     ],
 )
 def test_a_device_of_no_use_is_refused_with_what_to_do(
@@ -127,8 +155,16 @@ def test_a_device_of_no_use_is_refused_with_what_to_do(
         ("auto", {}, "cuda"),
         ("cuda:1", {"count": 2}, "cuda:1"),
         ("auto", NO_GPU, "cpu"),
-        ("auto", {"trouble": "Found no NVIDIA driver on your system. Please check"}, "cpu"),
-        ("auto", {"trouble": "Cannot re-initialize CUDA in forked subprocess. To use"}, "cpu"),
+        (
+            "auto",
+            {"trouble": "Found no NVIDIA driver on your system. Please check"},
+            "cpu",
+        ),
+        (
+            "auto",
+            {"trouble": "Cannot re-initialize CUDA in forked subprocess. To use"},
+            "cpu",
+        ),
         ("auto", {"trouble": "none", "built": False}, "cpu"),
         ("auto", {"capability": (12, 1)}, "cuda"),
         ("auto", {"capability": (13, 0), "codes": ("sm_90", "compute_120")}, "cuda"),
@@ -151,7 +187,9 @@ def test_hidden_gpus_are_nobodys_fault(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     machine(trouble=TOO_OLD)
     assert devices.device_named("auto").type == "cpu"
-    with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES is '{value}', which hides every"):
+    with pytest.raises(
+        ConfigError, match=f"CUDA_VISIBLE_DEVICES is '{value}', which hides every"
+    ):
         devices.device_named("cuda")
     (found,) = machine_checks._check_gpus()
     assert (found.state, found.todo) == ("ok", "")
@@ -162,12 +200,22 @@ def test_hidden_gpus_are_nobodys_fault(
     ("there", "state", "found", "todo"),
     [
         (NO_GPU, "ok", "none that is used: No CUDA GPUs", ""),
-        ({"trouble": TOO_OLD}, "failed", "cannot use it: The NVIDIA driver .* 11040", "Install"),
+        (
+            {"trouble": TOO_OLD},
+            "failed",
+            "cannot use it: The NVIDIA driver .* 11040",
+            "Install",
+        ),
         (P100, "failed", "P100.* sm_60", "Install a build of torch that has them"),
         (HELD, "failed", "cannot be opened: CUDA error: all", "`nvidia-smi` lists"),
         ({}, "ok", "4090, 23.0 of 24.0 GiB free, bf16", ""),
         ({"capability": (7, 5)}, "ok", "no bf16", ""),
-        ({"free": 12 << 30}, "warning", "12.0 of 24.0 GiB free", "hold 12.0 GiB of its 24.0 GiB"),
+        (
+            {"free": 12 << 30},
+            "warning",
+            "12.0 of 24.0 GiB free",
+            "hold 12.0 GiB of its 24.0 GiB",
+        ),
     ],
 )
 def test_doctor_tells_of_each_card(
@@ -175,14 +223,18 @@ def test_doctor_tells_of_each_card(
 ) -> None:
     machine(**there)
     row, *more = machine_checks._check_gpus()
-    assert bool(more) == ("4090" in row.found and state != "failed")  # attention is tried there
+    assert bool(more) == (
+        "4090" in row.found and state != "failed"
+    )  # attention is tried there
     assert row.state == state
     assert re.search(found, row.found)
     assert re.search(todo, row.todo)
     assert bool(row.todo) == (state != "ok")
 
 
-def test_what_cuda_reads_is_set_where_the_user_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cuda_reads_is_set_where_the_user_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     devices.settle_cuda()
     assert [os.environ.get(name) for name in SETTLED] == [
         ":4096:8", None, None, "expandable_segments:True",
@@ -194,7 +246,9 @@ def test_what_cuda_reads_is_set_where_the_user_has_not(monkeypatch: pytest.Monke
         assert os.environ.get("PYTORCH_ALLOC_CONF") != "expandable_segments:True"
         monkeypatch.delenv(own)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    monkeypatch.setattr(devices.platform, "release", lambda: "6.6.87-microsoft-standard-WSL2")
+    monkeypatch.setattr(
+        devices.platform, "release", lambda: "6.6.87-microsoft-standard-WSL2"
+    )
     devices.settle_cuda()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert "PYTORCH_ALLOC_CONF" not in os.environ
@@ -225,7 +279,8 @@ def test_memory_that_ran_out_is_known_by_every_librarys_words(message: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("free", "said"), [(23 << 30, ""), (12 << 30, "other programs hold 12.0 GiB of its 24.0 GiB")]
+    ("free", "said"),
+    [(23 << 30, ""), (12 << 30, "other programs hold 12.0 GiB of its 24.0 GiB")],
 )
 def test_memory_of_other_programs_is_told(machine: Any, free: int, said: str) -> None:
     machine(free=free)
@@ -277,7 +332,9 @@ def test_an_apple_gpu_is_refused_by_name(
 
 
 def test_fault_87_weights_that_do_not_fit_are_refused_with_the_numbers(
-    own_kitchen: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    own_kitchen: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -286,7 +343,9 @@ def test_fault_87_weights_that_do_not_fit_are_refused_with_the_numbers(
     monkeypatch.setattr("toque.models.loading.trainable.ModelToTrain.placed", full)
     assert main(["train", "my.yaml", "run_dir=runs/new"]) == 2
     said = " ".join(capfd.readouterr().err.split())
-    assert re.search(r"weights do not fit into the [0-9.]+ [GM]iB that cpu has free. Train", said)
+    assert re.search(
+        r"weights do not fit into the [0-9.]+ [GM]iB that cpu has free. Train", said
+    )
     assert "adapter.quantize_base=int8 or nf4" in said
 
 

@@ -39,7 +39,9 @@ def made(mode: str) -> int:
     return sum(any(kind in line for kind in kinds) for line in made)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch without oneDNN"
+)
 def test_old_products_are_forgotten() -> None:
     everything, fewer = made("all"), made("fewer")
     assert everything >= 320

@@ -42,7 +42,9 @@ def test_a_user_who_chose_how_threads_wait_is_not_overruled() -> None:
     code = "\n".join(lines)
     unset = "import os; os.environ.pop('OMP_WAIT_POLICY', None)\n"
     watched = {
-        name: python("-c", unset * (name != "passive") + code, **environment).stdout.strip()
+        name: python(
+            "-c", unset * (name != "passive") + code, **environment
+        ).stdout.strip()
         for name, environment in {
             "ours": {"OMP_NUM_THREADS": "2"},
             "passive": {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},

@@ -34,9 +34,13 @@ def test_the_bound_is_set_where_no_variable_is() -> None:
 @pytest.mark.parametrize("by_user", [{}, {"GOMP_SPINCOUNT": "77"}])
 def test_torch_spins_as_the_user_or_else_toque_says(by_user: dict[str, str]) -> None:
     """OpenMP reports what it read when torch was loaded."""
-    environment = f"import os; [os.environ.pop(name, None) for name in {WAIT_VARIABLES!r}]"
+    environment = (
+        f"import os; [os.environ.pop(name, None) for name in {WAIT_VARIABLES!r}]"
+    )
     environment += f"; os.environ.update({by_user!r})"
-    done = python("-c", f"{environment}; import toque, torch", OMP_DISPLAY_ENV="VERBOSE")
+    done = python(
+        "-c", f"{environment}; import toque, torch", OMP_DISPLAY_ENV="VERBOSE"
+    )
     assert done.returncode == 0, done.stderr
     if "GOMP_SPINCOUNT" not in done.stderr:
         pytest.skip("this torch does not use GNU's OpenMP")
@@ -44,7 +48,9 @@ def test_torch_spins_as_the_user_or_else_toque_says(by_user: dict[str, str]) -> 
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
 
-def test_ranks_of_one_machine_inherit_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_machine_inherit_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in WAIT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     bound_spinning()

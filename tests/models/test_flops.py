@@ -46,11 +46,19 @@ def test_attention_costs_12_layers_width_context(tiny):
         assert extra == 12 * layers * 32 * 100
     model = tiny("t5")  # 2 encoder layers, 3 decoder layers that attend 100 + 40
     base = flops_per_token(model, context=0, source_context=0)
-    assert flops_per_token(model, context=100, source_context=40) - base == 12 * 3 * 32 * 140
+    assert (
+        flops_per_token(model, context=100, source_context=40) - base
+        == 12 * 3 * 32 * 140
+    )
 
 
 def test_a_sliding_window_is_all_that_its_layers_attend():
-    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    sizes = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+    }
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     sizes |= {"sliding_window": 40}
     some = {"use_sliding_window": True, "max_window_layers": 3}  # the last layer alone
@@ -79,7 +87,13 @@ def test_products_are_the_matrices_a_token_passes():
 def test_source_tokens_pass_the_encoder_and_cross_keys_target_tokens_the_rest():
     """Width 16, inner 24, 2 heads of 5; 1 encoder layer, 2 decoder layers, 61 words."""
     config = T5Config(
-        vocab_size=61, d_model=16, d_ff=24, d_kv=5, num_heads=2, num_layers=1, num_decoder_layers=2
+        vocab_size=61,
+        d_model=16,
+        d_ff=24,
+        d_kv=5,
+        num_heads=2,
+        num_layers=1,
+        num_decoder_layers=2,
     )
     model = on_meta(config)
     source = products_of(model, source_share=1.0)

@@ -16,7 +16,11 @@ from toque.models.loading import self_check
 from toque.models.loading.pretrained import check_folder, load_model
 from written import generate
 
-FAST = ("gemma2", "stablelm", "umt5")  # windows and caps; layers that pass nothing on; a T5
+FAST = (
+    "gemma2",
+    "stablelm",
+    "umt5",
+)  # windows and caps; layers that pass nothing on; a T5
 SLOW = (
     "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3", "granite", "qwen3", "stablelm",
     "gpt_bigcode", "starcoder2", "opt", "mistral", "cohere2", "mt5", "umt5",
@@ -38,7 +42,9 @@ def folder_of(tmp_path):
 @pytest.mark.parametrize("kind", FAST)
 def test_packed_adapted_and_written_as_transformers_computes(kind, tmp_path):
     if kind == "umt5" and not hasattr(UMT5Config(), "scale_decoder_outputs"):
-        pytest.skip("this transformers scales UMT5's outputs where its config says not to")
+        pytest.skip(
+            "this transformers scales UMT5's outputs where its config says not to"
+        )
     with model_types.quiet():
         row = model_types.tried(kind, tmp_path, train=False)
     assert (row.outcome, row.why) == ("works", "")
@@ -85,24 +91,33 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_model_that_would_be_computed_otherwise_is_refused(what, folder_of, monkeypatch):
+def test_a_model_that_would_be_computed_otherwise_is_refused(
+    what, folder_of, monkeypatch
+):
     folder = str(folder_of("gemma3_text"))
     load_model(folder)
     monkeypatch.setattr(*WRONG[what])
-    with pytest.raises(ConfigError, match="two texts packed in one row get other logits"):
+    with pytest.raises(
+        ConfigError, match="two texts packed in one row get other logits"
+    ):
         load_model(folder)
 
 
 def test_the_proof_leaves_the_model_as_it_was(folder_of):
     model = load_model(str(folder_of("gemma2")))
     assert model.config.sliding_window == 5
-    assert {m.sliding_window for m in model.modules() if hasattr(m, "sliding_window")} == {5, None}
+    assert {
+        m.sliding_window for m in model.modules() if hasattr(m, "sliding_window")
+    } == {5, None}
 
 
 def test_a_config_of_more_weights_than_its_files_hold(folder_of):
     file = folder_of("opt") / "config.json"
     config = json.loads(file.read_text())
-    for larger in ({"num_hidden_layers": 5}, {"vocab_size": 1 << 30, "hidden_size": 1 << 20}):
+    for larger in (
+        {"num_hidden_layers": 5},
+        {"vocab_size": 1 << 30, "hidden_size": 1 << 20},
+    ):
         file.write_text(json.dumps(config | larger))
         with pytest.raises(CheckpointError, match="describes a model of at least"):
             check_folder(str(file.parent))
@@ -124,12 +139,18 @@ def test_recomputed_blocks_give_the_same_gradients(kind, folder_of):
 def test_the_loss_of_capped_logits():
     torch.manual_seed(0)
     hidden = torch.randn(9, 8, dtype=torch.float64, requires_grad=True)
-    weight, labels = torch.randn(11, 8, dtype=torch.float64, requires_grad=True), torch.arange(9)
+    weight, labels = (
+        torch.randn(11, 8, dtype=torch.float64, requires_grad=True),
+        torch.arange(9),
+    )
     logits = 2.0 * torch.tanh(hidden @ weight.T / 2.0)
     expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
     got = cross_entropy_sum(hidden, weight, labels, cap=2.0, chunk_rows=4)
     torch.testing.assert_close(got, expected)
-    pairs = zip(*(torch.autograd.grad(of, (hidden, weight)) for of in (got, expected)), strict=True)
+    pairs = zip(
+        *(torch.autograd.grad(of, (hidden, weight)) for of in (got, expected)),
+        strict=True,
+    )
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs)
 
@@ -154,11 +175,16 @@ def test_longrope_is_read_up_to_the_length_where_its_factors_change(longrope):
     assert max_positions(longrope.config) == 16
     how = {"eos_id": 60, "pad_id": 0, "max_new_tokens": 30}
     prompts = [list(range(2, 10)), list(range(20, 36))]
-    (alone,), both = generate(longrope, prompts[:1], **how), generate(longrope, prompts, **how)
+    (alone,), both = (
+        generate(longrope, prompts[:1], **how),
+        generate(longrope, prompts, **how),
+    )
     assert both[0] == alone
     plain = longrope.generate(
         torch.tensor(prompts[:1]), max_new_tokens=9, do_sample=False, eos_token_id=60
     )
-    assert alone == plain[0, 8:].tolist()  # 16 positions, and one token that is not read back
+    assert (
+        alone == plain[0, 8:].tolist()
+    )  # 16 positions, and one token that is not read back
     with pytest.raises(ConfigError, match="17 tokens, but this model has 16 positions"):
         generate(longrope, [list(range(2, 19))], **how)

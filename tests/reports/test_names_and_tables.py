@@ -32,7 +32,9 @@ N_OF = {"Italian": 30, "Mexican": 12, "Thai": 1}
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cuisines")
-    tags = [name for name in CUISINES for _ in range(N_OF.get(name, 1))] + ["dinner"] * 10
+    tags = [name for name in CUISINES for _ in range(N_OF.get(name, 1))] + [
+        "dinner"
+    ] * 10
     lines = [
         {"title": f"Dish {n}", "tags": [tag],
          "ingredients": [f"{n} cups peas", "1 onion", "Garnish: mint", "Equipment: a sieve"],
@@ -42,7 +44,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "dishes.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
     settings = PrepareSettings(family_kind="decoder", tokenizer="trained:300")
-    prepare([Source(str(source), RecipeReader())], store=folder / "s", settings=settings, workers=1)
+    prepare(
+        [Source(str(source), RecipeReader())],
+        store=folder / "s",
+        settings=settings,
+        workers=1,
+    )
     return folder / "s"
 
 
@@ -122,7 +129,10 @@ def test_task_accuracies_and_answers_are_tables_of_the_run_page() -> None:
         ("cuisine", "2", "2.0000", "0.5000"),
         ("difficulty", "3", "1.0000", "0.6667"),
     ]
-    assert grids["Answers to difficulty"].rows == [("easy", "2", "0"), ("hard", "1", "0")]
+    assert grids["Answers to difficulty"].rows == [
+        ("easy", "2", "0"),
+        ("hard", "1", "0"),
+    ]
     assert [row for row in grids["Answers to cuisine"].rows if row[0] == "Thai"] == [
         ("Thai", "2", "1", "0.667", "Greek 1")
     ]
@@ -137,7 +147,9 @@ def test_task_accuracies_and_answers_are_tables_of_the_run_page() -> None:
         {"classes": ["a"] * 8, "confusion": [[1]]}, {"classes": ["a"], "confusion": [["x"]]},
     ],
 )  # fmt: skip
-def test_answers_that_are_no_table_are_left_out_of_a_strangers_file(harm: dict[str, Any]) -> None:
+def test_answers_that_are_no_table_are_left_out_of_a_strangers_file(
+    harm: dict[str, Any],
+) -> None:
     given = evaluation() | {"tasks": {"x": {"examples": 2, "loss": None} | harm}}
     grids = {grid.title: grid for grid in score_grids(given)}
     assert grids["Tasks"].rows[0][:3] == ("x", "2", "-")
@@ -165,12 +177,21 @@ def test_runs_shared_with_training_are_a_table_beside_those_of_people() -> None:
 def page(tmp_path: Path) -> str:
     counts = {"total": 15_200_000, "non_embedding": 1, "trainable": 304_000}
     start = {"event": "start", "step": 0, "stop_after": "2 steps", "parameters": counts}
-    step = {"event": "step", "step": 1, "epoch": 0.5, "loss": 3.0, "tokens": 5, "seconds": 1.0}
+    step = {
+        "event": "step",
+        "step": 1,
+        "epoch": 0.5,
+        "loss": 3.0,
+        "tokens": 5,
+        "seconds": 1.0,
+    }
     scored = {"event": "evaluation", "step": 1, "epoch": 0.5, "metrics": {"loss": 2.0}}
     (tmp_path / "evaluation.json").write_text(json.dumps(evaluation()))
     sample = {"step": 1, "prompt": "toast", "text": "Toast the bread.", "metrics": {}}
     (tmp_path / "samples.jsonl").write_text(json.dumps(sample))
-    (tmp_path / METRICS).write_text("\n".join(map(json.dumps, [start, step, scored])) + "\n")
+    (tmp_path / METRICS).write_text(
+        "\n".join(map(json.dumps, [start, step, scored])) + "\n"
+    )
     run = RunRecord(FolderPlace(tmp_path))
     run.read_whole()
     return run_page(run, "run").html()
@@ -178,13 +199,17 @@ def page(tmp_path: Path) -> str:
 
 def test_the_live_page_has_a_place_for_every_section(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text("")
-    names = [one.name for one in run_page(RunRecord(FolderPlace(tmp_path)), "run").sections]
+    names = [
+        one.name for one in run_page(RunRecord(FolderPlace(tmp_path)), "run").sections
+    ]
     assert names == list(SECTIONS)
     live = (STYLE.parent.parent / "live" / "index.html").read_text()
     assert re.findall(r'<section id="([^"]+)"', live) == ["runs", *names]
 
 
-def test_texts_and_a_hint_stand_before_tables_and_an_adapter_shows_what_it_trains(page) -> None:
+def test_texts_and_a_hint_stand_before_tables_and_an_adapter_shows_what_it_trains(
+    page,
+) -> None:
     assert 0 < page.index("What it wrote") < page.index("<table>")
     assert "The texts are still poor: their recipe score is 0.31 of 1" in page
     assert "304,000 (2.00%)" in page
@@ -192,7 +217,11 @@ def test_texts_and_a_hint_stand_before_tables_and_an_adapter_shows_what_it_train
 
 def test_a_wide_table_says_that_it_goes_on(page: str) -> None:
     """It can be scrolled with the keyboard, and a shadow stands at the side that is cut."""
-    assert page.count('<div class="table" role="region" tabindex="0"') == page.count("<table>") > 0
+    assert (
+        page.count('<div class="table" role="region" tabindex="0"')
+        == page.count("<table>")
+        > 0
+    )
     style = page[: page.index("</style>")]
     assert "no-repeat local" in style
     assert "no-repeat scroll" in style

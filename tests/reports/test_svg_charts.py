@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.reports.svg_charts import Frame, Series, bars, histogram, lines, ticks, written
+from toque.reports.svg_charts import (
+    Frame,
+    Series,
+    bars,
+    histogram,
+    lines,
+    ticks,
+    written,
+)
 
 SCRIPT = '</title><script>alert("1")</script>&'
 
@@ -16,24 +24,35 @@ def drawing_of(page: str) -> ET.Element:
 
 
 def test_a_histogram_has_a_bar_for_each_bin_as_high_as_its_count():
-    drawn = drawing_of(histogram("Lengths", [0, 10, 20, 30], [1, 4, 2], unit="tokens", of="rows"))
+    drawn = drawing_of(
+        histogram("Lengths", [0, 10, 20, 30], [1, 4, 2], unit="tokens", of="rows")
+    )
     heights = [float(bar.get("height")) for bar in drawn.iter("rect")]
     assert heights[1] == pytest.approx(4 * heights[0], abs=0.2)
     assert heights[1] == pytest.approx(2 * heights[2], abs=0.2)
-    assert [t.text for bar in drawn.iter("rect") for t in bar][1] == "10 to 20 tokens: 4 rows"
+    assert [t.text for bar in drawn.iter("rect") for t in bar][
+        1
+    ] == "10 to 20 tokens: 4 rows"
     words = [text.text for text in drawn.iter("text")]
     assert {"tokens", "rows"} <= set(words)
-    assert "7 rows from 0 to 30 tokens, most between 10 and 20" in drawn.get("aria-label")
+    assert "7 rows from 0 to 30 tokens, most between 10 and 20" in drawn.get(
+        "aria-label"
+    )
 
 
 def test_bars_of_several_parts_lie_end_to_end():
     page = bars(
-        "Label", [("a", (3, 1)), ("b", (0, 2))], of="rows", parts_named=("given", "guessed")
+        "Label",
+        [("a", (3, 1)), ("b", (0, 2))],
+        of="rows",
+        parts_named=("given", "guessed"),
     )
     first, second, *_ = list(drawing_of(page).iter("rect"))
     end = float(first.get("x")) + float(first.get("width"))
     assert end == pytest.approx(float(second.get("x")), abs=0.2)
-    assert float(first.get("width")) == pytest.approx(3 * float(second.get("width")), abs=0.3)
+    assert float(first.get("width")) == pytest.approx(
+        3 * float(second.get("width")), abs=0.3
+    )
     assert re.findall(r"</span>(\w+)</li>", page) == ["given", "guessed"]
 
 
@@ -41,7 +60,10 @@ def test_a_missing_value_breaks_the_line():
     ys = [1.0, 2.0, None, 3.0, float("nan"), 5.0, 4.0]
     page = lines("Loss", [Series("train", range(7), ys)], x_name="step", y_name="nats")
     drawn = drawing_of(page)
-    assert [len(line.get("points").split()) for line in drawn.iter("polyline")] == [2, 2]
+    assert [len(line.get("points").split()) for line in drawn.iter("polyline")] == [
+        2,
+        2,
+    ]
     assert len(list(drawn.iter("circle"))) == 1  # a point alone
     assert "nan" not in page.lower().replace("train", "")
 
@@ -59,7 +81,9 @@ def test_what_comes_from_data_is_escaped():
     for page in (
         histogram(SCRIPT, [0, 1], [3], unit=SCRIPT, of=SCRIPT),
         bars(SCRIPT, [(SCRIPT, (3, 1))], of=SCRIPT, parts_named=(SCRIPT, SCRIPT)),
-        lines(SCRIPT, [Series(SCRIPT, [1, 2], [1, 2])] * 2, x_name=SCRIPT, y_name=SCRIPT),
+        lines(
+            SCRIPT, [Series(SCRIPT, [1, 2], [1, 2])] * 2, x_name=SCRIPT, y_name=SCRIPT
+        ),
     ):
         assert "<script" not in page
         drawing_of(page)
@@ -70,7 +94,9 @@ def test_what_comes_from_data_is_escaped():
     st.sampled_from([Frame(), Frame(1000, 330)]),
 )
 def test_lines_stay_inside_their_frame(ys, frame):
-    page = lines("L", [Series("s", range(len(ys)), ys)], x_name="x", y_name="y", frame=frame)
+    page = lines(
+        "L", [Series("s", range(len(ys)), ys)], x_name="x", y_name="y", frame=frame
+    )
     for line in drawing_of(page).iter("polyline"):
         for point in line.get("points").split():
             x, y = map(float, point.split(","))

@@ -15,7 +15,13 @@ TRAIN = {
 }  # fmt: skip
 QUIET = {"seconds": 10.0, "own_cores": 2.0, "others_cores": 0.0, "waiting_for_core_seconds": 0.0,
          "asleep_seconds": 0.0, "memory_stall_seconds": 0.0, "major_faults": 0}  # fmt: skip
-PARTS = {"forward_backward": 9.0, "optimizer": 0.5, "clip": 0.2, "data_wait": 0.1, "observers": 0.2}
+PARTS = {
+    "forward_backward": 9.0,
+    "optimizer": 0.5,
+    "clip": 0.2,
+    "data_wait": 0.1,
+    "observers": 0.2,
+}
 
 
 def events(
@@ -62,20 +68,30 @@ def judged(folder: Path, told: list[dict[str, Any]]) -> Verdict:
 
 
 EVALUATED = [
-    {"event": "evaluation", "step": 10 * n, "metrics": {"loss": 3.0 - n / 10}} for n in (1, 2, 3, 4)
+    {"event": "evaluation", "step": 10 * n, "metrics": {"loss": 3.0 - n / 10}}
+    for n in (1, 2, 3, 4)
 ]
 SAVED = [{"event": "save", "step": 10 * n} for n in (1, 2, 3, 4)]
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "waiting for data": ({"parts": {"data_wait": 6.0}}, "train.readers=4"),
-    "evaluation": ({"parts": {"evaluation": 5.0}, "more": EVALUATED}, "train.evaluate_every="),
+    "evaluation": (
+        {"parts": {"evaluation": 5.0}, "more": EVALUATED},
+        "train.evaluate_every=",
+    ),
     "saving": ({"parts": {"saving": 5.0}, "more": SAVED}, "train.save_every="),
-    "uploads": ({"more": [{"event": "after", "parts": {"uploads": 9.0}}]}, "train.keep_best=0"),
+    "uploads": (
+        {"more": [{"event": "after", "parts": {"uploads": 9.0}}]},
+        "train.keep_best=0",
+    ),
     "other programs": (
         {"host": {"others_cores": 2.0, "waiting_for_core_seconds": 5.0}},
         "OMP_WAIT_POLICY=PASSIVE",
     ),
-    "threads": ({"hardware": {"threads": 1}, "host": {"own_cores": 1.0}}, "OMP_NUM_THREADS"),
+    "threads": (
+        {"hardware": {"threads": 1}, "host": {"own_cores": 1.0}},
+        "OMP_NUM_THREADS",
+    ),
     "float32": ({"start": {"precision": "float32"}}, "train.precision=auto"),
     "dense attention": (
         {
@@ -86,7 +102,11 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "padding": ({"train": {"pack": False}, "pad_fraction": 0.7}, "train.pack=true"),
     "tiny batches": (
-        {"tokens": 4_000, "train": {"batch": "1 examples"}, "parts": {"optimizer": 5.0}},
+        {
+            "tokens": 4_000,
+            "train": {"batch": "1 examples"},
+            "parts": {"optimizer": 5.0},
+        },
         "train.batch=",
     ),
     "oversized micro-batch": (
@@ -97,7 +117,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "train.micro_batch_rows=auto",
     ),
-    "memory": ({"host": {"memory_stall_seconds": 6.0}}, "train.gradient_checkpointing=true"),
+    "memory": (
+        {"host": {"memory_stall_seconds": 6.0}},
+        "train.gradient_checkpointing=true",
+    ),
     "standing still": ({"host": {"asleep_seconds": 8.0}}, "look at what stops it"),
     "throttling": ({"host": {"throttled_seconds": 5.0}}, "raise the limit"),
 }
@@ -111,7 +134,9 @@ def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     assert cause in verdict.sentence
     assert lever.lower() in advice(verdict.findings[0]).lower()
     assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
-    assert sum(share.seconds for share in verdict.shares) == pytest.approx(verdict.facts.wall)
+    assert sum(share.seconds for share in verdict.shares) == pytest.approx(
+        verdict.facts.wall
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,8 +161,14 @@ def test_sleeping_threads_are_advised_only_where_threads_spin(
 
 
 def test_a_length_that_is_no_number_is_passed_over(tmp_path: Path) -> None:
-    given = {"tokens": 4_000, "train": {"batch": "1.2.3 examples"}, "parts": {"optimizer": 5.0}}
-    assert "tiny batches" not in [one.cause for one in judged(tmp_path, events(**given)).findings]
+    given = {
+        "tokens": 4_000,
+        "train": {"batch": "1.2.3 examples"},
+        "parts": {"optimizer": 5.0},
+    }
+    assert "tiny batches" not in [
+        one.cause for one in judged(tmp_path, events(**given)).findings
+    ]
 
 
 COMPILED = {
@@ -150,7 +181,9 @@ COMPILED = {
 """A run that computes padding, and whose first update waited for the compiler's processes."""
 
 
-def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(tmp_path: Path) -> None:
+def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(
+    tmp_path: Path,
+) -> None:
     verdict = judged(tmp_path, events(**COMPILED))
     shares = {share.name: share.seconds for share in verdict.shares}
     assert shares["compiling"] == pytest.approx(4.0)
@@ -160,12 +193,19 @@ def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(tmp_path:
     assert "compiling" not in [finding.cause for finding in verdict.findings]
 
 
-def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(tmp_path: Path) -> None:
+def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(
+    tmp_path: Path,
+) -> None:
     """`train.evaluate_every="1240 %"` was advised to a run of 10 % whose evaluations are long."""
-    often = [{"event": "evaluation", "step": 4 * n, "metrics": {"loss": 3.0}} for n in range(1, 11)]
+    often = [
+        {"event": "evaluation", "step": 4 * n, "metrics": {"loss": 3.0}}
+        for n in range(1, 11)
+    ]
     train = {"evaluate_every": "10 %"}
 
-    def advised(seconds: float, *, had: dict[str, Any], every: str = "10 %") -> tuple[str, ...]:
+    def advised(
+        seconds: float, *, had: dict[str, Any], every: str = "10 %"
+    ) -> tuple[str, ...]:
         told = events(
             start={"evaluation": had}, train=train | {"evaluate_every": every}, more=often,
             parts={"evaluation": seconds},
@@ -180,7 +220,9 @@ def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(tmp_path
     assert advised(24.0, had={"max_examples": None, "texts": 0}) == both[:2]
     for n in (29, 64):  # as many as are held out
         assert advised(24.0, had={"max_examples": n, "texts": 2}) == (longest,)
-    assert advised(0.9, had=had) == (longest,)  # a twelfth of the time, and then a fiftieth
+    assert advised(0.9, had=had) == (
+        longest,
+    )  # a twelfth of the time, and then a fiftieth
     assert advised(24.0, had=had, every="4 steps")[0] == "train.evaluate_every=20 steps"
     assert advised(24.0, had=had, every="0 %") == both[1:]
     assert advised(24.0, had=had, every="30 %") == both[1:]
@@ -196,12 +238,18 @@ def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
     few = {"tokens": 4_000, "train": {"batch": "1 examples"}}
     found = judged(tmp_path, events(**few, parts={"profiling": 60.0}))
     alone = judged(tmp_path, events(**few))
-    assert {share.name: share.seconds for share in found.shares}["profiling"] == pytest.approx(60.0)
+    assert {share.name: share.seconds for share in found.shares}[
+        "profiling"
+    ] == pytest.approx(60.0)
     assert [(f.cause, f.weight) for f in found.findings] == [
         (f.cause, pytest.approx(f.weight)) for f in alone.findings
     ]
-    shares = {share.name: share.seconds for share in found.shares if share.name != "profiling"}
-    assert shares == pytest.approx({share.name: share.seconds for share in alone.shares})
+    shares = {
+        share.name: share.seconds for share in found.shares if share.name != "profiling"
+    }
+    assert shares == pytest.approx(
+        {share.name: share.seconds for share in alone.shares}
+    )
 
 
 def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
@@ -227,7 +275,9 @@ def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
 
 def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
     verdict = judged(tmp_path, events(parts={"data_wait": 9.9}))
-    waited = next(share.share for share in verdict.shares if share.name == "waiting for data")
+    waited = next(
+        share.share for share in verdict.shares if share.name == "waiting for data"
+    )
     assert verdict.findings[0].gain == pytest.approx(1.0 / (1.0 - waited) - 1.0)
     assert "at most 100%" in str(verdict)
 
@@ -235,10 +285,14 @@ def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
 def test_padding_costs_where_it_is_computed(tmp_path: Path) -> None:
     masked = {"attention_kind": "masked"}
     verdict = judged(tmp_path, events(arithmetic=masked, pad_fraction=0.5, mfu=0.1))
-    assert next(s.seconds for s in verdict.shares if s.name == "padding") == pytest.approx(4.5)
+    assert next(
+        s.seconds for s in verdict.shares if s.name == "padding"
+    ) == pytest.approx(4.5)
 
 
-def test_on_a_gpu_an_update_has_no_parts_and_idling_is_the_hosts_matter(tmp_path: Path) -> None:
+def test_on_a_gpu_an_update_has_no_parts_and_idling_is_the_hosts_matter(
+    tmp_path: Path,
+) -> None:
     told = events(hardware={"device": "NVIDIA H200"}, parts={"observers": 5.0})
     names = {share.name for share in judged(tmp_path, told).shares}
     assert names == {"products", "other computing", "waiting for data"}
@@ -260,13 +314,28 @@ HOSTILE: list[Any] = [None, "x", -1, 1e308, [], {}, True, {"data_wait": "x"}, [[
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
 def test_values_of_any_kind_count_as_not_measured(tmp_path: Path, value: Any) -> None:
-    names = ("parts", "host", "mfu", "pad_fraction", "grad_norm", "loss", "data_wait_seconds")
+    names = (
+        "parts",
+        "host",
+        "mfu",
+        "pad_fraction",
+        "grad_norm",
+        "loss",
+        "data_wait_seconds",
+    )
     for name in names:
         verdict = verdict_of(written(tmp_path, with_field(name, value)))
         if verdict is not None:
             assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
             signs(verdict.facts)
-    for name in ("hardware", "arithmetic", "train", "row", "precision", "micro_batch_rows"):
+    for name in (
+        "hardware",
+        "arithmetic",
+        "train",
+        "row",
+        "precision",
+        "micro_batch_rows",
+    ):
         told = events()
         told[0][name] = value
         verdict_of(written(tmp_path, told))
@@ -279,7 +348,11 @@ def with_field(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def test_memory_that_ran_out_has_its_ladder(tmp_path: Path) -> None:
-    again = {"event": "warning", "step": 3, "message": "step 3 ran out of memory with 8 rows"}
+    again = {
+        "event": "warning",
+        "step": 3,
+        "message": "step 3 ran out of memory with 8 rows",
+    }
     verdict = judged(tmp_path, events(more=[again]))
     (ladder,) = ladders(tmp_path, verdict.facts)
     assert ladder.title == "out of memory"
@@ -289,7 +362,9 @@ def test_memory_that_ran_out_has_its_ladder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("losses", "first"), [((3.0, 2.5), "train longer"), ((3.0, 3.0), "more recipes")]
 )
-def test_poor_texts_have_theirs(tmp_path: Path, losses: tuple[float, ...], first: str) -> None:
+def test_poor_texts_have_theirs(
+    tmp_path: Path, losses: tuple[float, ...], first: str
+) -> None:
     (tmp_path / "evaluation.json").write_text('{"generated": {"recipe_score": 0.2}}')
     scored = [{"event": "evaluation", "step": n, "metrics": {"loss": loss}}
               for n, loss in enumerate(losses)]  # fmt: skip
@@ -301,7 +376,9 @@ def test_poor_texts_have_theirs(tmp_path: Path, losses: tuple[float, ...], first
 def test_the_share_in_the_sentence_is_that_of_the_table(tmp_path: Path) -> None:
     """88 % of the time went into evaluations, said the verdict, and the table 13.9 %."""
     after = {"event": "after", "parts": {"finishing": 60.0}}
-    verdict = judged(tmp_path, events(parts={"evaluation": 9.0}, more=[*EVALUATED, after]))
+    verdict = judged(
+        tmp_path, events(parts={"evaluation": 9.0}, more=[*EVALUATED, after])
+    )
     (share,) = (share for share in verdict.shares if share.name == "evaluation")
     assert share.share < 0.2
     assert verdict.findings[0].cause == "evaluation"

@@ -20,7 +20,9 @@ def test_reading_leaves_out_what_a_continued_session_undid(tmp_path):
     path = tmp_path / METRICS
     events = [("start", 0), ("step", 4), ("save", 4), ("step", 6), ("warning", 6), ("start", 4),
               ("step", 6)]  # fmt: skip
-    path.write_text("".join(json.dumps({"event": e, "step": s}) + "\n" for e, s in events))
+    path.write_text(
+        "".join(json.dumps({"event": e, "step": s}) + "\n" for e, s in events)
+    )
     kept = [(e["event"], e["step"]) for e in read_metrics(path)]
     assert kept == [e for e in events if e != ("step", 6)] + [("step", 6)]
 
@@ -74,7 +76,10 @@ def test_the_newest_metrics_and_the_time_left(written):
     assert run.done == 0.4
     # Four updates of 2 s and half a second for the save; six updates are left.
     assert run.seconds_left == pytest.approx(8.5 * 0.6 / 0.4)
-    assert run.curves["loss"].points() == ([1.0, 2.0, 3.0, 4.0], [10.0, 5.0, 10 / 3, 2.5])
+    assert run.curves["loss"].points() == (
+        [1.0, 2.0, 3.0, 4.0],
+        [10.0, 5.0, 10 / 3, 2.5],
+    )
     assert run.curves["data_wait"].last == (4.0, 0.25)
     assert run.curves["held-out recipe_score"].last == (4.0, 0.4)
 
@@ -162,7 +167,12 @@ def test_sessions_and_how_they_ended(written):
 
 
 def test_the_machine_and_its_gpus(written):
-    gpu = {"index": 0, "utilisation_percent": 90.0, "throttled": ["power cap"], "power_watts": None}
+    gpu = {
+        "index": 0,
+        "utilisation_percent": 90.0,
+        "throttled": ["power cap"],
+        "power_watts": None,
+    }
     for step in range(3):
         written.system(step, gpus=[gpu, {"index": 1, "power_watts": 300.0}])
     run = read(written)

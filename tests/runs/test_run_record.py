@@ -83,7 +83,9 @@ def test_a_killed_run_is_told_from_one_that_runs(written):
     run.refresh()
     state = state_of(run)
     assert state.kind == "killed"
-    assert "has ended without a record. The last metrics are of step 2" in state.sentence
+    assert (
+        "has ended without a record. The last metrics are of step 2" in state.sentence
+    )
     assert "continues from step 1" in state.sentence
     written.step(3)  # so it lives, and where it does its process id is another
     time.sleep(0.01)

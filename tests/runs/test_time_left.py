@@ -75,7 +75,9 @@ def test_what_was_measured_takes_the_place_of_guesses():
     assert time.seconds(at(30, seconds=30.0)) == pytest.approx(70.0 + 3 * 11.0 + 20.0)
     time.evaluated(13.0)
     assert time.seconds(at(60, seconds=60.0)) == pytest.approx(40.0 + 2 * 12.0 + 20.0)
-    assert time.seconds(at(100, seconds=100.0)) == 12.0 + 20.0  # the last evaluation is due
+    assert (
+        time.seconds(at(100, seconds=100.0)) == 12.0 + 20.0
+    )  # the last evaluation is due
 
 
 def test_ten_updates_correct_what_was_foreseen_too_long():
@@ -85,15 +87,22 @@ def test_ten_updates_correct_what_was_foreseen_too_long():
     time.start(at(0))
     # The first update loads and chooses kernels, and counts for as much as it takes by itself.
     told = [time.updated(at(0), at(1, seconds=60.0))]
-    assert time.seconds(at(1, seconds=60.0)) == pytest.approx(8000.0 * 0.99 + 400.0 + 320.0)
-    told += [time.updated(at(n, 60.0 + 2 * (n - 1)), at(n + 1, 60.0 + 2 * n)) for n in range(1, 12)]
+    assert time.seconds(at(1, seconds=60.0)) == pytest.approx(
+        8000.0 * 0.99 + 400.0 + 320.0
+    )
+    told += [
+        time.updated(at(n, 60.0 + 2 * (n - 1)), at(n + 1, 60.0 + 2 * n))
+        for n in range(1, 12)
+    ]
     assert time.seconds(at(10, 78.0)) == pytest.approx(90 * 2.0 + 4 * 2.5 + 8.0)
     (sentence,) = (text for text in told if text)
     assert told.index(sentence) == 9
     assert sentence == "corrected by the first 10 updates: about 3:18 left"
     right = time_left()
     right.start(at(0))
-    assert not any(right.updated(at(n, 2.0 * n), at(n + 1, 2.0 * (n + 1))) for n in range(20))
+    assert not any(
+        right.updated(at(n, 2.0 * n), at(n + 1, 2.0 * (n + 1))) for n in range(20)
+    )
 
 
 def test_evaluations_in_another_unit_than_the_run():
@@ -117,7 +126,9 @@ def test_times_of_the_clock_are_counted_in_any_unit(stop, every):
 
 
 def test_evaluations_by_the_clock_in_a_run_of_another_unit():
-    stream = SimpleNamespace(totals=lambda stop: {"steps": 100.0, "epochs": stop.amount})
+    stream = SimpleNamespace(
+        totals=lambda stop: {"steps": 100.0, "epochs": stop.amount}
+    )
     length = Length(D("3 epochs"), AfterTraining(evaluating=1.0, ending=1.0))
     time = predict_time(stream, length, D("1 minutes"), update_seconds=2.0, n_texts=0)
     time.start(at(0))

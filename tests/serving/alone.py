@@ -24,7 +24,10 @@ def prompts(served: ServedModel, n: int) -> list[list[int]]:
 
 
 def alone(
-    served: ServedModel, prompt: list[int], options: GenerationOptions = GREEDY, most: int = 24
+    served: ServedModel,
+    prompt: list[int],
+    options: GenerationOptions = GREEDY,
+    most: int = 24,
 ) -> list[int]:
     """What `toque generate` writes for one prompt."""
     (ids,) = engine.generate(

@@ -80,7 +80,9 @@ def gpt2(codecs: dict[str, Codec]) -> ServedModel:
 
 
 @pytest.fixture(scope="session", params=["decoder", "encoder-decoder"])
-def served_json(request: pytest.FixtureRequest, writers_of_json: dict[str, Codec]) -> ServedModel:
+def served_json(
+    request: pytest.FixtureRequest, writers_of_json: dict[str, Codec]
+) -> ServedModel:
     """A model whose tokenizer can write JSON."""
     pytest.importorskip("llguidance")
     family = "gpt2" if request.param == "decoder" else "t5"
@@ -102,7 +104,9 @@ def serving() -> Callable[..., object]:
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory, codecs: dict[str, Codec]) -> dict[str, Path]:
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, codecs: dict[str, Codec]
+) -> dict[str, Path]:
     """A model and two adapters of it, on disk; and an adapter of other weights."""
     root, codec = tmp_path_factory.mktemp("served"), codecs["gpt2"]
     files = codec.files()
@@ -111,11 +115,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory, codecs: dict[str, Codec]) 
     base = base_sha256(model)
     for number, name in enumerate(("one", "two", "stranger")):
         adapted = build(codec)
-        attach(adapted, AdapterConfig(r=2, dropout=0.0), base=str(root / "base"), seed=number)
+        attach(
+            adapted,
+            AdapterConfig(r=2, dropout=0.0),
+            base=str(root / "base"),
+            seed=number,
+        )
         with torch.no_grad():  # B begins at zero, and the adapter would change nothing
             for key, tensor in adapted.named_parameters():
                 if ".lora_B" in key:
-                    tensor.normal_(0, 0.5, generator=torch.Generator().manual_seed(number))
+                    tensor.normal_(
+                        0, 0.5, generator=torch.Generator().manual_seed(number)
+                    )
         (root / name).mkdir()
         hash_of = "0" * 64 if name == "stranger" else base
         write_adapter(adapted, root / name, base_hash=hash_of)

@@ -35,7 +35,9 @@ def taught(steps: int) -> tuple[PreTrainedModel, Codec]:
     """The model and its tokenizer."""
     prompt = write_prompt(TITLE, FOODS)
     codec = train_codec([prompt, TEXT] * 2, vocab_size=320, kind="bpe")
-    shape = tiny.shape_of("llama", width=64, positions=512, inner=128, num_key_value_heads=4)
+    shape = tiny.shape_of(
+        "llama", width=64, positions=512, inner=128, num_key_value_heads=4
+    )
     model = tiny.model_of("llama", vocab=codec.vocab_size, shape=shape)
     target = [*codec.encode(codec.normalise(TEXT)), codec.eos_id]
     ids = torch.tensor([[*prompt_ids(codec, prompt, "decoder", "recipes"), *target]])
@@ -58,6 +60,8 @@ def served_models(names: Sequence[str], *, steps: int = _STEPS) -> ServedModels:
         record = Provenance(form="recipes", max_new_tokens=400, tasks=tasks)
         asked = partial(format_prompt, task="write")
         found.append(
-            ServedModel(name=name, model=model, codec=codec, record=record, to_prompt=asked)
+            ServedModel(
+                name=name, model=model, codec=codec, record=record, to_prompt=asked
+            )
         )
     return ServedModels(found)

@@ -20,12 +20,16 @@ from toque.models.lora.layers import attach
 from toque.workflows.inference.open_served import open_models
 
 TYPED = "What is 3 plus 1?"
-PAIRS = [{"question": f"What is {i} plus 1?", "answer": f"It is {i + 1}."} for i in range(30)]
+PAIRS = [
+    {"question": f"What is {i} plus 1?", "answer": f"It is {i + 1}."} for i in range(30)
+]
 GREEDY = {"temperature": 0, "max_new_tokens": 12}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory, tokenizers_at: dict[str, Path]) -> Path:
+def base(
+    tmp_path_factory: pytest.TempPathFactory, tokenizers_at: dict[str, Path]
+) -> Path:
     folder = tmp_path_factory.mktemp("foreign") / "base"
     return write_model(folder, tokenizers_at["decoder"], begins=False)
 
@@ -72,7 +76,9 @@ def text(model: Path, *adapters: Path) -> str:
     return written.text
 
 
-def test_an_adapter_beside_its_base_writes_what_its_run_writes(run: Path, base: Path) -> None:
+def test_an_adapter_beside_its_base_writes_what_its_run_writes(
+    run: Path, base: Path
+) -> None:
     served = open_models({"base": base, "adapter": run})
     with_begin = served["adapter"].prompt_ids(TYPED)
     assert with_begin[0] == served["adapter"].codec.bos_id
@@ -88,11 +94,16 @@ def test_an_adapter_without_a_tokenizer_has_its_bases(
     assert text(bare) == expected != text(base)
     done = toque.export(bare, tmp_path / "whole")
     assert text(done.folder) == expected
-    ids = [AutoTokenizer.from_pretrained(one)(TYPED)["input_ids"] for one in (base, done.folder)]
+    ids = [
+        AutoTokenizer.from_pretrained(one)(TYPED)["input_ids"]
+        for one in (base, done.folder)
+    ]
     assert ids[0] == ids[1]
 
 
-def test_an_adapter_of_a_model_of_toques_is_asked_as_that_one(run: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_a_model_of_toques_is_asked_as_that_one(
+    run: Path, tmp_path: Path
+) -> None:
     whole = toque.export(run, tmp_path / "whole").folder
     on_it = bare_adapter(tmp_path / "on_it", whole, scale=0.0)
     assert text(on_it) == text(whole), "it changes nothing"

@@ -65,7 +65,9 @@ def test_a_completion_is_what_generate_writes(client, gpt2):
 def test_several_prompts_of_text_and_of_ids(client, gpt2):
     texts = ["rice", "butter cake"]
     for prompt in (texts, [gpt2.prompt_ids(text) for text in texts]):
-        found = client.completions.create(model="tiny", prompt=prompt, temperature=0, n=2)
+        found = client.completions.create(
+            model="tiny", prompt=prompt, temperature=0, n=2
+        )
         written = [choice.text for choice in found.choices]
         assert written == [expected(gpt2, text) for text in texts for _ in range(2)]
         assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
@@ -121,7 +123,9 @@ def test_a_stream_that_breaks_off_says_so(gpt2, serving):
     said = [{"role": "user", "content": "rice"}]
     fields = {"model": "tiny", "messages": said, "temperature": 0, "stream": True}
     with serving(ServedModels([replace(gpt2, codec=codec)])) as address:
-        status, _, body = sent(address, "POST", "/v1/chat/completions", json.dumps(fields), JSON)
+        status, _, body = sent(
+            address, "POST", "/v1/chat/completions", json.dumps(fields), JSON
+        )
     *events, done = body.decode().split("\n\n")[:-1]
     assert (status, done) == (200, "data: [DONE]")
     *pieces, last = [json.loads(event.removeprefix("data: ")) for event in events]
@@ -154,12 +158,17 @@ def test_seeds_repeat_draws_and_texts_of_one_request_differ(client):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("temperature", 0.01), ("top_p", 0.01), ("extra_body", {"top_k": 1})]
+    ("setting", "value"),
+    [("temperature", 0.01), ("top_p", 0.01), ("extra_body", {"top_k": 1})],
 )
 def test_settings_of_draws_have_their_effect(setting, value, client, gpt2):
     greedy = expected(gpt2, "rice")
-    free = client.completions.create(model="tiny", prompt="rice", seed=3).choices[0].text
-    found = client.completions.create(model="tiny", prompt="rice", seed=3, **{setting: value})
+    free = (
+        client.completions.create(model="tiny", prompt="rice", seed=3).choices[0].text
+    )
+    found = client.completions.create(
+        model="tiny", prompt="rice", seed=3, **{setting: value}
+    )
     assert found.choices[0].text == greedy != free
 
 
@@ -172,10 +181,18 @@ def test_texts_of_recipes_repeat_no_run_unless_asked(form, codecs, serving):
     with serving(ServedModels([circling])) as where, client_of(where) as client:
 
         def write(**more):
-            how = {"model": "tiny", "prompt": "rice", "temperature": 0, "extra_body": more}
+            how = {
+                "model": "tiny",
+                "prompt": "rice",
+                "temperature": 0,
+                "extra_body": more,
+            }
             return client.completions.create(**how).choices[0].text
 
-        free, ruled = write(no_repeat_ngram_size=0), write(no_repeat_ngram_size=RECIPE_RUN_TOKENS)
+        free, ruled = (
+            write(no_repeat_ngram_size=0),
+            write(no_repeat_ngram_size=RECIPE_RUN_TOKENS),
+        )
         assert free != ruled
         assert write() == (ruled if form == "recipes" else free)
         with pytest.raises(openai.BadRequestError, match="no_repeat_ngram_size"):
@@ -193,18 +210,26 @@ def test_the_best_of_several_is_answered(kind, by, gpt2, serving, monkeypatch):
     monkeypatch.setattr(best_of, "text_metrics", length)
     asked = "Generate recipe for: rice"
     how = {"model": "tiny", "seed": 5, "temperature": 1.5, "stop": ["soup"]}
-    with serving(ServedModels([replace(gpt2, to_prompt=str)])) as where, client_of(where) as client:
+    with (
+        serving(ServedModels([replace(gpt2, to_prompt=str)])) as where,
+        client_of(where) as client,
+    ):
         if kind == "text":
             how |= {"prompt": [asked, "Generate recipe for: cake"], "logprobs": 0}
             create, said = client.completions.create, lambda choice: choice.text
         else:
             how |= {"messages": [{"role": "user", "content": asked}], "logprobs": True}
-            create, said = client.chat.completions.create, lambda choice: choice.message.content
+            create, said = (
+                client.chat.completions.create,
+                lambda choice: choice.message.content,
+            )
         every = create(**how, n=6)
         how.pop("logprobs")
         found = create(**how, n=2, extra_body={"best_of": 6, "best_by": by})
     assert found.usage == every.usage
-    assert [choice.index for choice in found.choices] == [*range(len(every.choices) // 3)]
+    assert [choice.index for choice in found.choices] == [
+        *range(len(every.choices) // 3)
+    ]
     for i in range(len(every.choices) // 6):
         own, best = every.choices[6 * i :][:6], found.choices[2 * i :][:2]
         scores = sorted((len(said(choice)) for choice in own), reverse=True)
@@ -238,7 +263,9 @@ def test_the_likeliest_is_that_of_generate(client, gpt2):
 
 def test_max_tokens_and_stop_end_a_text(client, gpt2, address):
     whole = expected(gpt2, "rice")
-    short = client.completions.create(model="tiny", prompt="rice", temperature=0, max_tokens=3)
+    short = client.completions.create(
+        model="tiny", prompt="rice", temperature=0, max_tokens=3
+    )
     assert short.choices[0].text == expected(gpt2, "rice", most=3)
     assert short.choices[0].finish_reason == "length"
     asked = {"model": "tiny", "prompt": "rice", "temperature": 0}
@@ -246,7 +273,10 @@ def test_max_tokens_and_stop_end_a_text(client, gpt2, address):
         for stream in (False, True):
             found = client.completions.create(**asked, stop=stop, stream=stream)
             choices = [e.choices[0] for e in found] if stream else found.choices
-            assert "".join(choice.text for choice in choices) == whole[: whole.index(whole[4:7])]
+            assert (
+                "".join(choice.text for choice in choices)
+                == whole[: whole.index(whole[4:7])]
+            )
             assert choices[-1].finish_reason == "stop"
     assert metric(address, "toque_live_texts") == 0  # their places are free
 
@@ -301,7 +331,9 @@ def test_the_texts_of_tokens_that_were_not_chosen_are_those_of_their_place(serve
 
 def schema_of(schema):
     """`response_format` as OpenAI's clients send it."""
-    inner = {"name": "order", "strict": True} | ({} if schema is None else {"schema": schema})
+    inner = {"name": "order", "strict": True} | (
+        {} if schema is None else {"schema": schema}
+    )
     return {"type": "json_schema", "json_schema": inner}
 
 
@@ -310,7 +342,9 @@ def test_an_echo_tells_the_prompts_own_tokens(client, gpt2, most):
     """As lm-eval asks: several prompts of ids, of which each token's probability is told."""
     prompts = [gpt2.prompt_ids("lentil soup with rice"), gpt2.prompt_ids("a")]
     settings = {"model": "tiny", "temperature": 0, "max_tokens": most, "echo": True}
-    found = client.completions.create(prompt=prompts, logprobs=2, stop=["soup"], **settings)
+    found = client.completions.create(
+        prompt=prompts, logprobs=2, stop=["soup"], **settings
+    )
     bare = client.completions.create(prompt=prompts, stop=["soup"], **settings)
     assert found.usage.prompt_tokens == sum(map(len, prompts))
     answers = [alone(gpt2, prompt, most=most) if most else [] for prompt in prompts]
@@ -338,7 +372,9 @@ def test_an_echo_tells_the_prompts_own_tokens(client, gpt2, most):
             assert max(logs.top_logprobs[at].values()) == pytest.approx(
                 known[at - 1].max().item(), abs=1e-4
             )
-    events = client.completions.create(prompt=prompts, stream=True, stop=["soup"], **settings)
+    events = client.completions.create(
+        prompt=prompts, stream=True, stop=["soup"], **settings
+    )
     streamed = {0: "", 1: ""}
     for event in events:
         for choice in event.choices:
@@ -461,7 +497,13 @@ ORDER = {
     "required": ["dish", "persons"],
     "additionalProperties": False,
 }
-ASKED = {"model": "tiny", "messages": USER, "seed": 3, "max_tokens": 60, "temperature": 30}
+ASKED = {
+    "model": "tiny",
+    "messages": USER,
+    "seed": 3,
+    "max_tokens": 60,
+    "temperature": 30,
+}
 
 
 @pytest.fixture
@@ -472,7 +514,9 @@ def writer_of_json(served_json, serving):
 
 def test_answers_are_json_of_their_schema_whole_and_in_pieces(writer_of_json):
     with client_of(writer_of_json) as client:
-        found = client.chat.completions.create(**ASKED, n=4, response_format=schema_of(ORDER))
+        found = client.chat.completions.create(
+            **ASKED, n=4, response_format=schema_of(ORDER)
+        )
         texts = [choice.message.content for choice in found.choices]
         assert {choice.finish_reason for choice in found.choices} == {"stop"}
         assert len(set(texts)) > 1
@@ -490,17 +534,25 @@ def test_answers_are_json_of_their_schema_whole_and_in_pieces(writer_of_json):
             **ASKED, logprobs=True, top_logprobs=5, response_format=schema_of(ORDER)
         ).choices[0]
         assert logs.message.content == texts[0]
-        for one in logs.logprobs.content:  # what may not come is not among the likeliest
-            assert (one.token, one.logprob) in [(o.token, o.logprob) for o in one.top_logprobs]
+        for (
+            one
+        ) in logs.logprobs.content:  # what may not come is not among the likeliest
+            assert (one.token, one.logprob) in [
+                (o.token, o.logprob) for o in one.top_logprobs
+            ]
             assert all(other.logprob is not None for other in one.top_logprobs)
         for form in (schema_of(ORDER), {"type": "json_object"}):
             cut = client.completions.create(
-                model="tiny", prompt="rice", max_tokens=3, extra_body={"response_format": form}
+                model="tiny",
+                prompt="rice",
+                max_tokens=3,
+                extra_body={"response_format": form},
             ).choices[0]
             assert cut.text.lstrip()[0] == "{"
             assert cut.finish_reason == "length" or json.loads(cut.text) == {}
         recipe = client.chat.completions.create(
-            **ASKED, response_format={"type": "json_schema", "json_schema": {"name": "recipe"}}
+            **ASKED,
+            response_format={"type": "json_schema", "json_schema": {"name": "recipe"}},
         ).choices[0]
         assert recipe.message.content.startswith('{"@context": "https://schema.org"')
 
@@ -542,7 +594,9 @@ def test_one_text_that_cannot_go_on_ends_no_other(served_json, serving):
         ("GET", "/health", b"", {}, 200),
     ],
 )
-def test_what_is_no_request_gets_the_right_code(method, path, body, headers, status, address):
+def test_what_is_no_request_gets_the_right_code(
+    method, path, body, headers, status, address
+):
     found, _, answer = sent(address, method, path, body, headers)
     assert found == status
     assert status == 200 or json.loads(answer)["error"]["message"]
@@ -556,8 +610,14 @@ def test_metrics_count_what_was_asked_and_written(address, client):
         return [metric(address, name) for name in names]
 
     before = seen()
-    found = client.completions.create(model="tiny", prompt="rice", temperature=0, max_tokens=2)
+    found = client.completions.create(
+        model="tiny", prompt="rice", temperature=0, max_tokens=2
+    )
     after = seen()
     n_new = [1, found.usage.completion_tokens, 1, 1]
     assert after == [old + new for old, new in zip(before, n_new, strict=True)]
-    assert metric(address, "toque_live_texts") == metric(address, "toque_waiting_texts") == 0
+    assert (
+        metric(address, "toque_live_texts")
+        == metric(address, "toque_waiting_texts")
+        == 0
+    )

@@ -56,8 +56,12 @@ def within(models, work, *, rows=4, queue=100, **settings):
 def test_requests_that_join_a_running_batch_get_what_they_get_alone(served):
     given = prompts(served, 13)
     expected = [alone(served, prompt) for prompt in given]
-    assert len({len(ids) for ids in expected}) > 2, "the test model should stop at many lengths"
-    assert len(set(map(tuple, expected))) > 9, "the test model should tell prompts apart"
+    assert len({len(ids) for ids in expected}) > 2, (
+        "the test model should stop at many lengths"
+    )
+    assert len(set(map(tuple, expected))) > 9, (
+        "the test model should tell prompts apart"
+    )
 
     async def work(batcher):
         live = []
@@ -117,7 +121,10 @@ def test_products_have_the_precision_that_was_asked_for(served):
         with batcher.ticket(served, [order]) as ticket:
             return [new.logprob async for new in news_of(ticket)]
 
-    found = {p: within(ServedModels([served]), work, precision=p) for p in ("float32", "bf16")}
+    found = {
+        p: within(ServedModels([served]), work, precision=p)
+        for p in ("float32", "bf16")
+    }
     for precision, logprobs in found.items():
         assert logprobs == pytest.approx(of_generate(precision), abs=1e-5)
     assert found["bf16"] != pytest.approx(found["float32"], abs=1e-4)
@@ -135,11 +142,19 @@ def test_a_model_that_cannot_begin_again_fails_alone_and_recovers(gpt2):
         return failed.value.status
 
     async def work(batcher):
-        broken.model.config.model_type = "t5"  # what is begun goes on, nothing begins anew
-        beside = asyncio.ensure_future(written(batcher, gpt2, [Order(prompt, 24, GREEDY)]))
+        broken.model.config.model_type = (
+            "t5"  # what is begun goes on, nothing begins anew
+        )
+        beside = asyncio.ensure_future(
+            written(batcher, gpt2, [Order(prompt, 24, GREEDY)])
+        )
         statuses = [await status_of(batcher, ids) for ids in ([10**6, 10**6], prompt)]
         broken.model.config.model_type = kind
-        return statuses, await beside, await written(batcher, broken, [Order(prompt, 24, GREEDY)])
+        return (
+            statuses,
+            await beside,
+            await written(batcher, broken, [Order(prompt, 24, GREEDY)]),
+        )
 
     statuses, beside, after = within(ServedModels([broken, gpt2]), work)
     assert statuses == [500, 500]

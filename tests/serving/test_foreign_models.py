@@ -41,7 +41,9 @@ def write_model(folder: Path, source: Path, *, begins: bool) -> Path:
         )
     family = "llama" if begins else "gpt2"
     shape = shape_of(family, positions=128, initializer_range=0.3)
-    model_of(family, vocab=tokenizer.get_vocab_size(), shape=shape, seed=3).save_pretrained(folder)
+    model_of(
+        family, vocab=tokenizer.get_vocab_size(), shape=shape, seed=3
+    ).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     named = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
     kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -62,7 +64,9 @@ def plainly(folder: Path, ids: list[int]) -> str:
         pad_token_id=tokenizer.pad_token_id,
     )
     text: str = tokenizer.decode(
-        written[0, len(ids) :], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        written[0, len(ids) :],
+        skip_special_tokens=True,
+        clean_up_tokenization_spaces=False,
     )
     return text
 
@@ -81,7 +85,9 @@ def test_a_prompt_goes_on_as_in_transformers(begins, tmp_path, tokenizers_at, se
         found = client.completions.create(prompt=TYPED, **settings)
         assert found.choices[0].text == expected
         # It was not trained to converse: what the user says last goes on, too.
-        said = client.chat.completions.create(messages=[*TURNS[:3], user(TYPED)], **settings)
+        said = client.chat.completions.create(
+            messages=[*TURNS[:3], user(TYPED)], **settings
+        )
         assert said.choices[0].message.content == expected
 
 
@@ -101,7 +107,10 @@ def test_the_page_talks_to_a_model_with_a_template_and_continues_texts_with_othe
 
 
 REFUSED = {
-    "refuses": ("{{ raise_exception('roles must alternate.') }}", r"roles must alternate\.(?!\.)"),
+    "refuses": (
+        "{{ raise_exception('roles must alternate.') }}",
+        r"roles must alternate\.(?!\.)",
+    ),
     "reaches-out": ("{{ ().__class__.__base__.__subclasses__() }}", "unsafe"),
     "changes": ("{{ messages.append(1) }}", "unsafe"),
     "unfinished": ("{% for", "template"),
@@ -113,9 +122,13 @@ REFUSED = {
 def conversing(tokenizers_at, serving, tmp_path_factory):
     """A client of one model under several templates, and the folder of each."""
     whole = write_model(
-        tmp_path_factory.mktemp("foreign") / "config", tokenizers_at["decoder"], begins=True
+        tmp_path_factory.mktemp("foreign") / "config",
+        tokenizers_at["decoder"],
+        begins=True,
     )
-    templates = {"config": CHAT, "jinja": CHAT} | {name: row[0] for name, row in REFUSED.items()}
+    templates = {"config": CHAT, "jinja": CHAT} | {
+        name: row[0] for name, row in REFUSED.items()
+    }
     folders = {name: whole.with_name(name) for name in templates}
     for name, template in templates.items():
         if name != "config":
@@ -125,7 +138,9 @@ def conversing(tokenizers_at, serving, tmp_path_factory):
     for name, template in templates.items():
         if name != "jinja":
             file = folders[name] / "tokenizer_config.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+            file.write_text(
+                json.dumps(json.loads(file.read_text()) | {"chat_template": template})
+            )
     models = open_models(folders)
     with serving(models) as address, client_of(address) as client:
         yield client, folders, models
@@ -136,10 +151,15 @@ def test_a_conversation_is_read_whole_by_the_models_template(name, conversing):
     client, folders, models = conversing
     tokenizer = AutoTokenizer.from_pretrained(folders[name])
     ids = tokenizer.apply_chat_template(TURNS, add_generation_prompt=True)["input_ids"]
-    assert ids.count(tokenizer.eos_token_id) == 5, "the tokens that the template writes are tokens"
+    assert ids.count(tokenizer.eos_token_id) == 5, (
+        "the tokens that the template writes are tokens"
+    )
     asked = ChatRequest(model=name, messages=TURNS)
     assert asyncio.run(asked.prompt_ids(models[name])) == [ids]
-    developers = [TURNS[0] | {"role": "developer"}, *TURNS[1:]]  # OpenAI's name, as in training
+    developers = [
+        TURNS[0] | {"role": "developer"},
+        *TURNS[1:],
+    ]  # OpenAI's name, as in training
     asked = ChatRequest(model=name, messages=developers)
     assert asyncio.run(asked.prompt_ids(models[name])) == [ids]
     settings = {"model": name, "temperature": 0, "max_tokens": 12}

@@ -34,7 +34,9 @@ def alone(folder, adapters=()):
     return one.text
 
 
-def test_adapters_beside_their_base_write_their_own_texts_with_one_base_in_memory(folders, serving):
+def test_adapters_beside_their_base_write_their_own_texts_with_one_base_in_memory(
+    folders, serving
+):
     named = {name: folders[name] for name in ("one", "base", "two")}
     models = open_models(named)
     assert list(models) == ["one", "base", "two"]
@@ -42,14 +44,20 @@ def test_adapters_beside_their_base_write_their_own_texts_with_one_base_in_memor
     assert [models[name].base for name in models] == ["base", None, "base"]
     with serving(models) as address:
         texts = {name: asked(address, name) for name in (*models, *models)}
-    expected = {name: alone(folders["base"], [folders[name]]) for name in ("one", "two")}
+    expected = {
+        name: alone(folders["base"], [folders[name]]) for name in ("one", "two")
+    }
     assert texts == expected | {"base": alone(folders["base"])}
     assert len(set(texts.values())) == 3
 
 
 def test_what_is_not_in_float32_is_told_once_with_its_name(folders, monkeypatch):
-    kinds = {name: folders[name] for name in ("one", "base", "two")} | {"again": folders["base"]}
-    monkeypatch.setattr(opening, "placement_note", lambda _: "it is held over two cards in bf16")
+    kinds = {name: folders[name] for name in ("one", "base", "two")} | {
+        "again": folders["base"]
+    }
+    monkeypatch.setattr(
+        opening, "placement_note", lambda _: "it is held over two cards in bf16"
+    )
     told = Notices()
     open_models(kinds, reporter=told)
     assert told.notices == [
@@ -85,7 +93,9 @@ def test_an_adapter_of_another_base_is_refused(folders):
         (["base/gone"], {}, "does not exist"),
     ],
 )
-def test_bad_input_is_refused_in_a_paragraph(models, settings, said, folders, monkeypatch):
+def test_bad_input_is_refused_in_a_paragraph(
+    models, settings, said, folders, monkeypatch
+):
     monkeypatch.chdir(folders["base"].parent)
     with pytest.raises(ConfigError, match=said):
         toque.serve(models, **settings)
@@ -99,8 +109,18 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_read(folders):
 
 
 def test_the_command_serves_and_ends_gracefully_on_sigterm(folders):
-    command = [sys.executable, "-m", "toque", "serve", f"mine={folders['base']}", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as run:
+    command = [
+        sys.executable,
+        "-m",
+        "toque",
+        "serve",
+        f"mine={folders['base']}",
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ}
+    ) as run:
         said = run.stdout.readline()
         address, _, names = said.partition(" serves ")
         assert names == "mine.\n"

@@ -81,7 +81,9 @@ def test_a_recipe_is_written_scaled_and_kept(opened):
     assert len(set(lengths)) > 5, "the text came at once"
     assert lengths == sorted(lengths)
     lines = TEXT.splitlines()
-    assert texts(page, ".ingredients li") == [line.removeprefix("- ") for line in lines[1:5]]
+    assert texts(page, ".ingredients li") == [
+        line.removeprefix("- ") for line in lines[1:5]
+    ]
     assert texts(page, ".steps li") == [line.partition(". ")[2] for line in lines[7:]]
     assert texts(page, ".asked li") == ["✓ lentils used", "✕ saffron missed"]
     assert texts(page, ".facts dt") == ["Nutrition", "Difficulty"]
@@ -96,7 +98,9 @@ def test_a_recipe_is_written_scaled_and_kept(opened):
     assert texts(page, ".sheet") == []
     page.locator("#history").get_by_text(TITLE).click()
     finished(page)
-    assert texts(page, ".ingredients li") == [line.removeprefix("- ") for line in lines[1:5]]
+    assert texts(page, ".ingredients li") == [
+        line.removeprefix("- ") for line in lines[1:5]
+    ]
     assert page.input_value("#dish") == TITLE
     assert texts(page, "#ingredients li span") == list(FOODS)
 
@@ -106,7 +110,9 @@ def test_a_recipe_that_names_what_to_leave_out_is_written_again_and_said(opened)
     page.fill("#avoid-input", "carrots, peanuts")
     ask(page)
     page.wait_for_selector(".notice:not([hidden])")
-    assert texts(page, ".notice") == ["It still names carrots. Leave it out, or ask again."]
+    assert texts(page, ".notice") == [
+        "It still names carrots. Leave it out, or ask again."
+    ]
     finished(page)
     assert "✕ carrots to be left out, and there" in texts(page, ".asked li")
 
@@ -122,13 +128,18 @@ def test_an_ingredient_of_the_steps_alone_is_marked_and_on_the_shopping_list(ope
         "request": request,
         "recipes": [{"model": "soups", "text": text}],
     }
-    page.evaluate("kept => localStorage.setItem('toque.history', JSON.stringify([kept]))", earlier)
+    page.evaluate(
+        "kept => localStorage.setItem('toque.history', JSON.stringify([kept]))", earlier
+    )
     page.reload()
     page.locator("#history").get_by_text(TITLE).click()
     finished(page)
     mark = "! lemon juice in the steps, not in the list"
     assert texts(page, ".asked li") == ["✓ lentils used", mark]
-    assert texts(page, ".shopping .food")[-1] == "lemon juice in the steps, not in the list"
+    assert (
+        texts(page, ".shopping .food")[-1]
+        == "lemon juice in the steps, not in the list"
+    )
     look(page, "unlisted")
 
 
@@ -193,7 +204,9 @@ def test_a_full_server_and_one_that_is_gone_are_said_in_words(opened, serving):
 
 @pytest.fixture(scope="module")
 def talks(serving) -> Iterator[str]:
-    served = [replace(one, record=FOREIGN) for one in served_models(["one", "other"]).values()]
+    served = [
+        replace(one, record=FOREIGN) for one in served_models(["one", "other"]).values()
+    ]
     with serving(ServedModels(served)) as address:
         yield address
 
@@ -276,7 +289,9 @@ def test_a_conversation_begins_with_a_greeting_and_examples(opened, talks, size)
     assert page.locator("#greeting").is_visible()
 
 
-def test_a_question_without_an_answer_is_neither_saved_nor_kept_nor_brought_back(opened, talks):
+def test_a_question_without_an_answer_is_neither_saved_nor_kept_nor_brought_back(
+    opened, talks
+):
     page = opened(to=talks)
     page.fill("#question", "Which rice?")
     page.click("#go")

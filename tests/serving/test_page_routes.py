@@ -14,7 +14,9 @@ TOKEN = secrets.token_hex()
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with TestClient(build_app(served_models(["soups", "other"], steps=0), token=TOKEN)) as client:
+    with TestClient(
+        build_app(served_models(["soups", "other"], steps=0), token=TOKEN)
+    ) as client:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield client
 
@@ -28,7 +30,11 @@ class _Addresses(HTMLParser):
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
         self.found += [given[name] for name in ("src", "href") if name in given]
-        if (tag == "script" and "src" not in given) or tag == "style" or "style" in given:
+        if (
+            (tag == "script" and "src" not in given)
+            or tag == "style"
+            or "style" in given
+        ):
             self.inline.append(tag)
         self.inline += [name for name in given if name.startswith("on")]
 
@@ -46,7 +52,10 @@ def test_the_page_and_all_it_names_are_sent_without_a_token(client):
     assert "page/app.js" in addresses
     for address in sorted(addresses):
         sent = client.get(f"/{address}", headers={"Authorization": ""})
-        assert (sent.status_code, sent.headers["x-content-type-options"]) == (200, "nosniff")
+        assert (sent.status_code, sent.headers["x-content-type-options"]) == (
+            200,
+            "nosniff",
+        )
 
 
 def test_no_file_of_the_page_names_another_address():
@@ -55,7 +64,9 @@ def test_no_file_of_the_page_names_another_address():
     assert named == {"toque.svg"}  # its name space
 
 
-@pytest.mark.parametrize("path", ["/page/nothing.js", "/page/../server.py", "/page/%2e%2e/app.py"])
+@pytest.mark.parametrize(
+    "path", ["/page/nothing.js", "/page/../server.py", "/page/%2e%2e/app.py"]
+)
 def test_nothing_but_the_files_of_the_page_has_an_address(client, path):
     assert client.get(path).status_code == 404
 
@@ -71,7 +82,11 @@ def test_what_the_page_asks_needs_the_token(client):
     [
         ({"dish": "Soup"}, "Generate recipe for: Soup"),
         (
-            {"dish": "Soup: red", "style": "Quick", "ingredients": ["2 carrots", "salt"]},
+            {
+                "dish": "Soup: red",
+                "style": "Quick",
+                "ingredients": ["2 carrots", "salt"],
+            },
             "Generate recipe for: Quick Soup, red using ingredients: carrots, salt",
         ),
     ],
@@ -94,7 +109,9 @@ def test_scores_and_what_was_missed_and_not_avoided(client):
 
 def test_an_ingredient_that_only_the_steps_name_is_not_listed_and_is_bought(client):
     text = TEXT.replace("Season with", "Add lemon juice and season with")
-    prompt = f"Generate recipe for: {TITLE} using ingredients: lentils, lemon juice, saffron"
+    prompt = (
+        f"Generate recipe for: {TITLE} using ingredients: lentils, lemon juice, saffron"
+    )
     judged = client.post("/api/score", json={"prompt": prompt, "text": text}).json()
     assert (judged["missed"], judged["unlisted"]) == (["saffron"], ["lemon juice"])
     purchase = {"title": TITLE, "text": text, "servings": 2, "asked": judged["asked"]}
@@ -124,11 +141,17 @@ def test_a_class_is_the_models_where_it_learnt_the_task_and_else_the_rules(clien
     for model in ("soups", "other"):
         asked = {"model": model, "title": TITLE, "text": TEXT}
         by[model] = client.post("/api/classes", json=asked).json()["classes"]
-    own, rule = ({each["task"]: each for each in by[model]} for model in ("soups", "other"))
+    own, rule = (
+        {each["task"]: each for each in by[model]} for model in ("soups", "other")
+    )
     assert sum(own["difficulty"]["probabilities"].values()) == pytest.approx(1.0)
     assert set(own["difficulty"]["probabilities"]) == {"easy", "medium", "hard"}
     assert own["nutrition"] == rule["nutrition"]
-    assert rule["difficulty"] == {"task": "difficulty", "answer": "easy", "probabilities": None}
+    assert rule["difficulty"] == {
+        "task": "difficulty",
+        "answer": "easy",
+        "probabilities": None,
+    }
     nothing = {"model": "soups", "title": TITLE, "text": "Once upon a time."}
     assert client.post("/api/classes", json=nothing).json() == {"classes": []}
 
@@ -142,11 +165,19 @@ def test_a_question_longer_than_the_positions_is_left_to_the_rules(client):
 
 def test_the_list_scales_from_what_the_recipe_makes(client):
     asked = {"title": TITLE, "text": TEXT}
-    for servings, makes, lentils in ((2, None, "1½ cups"), (6, None, "4½ cups"), (6, 3, "3 cups")):
+    for servings, makes, lentils in (
+        (2, None, "1½ cups"),
+        (6, None, "4½ cups"),
+        (6, 3, "3 cups"),
+    ):
         body = {**asked, "servings": servings, "makes": makes}
         found = client.post("/api/shopping-list", json=body).json()
         assert found["makes"] == (makes or 2)
-        assert found["items"][0] == {"food": "red lentils", "amounts": [lentils], "note": ""}
+        assert found["items"][0] == {
+            "food": "red lentils",
+            "amounts": [lentils],
+            "note": "",
+        }
         assert found["items"][3] == {"food": "salt", "amounts": [], "note": "to taste"}
 
 
@@ -162,7 +193,11 @@ def test_the_list_scales_from_what_the_recipe_makes(client):
         ("/api/prompt", {"model": "absent", "dish": "Soup"}, "model"),
         ("/api/score", {"prompt": "a", "text": "b" * 20_001}, "text"),
         ("/api/shopping-list", {"title": "a", "text": "b", "servings": 0}, "servings"),
-        ("/api/classes", {"title": "a", "text": "b", "model": "soups", "more": 1}, "more"),
+        (
+            "/api/classes",
+            {"title": "a", "text": "b", "model": "soups", "more": 1},
+            "more",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(client, path, body, param):

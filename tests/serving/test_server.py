@@ -47,7 +47,9 @@ def test_a_client_that_goes_away_frees_its_place(gpt2, serving):
             before = metric(address, "toque_clients_gone_total")
             gone = open_to(address)
             body = json.dumps(ASK | {"stream": stream, "prompt": ["rice"] * 60})
-            gone.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            gone.request(
+                "POST", "/v1/completions", body, {"Content-Type": "application/json"}
+            )
             until(lambda: metric(address, "toque_live_texts") == 1)
             gone.sock.close()
             until(lambda n=before: metric(address, "toque_clients_gone_total") == n + 1)
@@ -55,7 +57,9 @@ def test_a_client_that_goes_away_frees_its_place(gpt2, serving):
             assert answer["choices"][0]["text"] == text_of(gpt2)
 
 
-def test_a_client_that_leaves_during_its_body_is_counted_and_logs_nothing(gpt2, serving, caplog):
+def test_a_client_that_leaves_during_its_body_is_counted_and_logs_nothing(
+    gpt2, serving, caplog
+):
     with serving(ServedModels([gpt2])) as address:
         for path in (b"/v1/completions", b"/v1/chat/completions"):
             before = metric(address, "toque_clients_gone_total")
@@ -65,7 +69,8 @@ def test_a_client_that_leaves_during_its_body_is_counted_and_logs_nothing(gpt2, 
                 gone.sendall(head + b'{"model": ')
             until(
                 lambda n=before: (
-                    caplog.records or metric(address, "toque_clients_gone_total") == n + 1
+                    caplog.records
+                    or metric(address, "toque_clients_gone_total") == n + 1
                 )
             )
         assert ask(address).status == 200
@@ -76,7 +81,9 @@ def test_a_full_queue_answers_429_with_when_to_try_again(gpt2, serving):
     with serving(ServedModels([gpt2]), limits={"rows": 1, "queue": 59}) as address:
         with closing(open_to(address)) as full:
             body = json.dumps(ASK | {"prompt": ["rice"] * 60})
-            full.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            full.request(
+                "POST", "/v1/completions", body, {"Content-Type": "application/json"}
+            )
             until(lambda: metric(address, "toque_live_texts") == 1)
             refused = ask(address, prompt=["rice"] * 60)
         assert refused.status == 429
@@ -86,7 +93,10 @@ def test_a_full_queue_answers_429_with_when_to_try_again(gpt2, serving):
         assert ask(address).status == 200
         never = ask(address, prompt=["rice"] * 61)
         assert never.status == 400
-        assert "writes and queues 60 at a time" in json.loads(never.body)["error"]["message"]
+        assert (
+            "writes and queues 60 at a time"
+            in json.loads(never.body)["error"]["message"]
+        )
 
 
 def test_prompts_that_are_read_count_in_the_queue_hold_up_nobody_and_end_with_their_client(
@@ -102,7 +112,11 @@ def test_prompts_that_are_read_count_in_the_queue_hold_up_nobody_and_end_with_th
 
     codec.decode = decode
     models = ServedModels([gpt2, replace(gpt2, name="slow", codec=codec)])
-    asked = {"model": "slow", "prompt": [[number] * 8 for number in range(60)], "echo": True}
+    asked = {
+        "model": "slow",
+        "prompt": [[number] * 8 for number in range(60)],
+        "echo": True,
+    }
     kind = {"Content-Type": "application/json"}
     with serving(models, limits={"rows": 1, "queue": 60}) as address:
         reader = open_to(address)
@@ -125,7 +139,9 @@ def test_the_texts_of_one_prompt_read_it_once(gpt2, serving, monkeypatch):
     read = LiveRows.read
     monkeypatch.setattr(LiveRows, "read", lambda *args: n_read.append(1) or read(*args))
     with serving(ServedModels([gpt2])) as address:
-        answer = ask(address, prompt=["rice", "soup"], n=3, echo=True, logprobs=0, max_tokens=2)
+        answer = ask(
+            address, prompt=["rice", "soup"], n=3, echo=True, logprobs=0, max_tokens=2
+        )
     texts = [choice["text"] for choice in json.loads(answer.body)["choices"]]
     assert (len(n_read), len(texts), len(set(texts))) == (2, 6, 2)
 
@@ -146,7 +162,9 @@ def test_slow_heads_are_closed_and_slow_bodies_are_told(gpt2, serving):
             silent.sendall(HEAD)
             assert silent.recv(100) == b""
         with plain(address) as slow:
-            slow.sendall(HEAD + b"Content-Length: 100\r\nContent-Type: application/json\r\n\r\n{")
+            slow.sendall(
+                HEAD + b"Content-Length: 100\r\nContent-Type: application/json\r\n\r\n{"
+            )
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
         assert ask(address).status == 200
 
@@ -165,7 +183,9 @@ def test_three_hundred_silent_connections_shut_nobody_out(connections, gpt2, ser
         assert silent[-1].recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_more_open_requests_than_connections_are_refused_in_the_protocols_form(gpt2, serving):
+def test_more_open_requests_than_connections_are_refused_in_the_protocols_form(
+    gpt2, serving
+):
     with serving(ServedModels([gpt2]), limits={"connections": 1}) as address:
         with plain(address) as first:
             expecting = b"Content-Length: 2\r\nExpect: 100-continue\r\n"
@@ -185,7 +205,12 @@ OTHER = {"Authorization": "Basic secret"}
 
 def test_a_token_guards_all_but_health(gpt2, serving):
     with serving(ServedModels([gpt2]), token="secret") as address:  # noqa: S106
-        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, OTHER):
+        for header in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "secret"},
+            OTHER,
+        ):
             refused = ask(address, headers=header)
             assert refused.status == 401
             assert json.loads(refused.body)["error"]["code"] == "invalid_api_key"
@@ -205,7 +230,9 @@ def test_others_are_answered_while_a_prompt_is_made(gpt2, serving):
 
     served = ServedModels([replace(gpt2, to_prompt=slowly)])
     with serving(served) as address, closing(open_to(address)) as connection:
-        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "rice"}]})
+        body = json.dumps(
+            {"model": "tiny", "messages": [{"role": "user", "content": "rice"}]}
+        )
         kind = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/chat/completions", body, kind)
         assert sent(address, "GET", "/health").status == 200
@@ -217,7 +244,9 @@ def test_what_was_accepted_is_answered_when_the_server_ends(gpt2, serving):
     with serving(ServedModels([gpt2]), limits={"rows": 1}) as address:
         connection = open_to(address)
         body = json.dumps(ASK | {"prompt": ["rice"] * 8})
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        connection.request(
+            "POST", "/v1/completions", body, {"Content-Type": "application/json"}
+        )
         until(lambda: metric(address, "toque_live_texts") == 1)
     found = json.loads(connection.getresponse().read())
     connection.close()

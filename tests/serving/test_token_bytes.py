@@ -1,7 +1,14 @@
 """Bytes of tokens: parts of characters in byte-level and SentencePiece vocabularies, and T5."""
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 
 from toque.data.tokenizer.codec import TextStream, load_codec
 from toque.serving.token_bytes import bytes_of_token

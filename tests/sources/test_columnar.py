@@ -29,7 +29,9 @@ def written(path, *groups, **options):
     schema = arrow.schema([("text", arrow.large_string())])
     with parquet.ParquetWriter(path, schema, compression="snappy", **options) as writer:
         for texts in groups:
-            writer.write_table(arrow.table({"text": arrow.array(texts, schema.field(0).type)}))
+            writer.write_table(
+                arrow.table({"text": arrow.array(texts, schema.field(0).type)})
+            )
     return path
 
 
@@ -54,28 +56,45 @@ def test_a_huge_cell_is_refused_before_it_is_decompressed(huge):
 
 def test_the_files_own_word_about_its_size_is_not_believed(huge, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    told = parquet.ParquetFile(huge).metadata.row_group(1).column(0).total_uncompressed_size
+    told = (
+        parquet.ParquetFile(huge)
+        .metadata.row_group(1)
+        .column(0)
+        .total_uncompressed_size
+    )
     numbers = [(2 * told >> shift & 127) | 128 for shift in range(0, 35, 7)]
     numbers[-1] &= 127
     whole = huge.read_bytes()
     assert whole.count(bytes(numbers)) > 0
     path = tmp_path / "liar.parquet"
     path.write_bytes(whole.replace(bytes(numbers), b"\x82\x80\x80\x80\x00"))
-    assert parquet.ParquetFile(path).metadata.row_group(1).column(0).total_uncompressed_size == 1
+    assert (
+        parquet.ParquetFile(path)
+        .metadata.row_group(1)
+        .column(0)
+        .total_uncompressed_size
+        == 1
+    )
     said, peak = read_in_a_child(path)
     assert "page of 167,772," in said
     assert peak < CELL
 
 
-def test_a_text_said_once_and_meant_many_times_is_read_a_few_rows_at_a_time(tmp_path, monkeypatch):
+def test_a_text_said_once_and_meant_many_times_is_read_a_few_rows_at_a_time(
+    tmp_path, monkeypatch
+):
     arrow = pytest.importorskip("pyarrow")
     path = written(
-        tmp_path / "often.parquet", ["a" * (2 << 20)] * 40, dictionary_pagesize_limit=1 << 30
+        tmp_path / "often.parquet",
+        ["a" * (2 << 20)] * 40,
+        dictionary_pagesize_limit=1 << 30,
     )
     assert path.stat().st_size < 1 << 20
     monkeypatch.setattr("toque.sources.columnar._BATCH_BYTES", 16 << 20)
     before = arrow.total_allocated_bytes()
-    held = [arrow.total_allocated_bytes() - before for _ in columnar_blocks(path, ["text"])]
+    held = [
+        arrow.total_allocated_bytes() - before for _ in columnar_blocks(path, ["text"])
+    ]
     assert len(held) == 40  # a block each
     assert max(held) < 40 << 20  # of 80 MiB in all
 
@@ -91,7 +110,9 @@ def test_a_row_too_long_is_counted_and_its_neighbours_are_read(tmp_path, diction
             found[contents.first] = contents.meta["reason"]
         else:
             rows = columnar_records(contents)
-            found |= {n: row if isinstance(row, str) else row["text"] for n, row in rows}
+            found |= {
+                n: row if isinstance(row, str) else row["text"] for n, row in rows
+            }
     assert found == {**dict(enumerate(texts, start=1)), 6: TOO_LONG}
 
 
@@ -108,12 +129,19 @@ def test_nonsense_where_a_page_begins_is_a_damaged_file(tmp_path):
 def test_of_columns_of_one_name_the_last_counts(tmp_path, form):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    table = arrow.table([["old"], ["Stir."], ["new"]], names=["answer", "text", "answer"])
+    table = arrow.table(
+        [["old"], ["Stir."], ["new"]], names=["answer", "text", "answer"]
+    )
     path = tmp_path / "twice"
     if form == "parquet":
         parquet.write_table(table, path)
     else:
-        with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as file:
+        with (
+            arrow.OSFile(str(path), "wb") as sink,
+            arrow.ipc.new_file(sink, table.schema) as file,
+        ):
             file.write_table(table)
     (block,) = columnar_blocks(path, ["answer", "text"])
-    assert list(columnar_records(unpack(block))) == [(1, {"answer": "new", "text": "Stir."})]
+    assert list(columnar_records(unpack(block))) == [
+        (1, {"answer": "new", "text": "Stir."})
+    ]

@@ -104,7 +104,10 @@ def test_columns_say_what_a_conversation_is_made_of(columns, record, turns, tmp_
         ([{"role": "critic", "content": "Hm."}], "an unknown role: 'critic'"),
         ([ASKED, {"role": "assistant", "content": ""}], "a message without text"),
         ([ASKED, {**SAID, "tool_calls": [{}]}], "a message that calls tools"),
-        ([ASKED, {**SAID, "function_call": {"name": "f"}}], "a message that calls tools"),
+        (
+            [ASKED, {**SAID, "function_call": {"name": "f"}}],
+            "a message that calls tools",
+        ),
         ([ASKED, {**SAID, "weight": 0.5}], "a message with weight neither 0 nor 1"),
         ([ASKED, {**SAID, "train": "half"}], "a message with train neither 0 nor 1"),
         ([ASKED, {**SAID, "weight": 0}], "no learnt answer"),
@@ -113,14 +116,20 @@ def test_columns_say_what_a_conversation_is_made_of(columns, record, turns, tmp_
             "a message to be learnt only in parts",
         ),
         (
-            [ASKED, {**SAID, "content": [{"type": "text", "text": "Any.", "weight": 0}]}],
+            [
+                ASKED,
+                {**SAID, "content": [{"type": "text", "text": "Any.", "weight": 0}]},
+            ],
             "a message to be learnt only in parts",
         ),
         (
             [ASKED, {**SAID, "content": [{"type": "thinking", "text": "Hm."}]}],
             "a message with more than text",
         ),
-        ([{**ASKED, "content": [{"type": "image"}]}, SAID], "a message with more than text"),
+        (
+            [{**ASKED, "content": [{"type": "image"}]}, SAID],
+            "a message with more than text",
+        ),
         ([{"who": "user"}], "a message without role and content"),
         ([], "no answer"),
         (None, "no messages"),
@@ -142,20 +151,38 @@ def test_what_is_no_conversation_is_dropped_by_its_reason(messages, reason, tmp_
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("form", [("role", "content"), ("from", "value")])
-def test_an_answer_marked_not_to_be_learnt_is_only_read_and_counted(name, mark, form, tmp_path):
+def test_an_answer_marked_not_to_be_learnt_is_only_read_and_counted(
+    name, mark, form, tmp_path
+):
     first = {"role": "assistant", "content": "Burn it.", name: mark}
     messages = [ASKED, first, ASKED, {**SAID, name: None}, ASKED, {**SAID, name: 1}]
     names = dict(zip(("role", "content"), form, strict=True))
-    messages = [{names.get(k, k): v for k, v in message.items()} for message in messages]
+    messages = [
+        {names.get(k, k): v for k, v in message.items()} for message in messages
+    ]
     [example] = (found := read([{"messages": messages}], tmp_path)).examples
-    assert [turn.learnt for turn in example.turns] == [True, False, True, True, True, True]
+    assert [turn.learnt for turn in example.turns] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert all(turn.fields == {} for turn in example.turns)
     assert found.notes == {NOT_LEARNT.format(repr(name)): 1}
 
 
 def test_a_question_that_is_marked_to_be_learnt_is_counted(tmp_path):
-    messages = [{**ASKED, "weight": 1}, {**SAID, "weight": 1}, {**ASKED, "weight": 0}, SAID]
-    assert read([{"messages": messages}], tmp_path).notes == {ONLY_READ.format("'weight'"): 1}
+    messages = [
+        {**ASKED, "weight": 1},
+        {**SAID, "weight": 1},
+        {**ASKED, "weight": 0},
+        SAID,
+    ]
+    assert read([{"messages": messages}], tmp_path).notes == {
+        ONLY_READ.format("'weight'"): 1
+    }
 
 
 def test_turns_behind_the_last_learnt_answer_are_left_out_and_counted(tmp_path):
@@ -167,12 +194,22 @@ def test_turns_behind_the_last_learnt_answer_are_left_out_and_counted(tmp_path):
 
 def test_answers_of_a_prompt_are_only_read(tmp_path):
     found = read([{"prompt": [ASKED, SAID, ASKED], "completion": [SAID]}], tmp_path)
-    assert [turn.learnt for turn in found.examples[0].turns] == [True, False, True, True]
+    assert [turn.learnt for turn in found.examples[0].turns] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     assert found.notes == {IN_PROMPT: 1}
 
 
 def test_other_fields_of_a_message_are_for_the_template(tmp_path):
-    fields = {"thinking": "Ris\x0botto.", "name": "", "prefix": True, "meta": {"at": [1, "\ud83c"]}}
+    fields = {
+        "thinking": "Ris\x0botto.",
+        "name": "",
+        "prefix": True,
+        "meta": {"at": [1, "\ud83c"]},
+    }
     empty = {"tool_calls": [], "audio": None, "refusal": None, "annotations": {}}
     found = read([{"messages": [ASKED, {**SAID, **fields, **empty}]}], tmp_path)
     plain = {**fields, "thinking": "Ris\notto.", "meta": {"at": [1, "\ufffd"]}}
@@ -193,13 +230,22 @@ def test_parts_of_a_message_that_would_touch_get_a_blank(parts, text):
 
 
 def test_a_field_of_a_part_is_counted(tmp_path):
-    part = {"type": "text", "text": "Which rice?", "cache_control": {"type": "ephemeral"}}
+    part = {
+        "type": "text",
+        "text": "Which rice?",
+        "cache_control": {"type": "ephemeral"},
+    }
     found = read([{"messages": [{**ASKED, "content": [part]}, SAID]}], tmp_path)
     assert found.notes == {UNUSED_OF_PARTS.format("'cache_control'"): 1}
 
 
 def test_conversations_that_differ_in_capitals_or_marks_are_no_duplicates(tmp_path):
-    answers = [SAID, {**SAID, "content": "ARBORIO."}, {**SAID, "thinking": "Ris."}, SAID]
+    answers = [
+        SAID,
+        {**SAID, "content": "ARBORIO."},
+        {**SAID, "thinking": "Ris."},
+        SAID,
+    ]
     found = read([{"messages": [ASKED, answer]} for answer in answers], tmp_path)
     keys = [example.record_key for example in found.examples]
     assert len(set(keys)) == 3
@@ -222,7 +268,9 @@ def test_conversations_with_one_opening_stay_on_one_side(tmp_path):
 
 def test_preference_pairs_are_refused_in_words(tmp_path):
     record = {"prompt": "Which rice?", "chosen": "Arborio.", "rejected": "None."}
-    with pytest.raises(RefusedFileError, match=r"preference pairs.*chosen.*rejected") as refused:
+    with pytest.raises(
+        RefusedFileError, match=r"preference pairs.*chosen.*rejected"
+    ) as refused:
         read([record], tmp_path)
     assert "columns: {messages: chosen}" in str(refused.value)
 
@@ -232,11 +280,15 @@ def test_preference_pairs_are_refused_in_words(tmp_path):
     [{"messages": "m", "prompt": "p"}, {"system": "s"}, {"system": "s", "prompt": "p"}],
 )
 def test_columns_that_are_no_conversation_are_refused(columns):
-    with pytest.raises(ConfigError, match="For conversations, use either a list of messages"):
+    with pytest.raises(
+        ConfigError, match="For conversations, use either a list of messages"
+    ):
         reader_for(columns)
 
 
-@pytest.mark.parametrize("template", ["{question", "{}", "{question!r}", "{question:>9}"])
+@pytest.mark.parametrize(
+    "template", ["{question", "{}", "{question!r}", "{question:>9}"]
+)
 def test_a_template_that_cannot_be_read_is_refused(template, tmp_path):
     with pytest.raises(ConfigError, match=r"columns of a source .*braces"):
         read([{"question": "q", "answer": "a"}], tmp_path,
@@ -245,13 +297,18 @@ def test_a_template_that_cannot_be_read_is_refused(template, tmp_path):
 
 def test_a_template_of_a_field_that_is_not_there_is_refused(tmp_path):
     columns = {"prompt": "{question} {hint}", "target": "answer"}
-    with pytest.raises(DataError, match="without the column named for prompt, part 2: hint"):
+    with pytest.raises(
+        DataError, match="without the column named for prompt, part 2: hint"
+    ):
         read([{"question": "q", "answer": "a"}], tmp_path, columns=columns)
 
 
 def test_a_pair_made_by_templates_loses_no_field(tmp_path):
     columns = {"prompt": "{{Q}} {q}\n\nHint: {hint}", "target": "{a} ({n})"}
-    records = [{"q": "Why?", "hint": "heat", "a": "So.", "n": 3}, {"q": "And?", "a": "No.", "n": 4}]
+    records = [
+        {"q": "Why?", "hint": "heat", "a": "So.", "n": 3},
+        {"q": "And?", "a": "No.", "n": 4},
+    ]
     found = read(records, tmp_path, columns=columns)
     assert isinstance(reader_for(columns), PairReader)
     assert [(e.prompt, e.target) for e in found.examples] == [

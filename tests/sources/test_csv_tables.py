@@ -23,7 +23,9 @@ HEADER = ["title", "ingredients", "directions"]
 
 def table(rows, delimiter=",", newline="\n", header=HEADER, quoting=csv.QUOTE_MINIMAL):
     text = io.StringIO()
-    writer = csv.writer(text, delimiter=delimiter, lineterminator=newline, quoting=quoting)
+    writer = csv.writer(
+        text, delimiter=delimiter, lineterminator=newline, quoting=quoting
+    )
     writer.writerows([header, *rows])
     return text.getvalue()
 
@@ -45,21 +47,31 @@ def test_rows_are_cut_where_csv_cuts_them(rows, delimiter, newline):
         assert end > at
         found.append(text[at:end])
         at = end
-    expected = list(csv.reader(io.StringIO(text.decode(), newline=""), delimiter=delimiter))
+    expected = list(
+        csv.reader(io.StringIO(text.decode(), newline=""), delimiter=delimiter)
+    )
     assert [
-        tables._fields(row.decode(), delimiter, quoted=True) for row in found if row.strip()
+        tables._fields(row.decode(), delimiter, quoted=True)
+        for row in found
+        if row.strip()
     ] == [row for row in expected if row]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_every_size_of_chunk_gives_the_same_rows(tmp_path, monkeypatch, size):
-    rows = [[f"Dish {n}", 'a "quoted"\nline', f"{STEPS}\r\nStep, two"] for n in range(30)]
+    rows = [
+        [f"Dish {n}", 'a "quoted"\nline', f"{STEPS}\r\nStep, two"] for n in range(30)
+    ]
     path = tmp_path / "t.csv"
     path.write_bytes(table(rows, newline="\r\n").encode())
     monkeypatch.setattr(tables, "CHUNK_BYTES", 500)
-    monkeypatch.setattr(tables, "chunks", lambda path, **_: iter_bytes(path.read_bytes(), size))
+    monkeypatch.setattr(
+        tables, "chunks", lambda path, **_: iter_bytes(path.read_bytes(), size)
+    )
     found = []
-    dialect = tables.dialect_of(path, path.read_bytes(), is_entire_file=True, n_known=len)
+    dialect = tables.dialect_of(
+        path, path.read_bytes(), is_entire_file=True, n_known=len
+    )
     blocks = list(table_blocks(path, dialect))
     for block in blocks:
         found += list(table_records(unpack(block)))
@@ -96,7 +108,10 @@ def test_a_first_line_that_names_the_delimiter(read_text, first, delimiter):
 
 
 def test_tab_separated_without_quoting(read_text, tmp_path):
-    rows = [[f'{n}" pie', '["2 eggs", "1 cup flour"]', f'Use a {n}" tin. {STEPS}'] for n in "567"]
+    rows = [
+        [f'{n}" pie', '["2 eggs", "1 cup flour"]', f'Use a {n}" tin. {STEPS}']
+        for n in "567"
+    ]
     text = "\n".join("\t".join(row) for row in [HEADER, *rows])
     reading = read_text(text)
     assert [r.title for r in reading.recipes] == ['5" pie', '6" pie', '7" pie']
@@ -112,7 +127,10 @@ def test_tab_separated_without_quoting(read_text, tmp_path):
         ('c("2 cups beans", "salt")', ("2 cups beans", "salt")),
         ("2 cups beans|salt", ("2 cups beans", "salt")),
         ("2 cups beans; salt", ("2 cups beans", "salt")),
-        ("2 cups beans, 1 onion, chopped, salt", ("2 cups beans", "1 onion, chopped", "salt")),
+        (
+            "2 cups beans, 1 onion, chopped, salt",
+            ("2 cups beans", "1 onion, chopped", "salt"),
+        ),
         ("beans, onion, salt", ("beans", "onion", "salt")),
         ("<li>2 cups beans</li><li>salt</li>", ("2 cups beans", "salt")),
         ("[{'quantity': 2.0, 'unit': 'cups', 'name': 'beans'}]", ("2 cups beans",)),
@@ -124,12 +142,16 @@ def test_lists_in_cells(read_text, ingredients, lines):
 
 
 def test_row_names_without_a_name_for_them(read_text):
-    text = 'title,ingredients,directions\n"1","A","2 eggs","%s"\n"2","B","2 eggs","%s"\n'
+    text = (
+        'title,ingredients,directions\n"1","A","2 eggs","%s"\n"2","B","2 eggs","%s"\n'
+    )
     assert [r.title for r in read_text(text % (STEPS, STEPS)).recipes] == ["A", "B"]
 
 
 def test_a_stray_delimiter_in_the_first_row_costs_that_row(read_text):
-    rows = [["A", "2 eggs", STEPS, "stray"]] + [[f"B{n}", "2 eggs", STEPS] for n in range(9)]
+    rows = [["A", "2 eggs", STEPS, "stray"]] + [
+        [f"B{n}", "2 eggs", STEPS] for n in range(9)
+    ]
     reading = read_text(table(rows))
     assert reading.dropped == {"wrong number of fields": [2]}
     assert [recipe.title for recipe in reading.recipes] == [f"B{n}" for n in range(9)]
@@ -150,9 +172,13 @@ def test_questions_with_answers_are_a_table_though_rows_lack_their_last_field(tm
         RecipeReader().schema(tmp_path / "file")
 
 
-@pytest.mark.parametrize("cell", ["word " * 60_000, '"word, ""word""\n' + "more\n" * 60_000 + '"'])
+@pytest.mark.parametrize(
+    "cell", ["word " * 60_000, '"word, ""word""\n' + "more\n" * 60_000 + '"']
+)
 def test_a_first_row_longer_than_the_head_is_a_row(tmp_path, cell):
-    (tmp_path / "file").write_text("label,text\na," + cell + "\n" + "b,some other text\n" * 20)
+    (tmp_path / "file").write_text(
+        "label,text\na," + cell + "\n" + "b,some other text\n" * 20
+    )
     with pytest.raises(TextRecordsError, match="text: text"):
         RecipeReader().schema(tmp_path / "file")
 
@@ -171,7 +197,9 @@ def test_a_cut_list_is_dropped_not_taken_for_text(read_text):
 
 
 def test_rows_with_too_few_or_too_many_fields(read_text):
-    text = table([["A", "2 eggs", STEPS], ["B", "2 eggs"], ["C", "2 eggs", STEPS, "more"]])
+    text = table(
+        [["A", "2 eggs", STEPS], ["B", "2 eggs"], ["C", "2 eggs", STEPS, "more"]]
+    )
     reading = read_text(text)
     assert reading.dropped == {"wrong number of fields": [3, 4]}
     assert reading.one.title == "A"
@@ -199,7 +227,9 @@ def test_quotes_damaged_throughout_are_refused(read_text, monkeypatch, request):
 
 
 def test_other_bytes_are_counted_with_their_line(read_text):
-    text = table([["A", "2 eggs", STEPS], ["B", "2 eggs", STEPS], ["C", "2 eggs", STEPS]]).encode()
+    text = table(
+        [["A", "2 eggs", STEPS], ["B", "2 eggs", STEPS], ["C", "2 eggs", STEPS]]
+    ).encode()
     text = text.replace(b"\nB,", b"\nB\xff,").replace(b"\nC,", b"\nC\0,")
     reading = read_text(text)
     assert reading.dropped == {"not UTF-8": [3]}

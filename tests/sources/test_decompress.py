@@ -35,7 +35,9 @@ def zstd(path, data):
     program = shutil.which("zstd")
     if program is None:
         pytest.skip("the zstd program is not installed")
-    run = subprocess.run([program, "-q", "-c"], input=data, capture_output=True, check=True)
+    run = subprocess.run(
+        [program, "-q", "-c"], input=data, capture_output=True, check=True
+    )
     path.write_bytes(run.stdout)
     return path
 
@@ -114,7 +116,9 @@ def bombs(folder):
     program = shutil.which("zstd")
     if program is not None:
         with (folder / "bomb.jsonl.zst").open("wb") as packed:
-            run = subprocess.Popen([program, "-q", "-c"], stdin=subprocess.PIPE, stdout=packed)
+            run = subprocess.Popen(
+                [program, "-q", "-c"], stdin=subprocess.PIPE, stdout=packed
+            )
             run.stdin.write(TEXT)
             for _ in range(300):
                 run.stdin.write(b" " * (1 << 20))
@@ -193,10 +197,16 @@ def test_other_kinds_are_refused_with_the_way_out(packed, start, said):
         (["docProps/app.xml", "xl/theme/theme1.xml"], "an Excel workbook"),
         (["[Content_Types].xml", "word/document.xml"], "a Word document"),
         (["[Content_Types].xml", "ppt/presentation.xml"], "a PowerPoint presentation"),
-        (["mimetype=application/vnd.oasis.opendocument.spreadsheet"], "an OpenDocument spreadshe"),
+        (
+            ["mimetype=application/vnd.oasis.opendocument.spreadsheet"],
+            "an OpenDocument spreadshe",
+        ),
         (["mimetype=application/vnd.oasis.opendocument.text"], "an OpenDocument file"),
         (["mimetype=application/epub+zip", "META-INF/container.xml"], "an EPUB book"),
-        (["classes.dex", "AndroidManifest.xml", "META-INF/MANIFEST.MF"], "an Android app"),
+        (
+            ["classes.dex", "AndroidManifest.xml", "META-INF/MANIFEST.MF"],
+            "an Android app",
+        ),
         (["recipes.jsonl", "word/list.txt"], "a ZIP archive. Unpack it first: unzip"),
     ],
 )
@@ -208,9 +218,13 @@ def test_what_is_a_zip_archive_is_called_what_it_is(packed, names, said):
         joined(packed)
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize(
+    "form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+)
 @pytest.mark.parametrize("compression", ["", "gz", "xz", "bz2"])
-def test_a_tar_archive_is_called_one_however_it_is_compressed(packed, form, compression):
+def test_a_tar_archive_is_called_one_however_it_is_compressed(
+    packed, form, compression
+):
     inner = packed.with_name("recipes.jsonl")
     inner.write_bytes(TEXT)
     with tarfile.open(packed, f"w:{compression}", format=form) as archive:
@@ -239,7 +253,9 @@ def test_the_head_says_whether_it_is_all(packed):
 def test_bytes_that_utf_16_does_not_know_are_counted_as_not_utf_8(tmp_path, size):
     path = tmp_path / "file.txt"
     lone, text = b"A\xd8", "crème\n".encode("utf-16-le")
-    path.write_bytes(b"\xff\xfe" + text + lone + text + b"\n")  # the last character is cut
+    path.write_bytes(
+        b"\xff\xfe" + text + lone + text + b"\n"
+    )  # the last character is cut
     found = b"".join(chunks(path, size, encoding="utf-16"))
     assert found == "crème\n".encode() + b"\xff\xd8" + "crème\n".encode() + b"\xff"
     (block,) = TextReader(encoding="utf-16").blocks(path)

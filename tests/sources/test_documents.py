@@ -44,7 +44,9 @@ def test_a_file_is_one_document(tmp_path: Path, name: str) -> None:
     assert given.notes == {"control characters removed": 1, SEPARATORS: 1}
 
 
-def test_a_licence_of_project_gutenberg_and_bytes_of_another_encoding_are_counted() -> None:
+def test_a_licence_of_project_gutenberg_and_bytes_of_another_encoding_are_counted() -> (
+    None
+):
     book = (
         "The Project Gutenberg eBook of Soup\nProduced by a volunteer\n"
         "*** START OF THE PROJECT GUTENBERG EBOOK SOUP ***\n\nBrûlée.\n\n"
@@ -52,10 +54,15 @@ def test_a_licence_of_project_gutenberg_and_bytes_of_another_encoding_are_counte
     )
     notes: Counter[str] = Counter()
     assert clean_document(book.encode("latin-1"), notes) == "Br\ufffdl\ufffde."
-    assert notes == {"lines of Project Gutenberg's licence": 6, "bytes that are not UTF-8": 2}
+    assert notes == {
+        "lines of Project Gutenberg's licence": 6,
+        "bytes that are not UTF-8": 2,
+    }
 
 
-@pytest.mark.parametrize(("begins", "first"), [("The Project", 0), ("Boil it 0", 0), ("Terms", 1)])
+@pytest.mark.parametrize(
+    ("begins", "first"), [("The Project", 0), ("Boil it 0", 0), ("Terms", 1)]
+)
 def test_of_several_books_in_one_file_the_licences_alone_are_removed(
     begins: str, first: int
 ) -> None:
@@ -70,7 +77,9 @@ def test_of_several_books_in_one_file_the_licences_alone_are_removed(
     text = books[books.index(begins) :]
     found = clean_document(text.encode(), notes).splitlines()
     assert found == [f"Boil it {n} times." for n in range(first, 4)]
-    assert notes == {"lines of Project Gutenberg's licence": text.count("\n") - len(found)}
+    assert notes == {
+        "lines of Project Gutenberg's licence": text.count("\n") - len(found)
+    }
 
 
 def test_another_text_may_tell_of_its_starts_and_ends() -> None:
@@ -79,7 +88,9 @@ def test_another_text_may_tell_of_its_starts_and_ends() -> None:
     assert not notes
 
 
-@pytest.mark.parametrize("line", ["*** %s OF THE PROJECT GUTENBERG ", "*** %s OF THE PROJECT\n"])
+@pytest.mark.parametrize(
+    "line", ["*** %s OF THE PROJECT GUTENBERG ", "*** %s OF THE PROJECT\n"]
+)
 def test_licences_without_an_end_take_no_long_time(line: str) -> None:
     for mark in ("START", "END"):
         started = time.perf_counter()
@@ -126,7 +137,9 @@ def test_every_text_is_composed_as_the_standard_library_does(text: str) -> None:
 def test_a_long_run_loses_no_mark() -> None:
     text = "e" + "\u0301\u0323" * 500
     assert composed(text) == unicodedata.normalize("NFC", text)
-    assert len(composed(text)) == len(text) - 1  # the letter and one mark are one character
+    assert (
+        len(composed(text)) == len(text) - 1
+    )  # the letter and one mark are one character
 
 
 # Records of prompts and answers: recognised, read whole, counted, split by prompt.
@@ -143,8 +156,12 @@ def pairs_in(path: Path, reader: PairReader) -> BlockExamples:
     return reader.examples(block)
 
 
-@pytest.mark.parametrize(("prompt", "target"), [("prompt", "completion"), ("Question", "Answer")])
-def test_pairs_are_recognised_by_their_fields(tmp_path: Path, prompt: str, target: str) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "target"), [("prompt", "completion"), ("Question", "Answer")]
+)
+def test_pairs_are_recognised_by_their_fields(
+    tmp_path: Path, prompt: str, target: str
+) -> None:
     path = written(tmp_path, [{prompt: "2 + 2", target: "4"}])
     with pytest.raises(TextRecordsError) as found:
         RecipeReader().schema(path)
@@ -162,7 +179,9 @@ def test_a_recipe_with_a_prompt_stays_a_recipe(tmp_path: Path) -> None:
 def test_texts_are_taken_as_they_are(tmp_path: Path) -> None:
     path = written(tmp_path, [{"prompt": " Say  hi\n", "target": "<b>hi</b>\n\n1. ½"}])
     found = pairs_in(path, PairReader("prompt", "target"))
-    assert [(e.prompt, e.target) for e in found.examples] == [(" Say  hi\n", "<b>hi</b>\n\n1. ½")]
+    assert [(e.prompt, e.target) for e in found.examples] == [
+        (" Say  hi\n", "<b>hi</b>\n\n1. ½")
+    ]
 
 
 def test_what_is_no_pair_is_counted_with_its_line(tmp_path: Path) -> None:
@@ -182,8 +201,15 @@ def test_what_is_no_pair_is_counted_with_its_line(tmp_path: Path) -> None:
 def test_pairs_that_differ_in_capitals_are_two_records_on_one_side_of_the_split(
     tmp_path: Path,
 ) -> None:
-    pairs = [("POLISH", "either"), ("Polish", "Either"), ("Polish", "either"), ("POLISH", "either")]
-    records: list[object] = [{"prompt": p, "target": t, "more": [1, {}]} for p, t in pairs]
+    pairs = [
+        ("POLISH", "either"),
+        ("Polish", "Either"),
+        ("Polish", "either"),
+        ("POLISH", "either"),
+    ]
+    records: list[object] = [
+        {"prompt": p, "target": t, "more": [1, {}]} for p, t in pairs
+    ]
     found = pairs_in(written(tmp_path, records), PairReader("prompt", "target"))
     body = xxhash.xxh3_64_intdigest(b"POLISH\0either")
     assert [e.record_key == body for e in found.examples] == [True, False, False, True]
@@ -200,7 +226,9 @@ def test_separators_become_line_breaks_in_pairs_and_documents(
     found = pairs_in(path, PairReader("prompt", "target"))
     (block,) = DocumentReader("text").blocks(path)
     documents = DocumentReader("text").examples(block)
-    assert [found.examples[0].prompt, documents.examples[0].target] == ["two eggs\none onion"] * 2
+    assert [found.examples[0].prompt, documents.examples[0].target] == [
+        "two eggs\none onion"
+    ] * 2
     assert found.notes == documents.notes == {SEPARATORS: 1}
 
 
@@ -222,7 +250,10 @@ def test_half_a_character_is_replaced_and_counted(
     (block,) = DocumentReader("text").blocks(path)
     documents = DocumentReader("text").examples(block)
     assert [found.examples[0].prompt, documents.examples[0].target] == [text] * 2
-    assert [found.notes.get(HALF_CHARACTERS, 0), documents.notes.get(HALF_CHARACTERS, 0)] == [n] * 2
+    assert [
+        found.notes.get(HALF_CHARACTERS, 0),
+        documents.notes.get(HALF_CHARACTERS, 0),
+    ] == [n] * 2
 
 
 @pytest.mark.parametrize(
@@ -254,7 +285,11 @@ def test_a_target_of_which_a_field_holds_no_text_is_dropped(tmp_path: Path) -> N
     ("text", "kept", "dropped"),
     [
         ('{"prompt": "p", "target": "t"}\n\n{"prompt": "q"}\n', 1, {"no target": [3]}),
-        ('{"prompt": "p", "target": "t"}{}\n\n{}', 0, {"not JSON": [1], "no prompt": [3]}),
+        (
+            '{"prompt": "p", "target": "t"}{}\n\n{}',
+            0,
+            {"not JSON": [1], "no prompt": [3]},
+        ),
         ('{"prompt": "p", "target": "t"}\n{"prompt": "q", "targ', 1, {"not JSON": [2]}),
         ('{"prompt": "p", "target": "t"}\n[1]\n', 1, {"not an object": [2]}),
         (
@@ -272,7 +307,9 @@ def test_what_is_no_plain_json_is_counted_by_its_line(
 ) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text(text, newline="")
-    found = PairReader("prompt", "target").examples(Block(0, str(path), 1, path.read_bytes()))
+    found = PairReader("prompt", "target").examples(
+        Block(0, str(path), 1, path.read_bytes())
+    )
     assert (found.kept, found.dropped) == (kept, dropped)
     assert found.read == found.kept + sum(map(len, found.dropped.values()))
 
@@ -328,7 +365,9 @@ def file_of(folder: Path, text: str) -> Path:
         ("id,question;answer,text\n1,2;3,4\n", None),
     ],
 )
-def test_the_named_columns_choose_the_layout(tmp_path: Path, text: str, name: str | None) -> None:
+def test_the_named_columns_choose_the_layout(
+    tmp_path: Path, text: str, name: str | None
+) -> None:
     path = file_of(tmp_path, text)
     columns = {"prompt": "question", "target": "answer"}
     if name is None:
@@ -339,22 +378,32 @@ def test_the_named_columns_choose_the_layout(tmp_path: Path, text: str, name: st
 
 
 @pytest.mark.parametrize("form", ["lines", "array"])
-def test_a_column_that_the_first_records_lack_is_no_missing_one(tmp_path: Path, form: str) -> None:
+def test_a_column_that_the_first_records_lack_is_no_missing_one(
+    tmp_path: Path, form: str
+) -> None:
     rows = [
-        {"q": f"Why {n}?", "a": "So."} | ({"hint": "Heat."} if n > 40 else {}) for n in range(50)
+        {"q": f"Why {n}?", "a": "So."} | ({"hint": "Heat."} if n > 40 else {})
+        for n in range(50)
     ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     path = file_of(tmp_path, lines if form == "lines" else json.dumps(rows))
     found = pairs_in(path, PairReader("{q}\n\n{hint}", "a"))
-    assert [found.examples[n].prompt for n in (40, 41)] == ["Why 40?", "Why 41?\n\nHeat."]
-    with pytest.raises(DataError, match=r"prompt, part 2: hnt\. Its columns are 'q', 'a'"):
+    assert [found.examples[n].prompt for n in (40, 41)] == [
+        "Why 40?",
+        "Why 41?\n\nHeat.",
+    ]
+    with pytest.raises(
+        DataError, match=r"prompt, part 2: hnt\. Its columns are 'q', 'a'"
+    ):
         pairs_in(path, PairReader("{q}\n\n{hnt}", "a"))
 
 
 def test_of_damaged_records_alone_the_reasons_are_told_and_no_column_is_missed(
     tmp_path: Path,
 ) -> None:
-    found = pairs_in(file_of(tmp_path, '{"q": "Why?", "a"}\n' * 3), PairReader("q", "a"))
+    found = pairs_in(
+        file_of(tmp_path, '{"q": "Why?", "a"}\n' * 3), PairReader("q", "a")
+    )
     assert found.dropped == {"not JSON": [1, 2, 3]}
 
 
@@ -370,5 +419,9 @@ def test_prose_and_pages_are_no_records(tmp_path: Path) -> None:
         UnknownFormatError, match=r"not a file of records\. It begins with b'Stir it"
     ):
         PairReader("a", "b").schema(file_of(tmp_path, "Stir it.\nServe it.\n"))
-    with pytest.raises(DataError, match=r"without the column named for text: body|not a file of"):
-        DocumentReader("body").schema(file_of(tmp_path, "<!DOCTYPE html>\n<html></html>\n"))
+    with pytest.raises(
+        DataError, match=r"without the column named for text: body|not a file of"
+    ):
+        DocumentReader("body").schema(
+            file_of(tmp_path, "<!DOCTYPE html>\n<html></html>\n")
+        )

@@ -26,7 +26,11 @@ STEPS = ["Rinse the lentils in cold water.", "Simmer until soft, then serve."]
 
 def rows(n: int) -> list[dict[str, object]]:
     return [
-        {"title": f"Pot {i}", "ingredients": [f"{i + 1} cups rice", "salt"], "directions": STEPS}
+        {
+            "title": f"Pot {i}",
+            "ingredients": [f"{i + 1} cups rice", "salt"],
+            "directions": STEPS,
+        }
         for i in range(n)
     ]
 
@@ -55,13 +59,20 @@ def test_a_saved_folder_is_read_in_order(tmp_path, read_file):
 
 def test_named_columns_and_pictures(tmp_path, read_file):
     records = [
-        {"dish": r["title"], "what": r["ingredients"], "how": r["directions"], "photo": b"\xff" * 9}
+        {
+            "dish": r["title"],
+            "what": r["ingredients"],
+            "how": r["directions"],
+            "photo": b"\xff" * 9,
+        }
         for r in rows(3)
     ]
     (file,) = saved_files(saved(tmp_path / "d", records)) or []
     columns = {"title": "dish", "ingredients": "what", "steps": "how"}
     assert read_file(file, columns).kept == 3
-    with pytest.raises(DataError, match="an Arrow table without a column of ingredients"):
+    with pytest.raises(
+        DataError, match="an Arrow table without a column of ingredients"
+    ):
         RecipeReader().schema(file)
     with pytest.raises(DataError, match="without the column named for title: no"):
         RecipeReader({"title": "no"}).schema(file)
@@ -77,12 +88,16 @@ def test_an_arrow_file_of_the_other_kind(tmp_path, read_file):
 
 
 def test_records_of_text_are_documents(tmp_path):
-    records = [{"Text": f"Soup {i}.\r\nStir.\x00", "n": i} for i in range(5)] + [{"Text": " "}]
+    records = [{"Text": f"Soup {i}.\r\nStir.\x00", "n": i} for i in range(5)] + [
+        {"Text": " "}
+    ]
     (arrow,) = saved_files(saved(tmp_path / "d", records)) or []
     lines = tmp_path / "lines.jsonl"
     lines.write_text("\n".join(json.dumps(record) for record in records))
     for path in (arrow, lines):
-        with pytest.raises(TextRecordsError, match=r"columns: \{text: Text\}") as caught:
+        with pytest.raises(
+            TextRecordsError, match=r"columns: \{text: Text\}"
+        ) as caught:
             RecipeReader().schema(path)
         reader = reader_for(caught.value.columns)
         given = [reader.examples(block) for block in reader.blocks(path)]
@@ -109,7 +124,9 @@ def test_several_splits_must_be_chosen(tmp_path):
     named = dataset_files(f"hf:{tmp_path}/d:test")
     assert [file.path for file in named] == saved_files(tmp_path / "d" / "test")
     datasets.DatasetDict(train=one).save_to_disk(tmp_path / "single")
-    assert saved_files(tmp_path / "single") == saved_files(tmp_path / "single" / "train")
+    assert saved_files(tmp_path / "single") == saved_files(
+        tmp_path / "single" / "train"
+    )
 
 
 def test_a_folder_of_data_files_is_built_without_a_network(tmp_path, read_file):
@@ -122,7 +139,9 @@ def test_a_folder_of_data_files_is_built_without_a_network(tmp_path, read_file):
     (file,) = dataset_files(f"hf:{folder}:train")
     assert file.name == f"hf:{folder}:train/{file.path.name}"
     assert read_file(file.path).kept == 5
-    with pytest.raises(DataError, match=r"has the splits train, test, not vali\. Name one"):
+    with pytest.raises(
+        DataError, match=r"has the splits train, test, not vali\. Name one"
+    ):
         dataset_files(f"hf:{folder}:vali")
 
 
@@ -132,7 +151,10 @@ def test_a_folder_of_data_files_is_built_without_a_network(tmp_path, read_file):
         ("hf:", "must have the form hf:NAME"),
         ("hf:name@:train", "must have the form hf:NAME"),
         ("hf:name:train[5:]", r"read only the first rows.*:train\[:5000\]"),
-        ("hf:nobody/nothing", "cannot be loaded: .*HF_HUB_OFFLINE=1, only cached datasets"),
+        (
+            "hf:nobody/nothing",
+            "cannot be loaded: .*HF_HUB_OFFLINE=1, only cached datasets",
+        ),
     ],
 )
 def test_names_that_stand_for_nothing(path, words):
@@ -166,17 +188,26 @@ def files_of(word: str) -> dict[str, bytes]:
     """A dataset of two configurations, the first of two splits; `word` is in every prompt."""
 
     def lines(name: str, n: int) -> bytes:
-        rows = ({"prompt": f"{word} {name} {i}", "target": f"{i} spoons"} for i in range(n))
+        rows = (
+            {"prompt": f"{word} {name} {i}", "target": f"{i} spoons"} for i in range(n)
+        )
         return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
-    made = {"main/a.jsonl": 30, "main/b.jsonl": 10, "main/test.jsonl": 3, "other.jsonl": 5}
+    made = {
+        "main/a.jsonl": 30,
+        "main/b.jsonl": 10,
+        "main/test.jsonl": 3,
+        "other.jsonl": 5,
+    }
     return {"README.md": CARD} | {name: lines(name, n) for name, n in made.items()}
 
 
 @pytest.fixture
 def served(monkeypatch):
     commits = {OLD: files_of("old"), NEW: files_of("new")}
-    with datasets_hub("org/soups", commits, {"main": NEW, "v1": OLD}, monkeypatch) as hub:
+    with datasets_hub(
+        "org/soups", commits, {"main": NEW, "v1": OLD}, monkeypatch
+    ) as hub:
         yield hub
 
 
@@ -191,7 +222,9 @@ def served(monkeypatch):
         ("hf:org/soups@v1:other:train[:50]", OLD, "old other.jsonl 0", 5),
     ],
 )
-def test_a_dataset_of_the_hub_is_read_at_a_commit_that_is_named(asked, commit, prompt, n):
+def test_a_dataset_of_the_hub_is_read_at_a_commit_that_is_named(
+    asked, commit, prompt, n
+):
     said: list[str] = []
     (file,) = dataset_files(asked, said.append)
     assert file.name == f"{asked}/{commit}/{file.path.name}"
@@ -206,7 +239,9 @@ def test_a_dataset_of_the_hub_is_read_at_a_commit_that_is_named(asked, commit, p
     )
 
 
-def test_the_rest_of_a_stream_is_not_fetched_and_its_rows_are_kept(served: DatasetsHub) -> None:
+def test_the_rest_of_a_stream_is_not_fetched_and_its_rows_are_kept(
+    served: DatasetsHub,
+) -> None:
     path = "hf:org/soups:main:train[:7]"
     (file,) = dataset_files(path)
     assert served.sent["main/a.jsonl"] > 0
@@ -218,17 +253,31 @@ def test_the_rest_of_a_stream_is_not_fetched_and_its_rows_are_kept(served: Datas
     served.revisions["main"] = OLD  # a new commit is read anew
     (other,) = dataset_files(path)
     assert other.path != file.path
-    assert datasets.Dataset.from_file(str(other.path))[6]["prompt"] == "old main/a.jsonl 6"
+    assert (
+        datasets.Dataset.from_file(str(other.path))[6]["prompt"] == "old main/a.jsonl 6"
+    )
 
 
 @pytest.mark.usefixtures("served")
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("hf:org/soups", r"configurations main, other\. Name one.*\"hf:org/soups:main:train\""),
-        ("hf:org/soups:other", r"Name one configuration before.*\"hf:org/soups:other:train\""),
-        ("hf:org/soups:man:test", r"main, other, not man\. .*\"hf:org/soups:main:test\""),
-        ("hf:org/soups:main:dev", r"train, test, not dev\. .*\"hf:org/soups:main:train\""),
+        (
+            "hf:org/soups",
+            r"configurations main, other\. Name one.*\"hf:org/soups:main:train\"",
+        ),
+        (
+            "hf:org/soups:other",
+            r"Name one configuration before.*\"hf:org/soups:other:train\"",
+        ),
+        (
+            "hf:org/soups:man:test",
+            r"main, other, not man\. .*\"hf:org/soups:main:test\"",
+        ),
+        (
+            "hf:org/soups:main:dev",
+            r"train, test, not dev\. .*\"hf:org/soups:main:train\"",
+        ),
         ("hf:org/soups@v2:main:train", "Revision 'v2' doesn't exist"),
     ],
 )
@@ -247,12 +296,16 @@ def test_without_a_network_a_revision_is_that_which_was_fetched(served, monkeypa
     (same,) = dataset_files(f"hf:org/soups@{NEW}:main:train")
     assert same.path == fetched.path
     for other in (OLD, "v1"):
-        with pytest.raises(DataError, match=f"does not respond, and the cache has only {NEW}"):
+        with pytest.raises(
+            DataError, match=f"does not respond, and the cache has only {NEW}"
+        ):
             dataset_files(f"hf:org/soups@{other}:main:train")
 
 
 @pytest.mark.usefixtures("served")
-def test_a_store_is_of_a_commit_and_another_at_another_revision(tmp_path, tokenizers_at):
+def test_a_store_is_of_a_commit_and_another_at_another_revision(
+    tmp_path, tokenizers_at
+):
     def prepared(path: str):
         config = toque.configure(
             "demo",
@@ -275,7 +328,9 @@ def test_no_code_of_a_dataset_is_run(tmp_path):
     folder.mkdir()
     (folder / "soups.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     (folder / "train.jsonl").write_text(json.dumps(rows(1)[0]))
-    with pytest.raises(DataError, match=r"scripts are no longer supported.*does not run the code"):
+    with pytest.raises(
+        DataError, match=r"scripts are no longer supported.*does not run the code"
+    ):
         dataset_files(f"hf:{folder}:train")
     assert not (tmp_path / "ran").exists()
 
@@ -298,12 +353,20 @@ def test_damaged_folders_are_refused(tmp_path, read_file):
     folder = saved(tmp_path / "d", rows(300))
     (file,) = saved_files(folder) or []
     whole = file.read_bytes()
-    for data in (whole[: len(whole) // 2], whole[:-8], whole[:200], whole[:8] + b"?" * 500):
+    for data in (
+        whole[: len(whole) // 2],
+        whole[:-8],
+        whole[:200],
+        whole[:8] + b"?" * 500,
+    ):
         file.write_bytes(data)
         with pytest.raises(DataError, match="is a damaged or truncated Arrow file"):
             read_file(file)
     state = json.loads((folder / "state.json").read_text())
-    for name, words in (("../x.arrow", "is not in the folder"), ("gone.arrow", "gone.arrow")):
+    for name, words in (
+        ("../x.arrow", "is not in the folder"),
+        ("gone.arrow", "gone.arrow"),
+    ):
         state["_data_files"] = [{"filename": name}]
         (folder / "state.json").write_text(json.dumps(state))
         with pytest.raises(DataError, match=words):
@@ -324,7 +387,9 @@ def test_offsets_that_point_outside_are_refused(tmp_path, read_file):
     offsets = np.array([0, 5, 10, 15], "<i4").tobytes()  # of the three titles
     assert data.count(offsets) == 1
     hostile = np.array([0, 5, 1 << 30, (1 << 30) + 5], "<i4").tobytes()
-    file.write_bytes(data.replace(offsets, hostile))  # pyarrow would read there, and crash
+    file.write_bytes(
+        data.replace(offsets, hostile)
+    )  # pyarrow would read there, and crash
     with pytest.raises(DataError, match="is a damaged or truncated Arrow file"):
         read_file(file)
 
@@ -345,7 +410,8 @@ def test_a_columns_name_that_is_not_utf8_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["x" * 5000, "é" * 150, "\ud800", "..", "a/b", "", "nul\0", 3, {"a": [1]}, None]
+    "name",
+    ["x" * 5000, "é" * 150, "\ud800", "..", "a/b", "", "nul\0", 3, {"a": [1]}, None],
 )
 @pytest.mark.parametrize("listed_in", ["state.json", "dataset_dict.json"])
 def test_names_in_a_saved_folders_lists_are_plain(tmp_path, name, listed_in):

@@ -19,7 +19,11 @@ STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve
 
 
 def generic(n):
-    return {"title": f"Pot {n}", "ingredients": [f"{n} cups lentils", "salt"], "directions": STEPS}
+    return {
+        "title": f"Pot {n}",
+        "ingredients": [f"{n} cups lentils", "salt"],
+        "directions": STEPS,
+    }
 
 
 RECIPES = [generic(n) for n in range(1, 6)]
@@ -32,13 +36,17 @@ LAYOUTS = {
     "dict, indented": json.dumps({r["title"]: r for r in RECIPES}, indent=1),
     "under a key": json.dumps({"version": 1, "recipes": RECIPES}),
     "under a key, indented": json.dumps({"count": 5, "data": RECIPES}, indent=2),
-    "several keys": json.dumps({"soups": RECIPES[:2], "more": {"n": 1}, "pots": RECIPES[2:]}),
+    "several keys": json.dumps(
+        {"soups": RECIPES[:2], "more": {"n": 1}, "pots": RECIPES[2:]}
+    ),
     "indented, side by side": "\n".join(json.dumps(r, indent=1) for r in RECIPES),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_packed_or_not_and_longer_than_the_head(read_text, tmp_path, layout, monkeypatch):
+def test_layouts_packed_or_not_and_longer_than_the_head(
+    read_text, tmp_path, layout, monkeypatch
+):
     text, titles = LAYOUTS[layout], [r["title"] for r in RECIPES]
     for data in (text, gzip.compress(text.encode(), mtime=0)):
         assert [r.title for r in read_text(data).recipes] == titles
@@ -73,7 +81,9 @@ def test_a_record_with_an_object_in_it_is_no_table_of_records(text):
 
 @pytest.mark.parametrize("n_seen", [1.5, 0.5])
 def test_lines_that_are_longer_than_the_head_are_lines(n_seen):
-    lines = [json.dumps({"meta": {"from": "x"}, "body": BODY, "n": n}) for n in range(3)]
+    lines = [
+        json.dumps({"meta": {"from": "x"}, "body": BODY, "n": n}) for n in range(3)
+    ]
     start = "\n".join(lines)[: round(n_seen * len(lines[0]))].encode()
     assert json_files.form_of(start, is_entire_file=False) == "lines"
     for of_one_line in (json.dumps(RECIPES), json.dumps({"recipes": RECIPES})):
@@ -83,7 +93,9 @@ def test_lines_that_are_longer_than_the_head_are_lines(n_seen):
         )
 
 
-@pytest.mark.parametrize("write", [lambda made: "\n".join(map(json.dumps, made)), json.dumps])
+@pytest.mark.parametrize(
+    "write", [lambda made: "\n".join(map(json.dumps, made)), json.dumps]
+)
 def test_a_first_record_longer_than_the_head_is_one_of_them(read_text, write):
     """Nothing was known of the fields then, and texts were refused as recipes without a title."""
     made = [{"text": "word " * (60_000 if i == 0 else 5)} for i in range(9)]
@@ -113,13 +125,22 @@ def test_recipe_box(read_text, tmp_path):
     box = {
         "a1": {
             "title": "Pot ",
-            "ingredients": ["2 cups lentils ADVERTISEMENT", "salt ADVERTISEMENT", "ADVERTISEMENT"],
+            "ingredients": [
+                "2 cups lentils ADVERTISEMENT",
+                "salt ADVERTISEMENT",
+                "ADVERTISEMENT",
+            ],
             "instructions": "\n".join(STEPS),
             "picture_link": None,
         },
         "b2": {},
         "c3": None,
-        "d4": {"title": None, "ingredients": [], "instructions": None, "picture_link": None},
+        "d4": {
+            "title": None,
+            "ingredients": [],
+            "instructions": None,
+            "picture_link": None,
+        },
     }
     reading = read_text(json.dumps(box, indent=2))
     assert RecipeReader().schema(tmp_path / "file") == "recipe-box"
@@ -159,17 +180,25 @@ def test_epicurious(read_text, tmp_path):
 
 
 def test_names_in_any_case_and_spelling(read_text):
-    record = {"Recipe Name": "Pot", "Ingredient_List": ["2 cups lentils"], "Method": STEPS}
+    record = {
+        "Recipe Name": "Pot",
+        "Ingredient_List": ["2 cups lentils"],
+        "Method": STEPS,
+    }
     assert read_text(json.dumps([record] * 2)).recipes[1].steps == tuple(STEPS)
 
 
 def test_columns_that_the_user_names(read_text):
     record = {"titel": "Topf", "zutaten": ["2 Tassen Linsen"], "schritte": STEPS}
     columns = {"title": "titel", "ingredients": "zutaten", "steps": "schritte"}
-    with pytest.raises(DataError, match="without a column of title and ingredients and steps"):
+    with pytest.raises(
+        DataError, match="without a column of title and ingredients and steps"
+    ):
         read_text(json.dumps(record))
     assert read_text(json.dumps(record), columns).one.title == "Topf"
-    with pytest.raises(DataError, match=r"column named for title: name\. Its columns are 'titel'"):
+    with pytest.raises(
+        DataError, match=r"column named for title: name\. Its columns are 'titel'"
+    ):
         read_text(json.dumps(record), columns | {"title": "name"})
 
 
@@ -178,7 +207,9 @@ def test_bad_records_are_counted_with_their_line(read_text):
     lines[1] = '{"title": "cut'
     lines[2] = "7"
     lines[3] = '{"title": "Ti\\u0000tle", "ingredients": 5, "directions": {"a": 1}}'
-    lines[5] = '{"title": "A", "title": "Twice", ' + lines[5][len('{"title": "Pot 5", ') :]
+    lines[5] = (
+        '{"title": "A", "title": "Twice", ' + lines[5][len('{"title": "Pot 5", ') :]
+    )
     data = "\n".join(lines).encode() + b'\n{"title": "\xff\xfe"}'
     reading = read_text(data)
     assert reading.dropped == {
@@ -187,7 +218,13 @@ def test_bad_records_are_counted_with_their_line(read_text):
         "no ingredients": [4],
         "not UTF-8": [9],
     }
-    assert [r.title for r in reading.recipes] == ["Pot 0", "Pot 4", "Twice", "Pot 6", "Pot 7"]
+    assert [r.title for r in reading.recipes] == [
+        "Pot 0",
+        "Pot 4",
+        "Twice",
+        "Pot 6",
+        "Pot 7",
+    ]
 
 
 def test_records_of_an_indented_array_have_lines_and_of_one_line_numbers(read_text):
@@ -215,7 +252,8 @@ def test_brackets_that_go_wrong_are_refused_with_their_line(read_text, monkeypat
 
 TWICE = {
     "arrays": json.dumps(RECIPES[:2]) + "\n" + json.dumps(RECIPES[2:]),
-    "arrays, indented": json.dumps(RECIPES[:2], indent=1) + json.dumps(RECIPES[2:], indent=1),
+    "arrays, indented": json.dumps(RECIPES[:2], indent=1)
+    + json.dumps(RECIPES[2:], indent=1),
     "an array a line": "\n".join(json.dumps([r]) for r in RECIPES),
     "under a key": "\n".join(json.dumps({"recipes": [r]}, indent=1) for r in RECIPES),
     "by id": "\n".join(json.dumps({r["title"]: r}, indent=1) for r in RECIPES),
@@ -245,7 +283,9 @@ STRAY = {
 def test_what_stands_between_the_values_of_a_file_is_counted(read_text, stray, behind):
     text = f"{json.dumps(RECIPES[:3])}\n\n{stray}\n{json.dumps(behind)}"
     reading = read_text(text if behind else text.removesuffix("\n[]"))
-    assert [r.title for r in reading.recipes] == [r["title"] for r in RECIPES[: 3 + len(behind)]]
+    assert [r.title for r in reading.recipes] == [
+        r["title"] for r in RECIPES[: 3 + len(behind)]
+    ]
     assert reading.dropped == STRAY[stray]
 
 
@@ -272,7 +312,10 @@ def test_fifty_megabytes_in_one_record_are_counted_and_not_held(tmp_path, read_f
     ("text", "words"),
     [
         ("[]", "without a single record"),
-        ('[\n{"a": ' + "[" * 3_000_000, r"not valid JSON at line \d: it has more than 1000"),
+        (
+            '[\n{"a": ' + "[" * 3_000_000,
+            r"not valid JSON at line \d: it has more than 1000",
+        ),
         ('{"id": "1", "ingredients": ["a"], "cuisine": "b"}\n' * 5, "title and steps"),
     ],
     ids=["an empty array", "brackets without end", "no steps"],
@@ -283,13 +326,18 @@ def test_what_holds_no_recipe_is_refused(read_text, text, words):
 
 
 def test_steps_that_only_link_do_not_come_back(read_text):
-    record = RECIPES[0] | {"directions": None, "Instructions": "See the full recipe at A Blog."}
+    record = RECIPES[0] | {
+        "directions": None,
+        "Instructions": "See the full recipe at A Blog.",
+    }
     assert read_text(json.dumps(record)).counts == {"no steps": 1}
 
 
 TEXT = st.text(max_size=12)
 RECORD = st.dictionaries(
-    TEXT, TEXT | st.lists(st.dictionaries(TEXT, TEXT, max_size=2), max_size=3), max_size=4
+    TEXT,
+    TEXT | st.lists(st.dictionaries(TEXT, TEXT, max_size=2), max_size=3),
+    max_size=4,
 )
 
 
@@ -307,7 +355,9 @@ def decoded(data, depth, size):
 def test_records_are_the_same_for_every_size_of_chunk(records, size, indent):
     array = json.dumps(records, indent=indent, ensure_ascii=False).encode()
     assert decoded(array, 1, size) == records
-    by_id = json.dumps({str(n): r for n, r in enumerate(records)}, indent=indent).encode()
+    by_id = json.dumps(
+        {str(n): r for n, r in enumerate(records)}, indent=indent
+    ).encode()
     assert decoded(by_id, 1, size) == records
     under = json.dumps({"meta": {"n": [1]}, "recipes": records}, indent=indent).encode()
     assert decoded(under, 2, size) == records
@@ -317,8 +367,17 @@ def test_records_are_the_same_for_every_size_of_chunk(records, size, indent):
 
 def test_other_elements_are_records_too():
     data = b'{"a": null, "b": {"x": 1}, "version": "2", "c": 7, "d": [1]}'
-    assert [p.text for p in pieces(data, 1, 3)[0]] == [b"null", b'{"x": 1}', b"7", b"[1]"]
-    assert [p.text for p in pieces(b'["text", {}, true]', 1)[0]] == [b'"text"', b"{}", b"true"]
+    assert [p.text for p in pieces(data, 1, 3)[0]] == [
+        b"null",
+        b'{"x": 1}',
+        b"7",
+        b"[1]",
+    ]
+    assert [p.text for p in pieces(b'["text", {}, true]', 1)[0]] == [
+        b'"text"',
+        b"{}",
+        b"true",
+    ]
 
 
 def test_lines_are_counted():
@@ -329,7 +388,10 @@ def test_lines_are_counted():
 
 def test_a_file_that_ends_in_the_middle():
     found, _ = pieces(b'[{"a": 1}, {"b": "cut he', 1, 5)
-    assert [(p.text, p.whole) for p in found] == [(b'{"a": 1}', True), (b'{"b": "cut he', False)]
+    assert [(p.text, p.whole) for p in found] == [
+        (b'{"a": 1}', True),
+        (b'{"b": "cut he', False),
+    ]
 
 
 def test_brackets_deeper_than_the_quick_pattern():
@@ -377,7 +439,9 @@ def test_damaged_text_never_raises(text, depth):
         pieces(text.encode(), depth, size)
 
 
-@pytest.mark.parametrize("data", [b"[" * 5000, b'[{"a": ' * 2000, b"[1, " + b"7" * 5000])
+@pytest.mark.parametrize(
+    "data", [b"[" * 5000, b'[{"a": ' * 2000, b"[1, " + b"7" * 5000]
+)
 def test_what_can_be_no_json_is_told_and_never_held(data):
     with pytest.raises(DamagedJsonError):
         pieces(data, 1, 100, max_bytes=2000)
@@ -391,12 +455,16 @@ def lines_of(path):
     return [
         (number, line)
         for block in RecipeReader().blocks(path)
-        for number, line in enumerate(block.payload.splitlines(), start=block.first_line)
+        for number, line in enumerate(
+            block.payload.splitlines(), start=block.first_line
+        )
     ]
 
 
 def line(n, more=""):
-    return json.dumps({"title": str(n), "ingredients": [more], "directions": []}).encode()
+    return json.dumps(
+        {"title": str(n), "ingredients": [more], "directions": []}
+    ).encode()
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
@@ -404,7 +472,9 @@ def line(n, more=""):
 @pytest.mark.parametrize("chunk_bytes", [7, 64, 1 << 20])
 def test_lines_keep_their_numbers(tmp_path, monkeypatch, end, packed, chunk_bytes):
     whole = json_files.chunks
-    monkeypatch.setattr(json_files, "chunks", lambda path, **_: whole(path, chunk_bytes))
+    monkeypatch.setattr(
+        json_files, "chunks", lambda path, **_: whole(path, chunk_bytes)
+    )
     records = [line(n) for n in range(40)]
     records[3:3] = [b"", b""]
     data = b"\xef\xbb\xbf" + end.join(records)

@@ -15,7 +15,9 @@ from toque.sources.source_files import located
         ("un[closed/*", ["un[closed/a.jsonl"]),
     ],
 )  # fmt: skip
-def test_folders_with_brackets_and_other_signs_of_patterns(tmp_path, monkeypatch, pattern, names):
+def test_folders_with_brackets_and_other_signs_of_patterns(
+    tmp_path, monkeypatch, pattern, names
+):
     for name in (
         "data[old]/a.jsonl", "datao/c.jsonl", "my [recipes]/file.jsonl", "my [recipes]/[x].jsonl",
         "p/v[1]/b.jsonl", "what?/a.jsonl", "whats/a.jsonl", "un[closed/a.jsonl",
@@ -25,5 +27,7 @@ def test_folders_with_brackets_and_other_signs_of_patterns(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert [file.name for file in located(pattern)] == names
     absolute = str(tmp_path / pattern)
-    assert [file.name for file in located(absolute)] == [str(tmp_path / name) for name in names]
+    assert [file.name for file in located(absolute)] == [
+        str(tmp_path / name) for name in names
+    ]
     assert all(_names(pattern, name) for name in names)

@@ -22,7 +22,9 @@ def documents_of(path: Path) -> list[tuple[list[int], bool]]:
     for block in TokenReader().blocks(path):
         given = TokenReader().examples(block)
         assert given.read == given.kept + sum(map(len, given.dropped.values()))
-        found += [(np.frombuffer(e.ids, "<u4").tolist(), e.ends) for e in given.examples]
+        found += [
+            (np.frombuffer(e.ids, "<u4").tolist(), e.ends) for e in given.examples
+        ]
     return found
 
 
@@ -50,10 +52,14 @@ def test_rows_are_stretches(tmp_path):
     assert documents_of(tmp_path / "flat.npy") == [(FLAT.tolist(), True)]
     rows = np.array([[5, 6, 7], [8, 9, 0], [0, 0, 0]])
     np.save(tmp_path / "rows.npy", rows)
-    assert documents_of(tmp_path / "rows.npy") == [(row, False) for row in rows.tolist()]
+    assert documents_of(tmp_path / "rows.npy") == [
+        (row, False) for row in rows.tolist()
+    ]
 
 
-def test_long_documents_are_read_in_parts_and_short_ones_together(tmp_path, monkeypatch):
+def test_long_documents_are_read_in_parts_and_short_ones_together(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(token_files, "PART_TOKENS", 4)
     path = saved(tmp_path, ids=np.arange(14), ends=np.array([2, 3, 12, 14]))
     blocks = list(TokenReader().blocks(path))
@@ -72,13 +78,20 @@ def test_long_documents_are_read_in_parts_and_short_ones_together(tmp_path, monk
 def test_a_store_holds_the_ids_of_the_file(made, tmp_path, tokenizers_at, family):
     codec = load_codec(tokenizers_at[family])
     rng = np.random.default_rng(0)
-    documents = [rng.integers(10, codec.vocab_size, n).astype(np.uint32) for n in (30, 5, 60)]
+    documents = [
+        rng.integers(10, codec.vocab_size, n).astype(np.uint32) for n in (30, 5, 60)
+    ]
     marked = [np.append(d, codec.eos_id) for d in documents]
-    path = saved(tmp_path, ids=np.concatenate(marked), ends=np.cumsum([len(d) for d in marked]))
+    path = saved(
+        tmp_path, ids=np.concatenate(marked), ends=np.cumsum([len(d) for d in marked])
+    )
     result = made("store", family, of=path, reader=TokenReader(), max_target_tokens=100)
     shard = result.store.path / "shards" / "00000"
     prompts, targets = (
-        np.split(np.load(shard / f"{side}_tokens.npy"), np.load(shard / f"{side}_ends.npy")[:-1])
+        np.split(
+            np.load(shard / f"{side}_tokens.npy"),
+            np.load(shard / f"{side}_ends.npy")[:-1],
+        )
         for side in ("prompt", "target")
     )
     assert result.report.read == result.report.kept == 3
@@ -92,14 +105,19 @@ def test_a_store_holds_the_ids_of_the_file(made, tmp_path, tokenizers_at, family
 
 def test_ids_of_another_tokenizer_are_refused(made, tmp_path):
     path = saved(tmp_path, ids=np.array([3, 4, 50_000]), ends=np.array([1, 3]))
-    with pytest.raises(DataError, match=r"tokens.npz has the token id 50,000 \(document 2\)"):
+    with pytest.raises(
+        DataError, match=r"tokens.npz has the token id 50,000 \(document 2\)"
+    ):
         made("s", of=path, reader=TokenReader())
 
 
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"ids": np.array([[1], [2, 3]], dtype=object)}, "unpickling may run code.*numpy.savez"),
+        (
+            {"ids": np.array([[1], [2, 3]], dtype=object)},
+            "unpickling may run code.*numpy.savez",
+        ),
         ({"ids": FLAT / 2}, "has the type float64. Token ids are integers"),
         ({"ids": FLAT > 0}, "has the type bool"),
         ({"ids": np.array([4, -100, 5])}, "has -100 at position 1"),
@@ -114,8 +132,14 @@ def test_ids_of_another_tokenizer_are_refused(made, tmp_path):
         ({"ids": FLAT, "ends": np.array([3, 99])}, "its last value is 99"),
         ({"ids": FLAT, "ends": np.zeros(0, int)}, r"its shape is \(0,\)"),
         ({"ids": FLAT, "ends": np.arange(500)}, r"its shape is \(500,\)"),
-        ({"ids": FLAT, "offsets": ENDS}, "the array offsets, which is not supported. Use flat ids"),
-        ({"ids": FLAT, "attention_mask": FLAT > 0}, "the array attention_mask.*rows of ids"),
+        (
+            {"ids": FLAT, "offsets": ENDS},
+            "the array offsets, which is not supported. Use flat ids",
+        ),
+        (
+            {"ids": FLAT, "attention_mask": FLAT > 0},
+            "the array attention_mask.*rows of ids",
+        ),
     ],
 )
 def test_arrays_that_are_no_tokens_are_refused(tmp_path, arrays, words):
@@ -134,10 +158,18 @@ def test_damaged_files_are_refused(tmp_path):
         ("long.npy", whole + b"x", "has 8,001 bytes"),
         ("header.npy", whole[:40], "header of the array .* is damaged"),
         ("literal.npy", whole.replace(b"{", b"("), "header of the array .* is damaged"),
-        ("huge.npy", whole.replace(b"(1000,)", b"(9" + b"9" * 4 + b",)"), "for the shape"),
+        (
+            "huge.npy",
+            whole.replace(b"(1000,)", b"(9" + b"9" * 4 + b",)"),
+            "for the shape",
+        ),
         ("cut.npz", packed[:-40], "cannot be read"),
         ("flip.npz", bytes(flipped), "cannot be read|ends inside"),
-        ("text.npy", b"a recipe for soup", "is not a token file, because it begins with b'a reci'"),
+        (
+            "text.npy",
+            b"a recipe for soup",
+            "is not a token file, because it begins with b'a reci'",
+        ),
     ):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=words):
@@ -156,7 +188,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("at", "value"), [(6, 200), (46, 0xFF)], ids=["a newer format", "a name that is no text"]
+    ("at", "value"),
+    [(6, 200), (46, 0xFF)],
+    ids=["a newer format", "a name that is no text"],
 )
 def test_an_archive_that_cannot_be_listed_is_refused(tmp_path, at, value):
     path = saved(tmp_path, ids=FLAT)

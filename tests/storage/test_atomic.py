@@ -45,7 +45,9 @@ def test_a_file_is_the_old_one_until_the_new_one_is_whole(tmp_path):
     def broken():
         with atomic_file(path) as file:
             file.write(b"ne")
-            assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["a.json"]
+            assert [
+                p.name for p in tmp_path.iterdir() if not p.name.startswith(".")
+            ] == ["a.json"]
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
@@ -63,7 +65,9 @@ def failing_at(stage):
     return after
 
 
-@pytest.mark.parametrize("stage", ["mkdir", "write a", "fsync a", "fsync folder", "set aside"])
+@pytest.mark.parametrize(
+    "stage", ["mkdir", "write a", "fsync a", "fsync folder", "set aside"]
+)
 def test_a_failure_leaves_the_old_folder_and_nothing_else(tmp_path, stage):
     write_folder(tmp_path / "step", {"a": b"old"})
     with pytest.raises(OSError, match="No space"):

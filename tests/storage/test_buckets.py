@@ -31,7 +31,9 @@ from toque.workflows.prepared_store import open_sources
 NEEDED = ("s3fs", "gcsfs", "moto", "gcp_storage_emulator")
 # Of the services and their clients, which no test of ours can repair.
 pytestmark = [
-    pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}"),
+    pytest.mark.skipif(
+        not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}"
+    ),
 ]
 
 BIG = os.urandom(299_999) + b"!"  # tests damage the last byte
@@ -84,7 +86,10 @@ def test_folders_names_and_patterns(service):
         assert file.path == cached(service, f"dumps/{name}")
         assert file.path.read_bytes() == OBJECTS[f"dumps/{name}"]
         assert file.sha256 == hashlib.sha256(OBJECTS[f"dumps/{name}"]).hexdigest()
-    assert f"hidden (a part of the name begins with a dot): {base}/dumps/.hidden." in said[0]
+    assert (
+        f"hidden (a part of the name begins with a dot): {base}/dumps/.hidden."
+        in said[0]
+    )
     assert f"Not read, because empty: {base}/dumps/empty.json." in said[1]
     assert "3 fetched (0.3 MB" in said[2]
     for address, wanted in (
@@ -132,7 +137,9 @@ def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
     ):
         place.unlink(missing_ok=True)
         partial.write_bytes(start)
-        record.write_text(json.dumps(known | ({} if of_this_version else {"tag": "older"})))
+        record.write_text(
+            json.dumps(known | ({} if of_this_version else {"tag": "older"}))
+        )
         found = fetch(bucket, files, progress=no_progress, say=said.append)
         assert found[0][0].read_bytes() == BIG
         assert f"1 fetched ({words}" in said[-1], said
@@ -146,7 +153,9 @@ def test_a_line_that_breaks_is_repeated_from_where_it_broke(service, monkeypatch
         found, said = fetched(f"{service.scheme}://pantry/dumps/big.bin")
         assert line.cuts_left == 0
     assert found[0].path.read_bytes() == BIG
-    assert "1 fetched (0.3 MB" in said[-1]  # every byte once: the broken requests gave none
+    assert (
+        "1 fetched (0.3 MB" in said[-1]
+    )  # every byte once: the broken requests gave none
 
 
 KILLED = """
@@ -185,7 +194,9 @@ def test_a_killed_fetch_is_continued_and_whole(service):
     assert not partial.exists()
 
 
-def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(service, monkeypatch):
+def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(
+    service, monkeypatch
+):
     monkeypatch.setattr(download, "CHUNK_BYTES", 50_000)
     address = f"{service.scheme}://pantry/dumps/big.bin"
     bucket, files = listing(address, print)
@@ -199,7 +210,9 @@ def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(ser
 
     with monkeypatch.context() as patched:
         patched.setattr(type(bucket), "read_range", failing)
-        with pytest.raises(DataError, match=r"big.bin: .*: the line broke.*files are kept"):
+        with pytest.raises(
+            DataError, match=r"big.bin: .*: the line broke.*files are kept"
+        ):
             fetch(bucket, files, progress=no_progress, say=print)
     _, said = fetched(address)
     assert "1 fetched (0.1 MB" in said[-1]
@@ -249,8 +262,12 @@ def test_credentials_are_asked_for_by_name(service, monkeypatch, tmp_path):
     """Where there are none, where their file is not there, and where they are refused."""
     if service.scheme == "gs":
         monkeypatch.delenv("STORAGE_EMULATOR_HOST")
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
-        with pytest.raises(DataError, match=r"absent.json, which does not exist\. Set GOOGLE"):
+        monkeypatch.setenv(
+            "GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json")
+        )
+        with pytest.raises(
+            DataError, match=r"absent.json, which does not exist\. Set GOOGLE"
+        ):
             listing("gs://pantry/dumps/", print)
         (tmp_path / "absent.json").write_text("{}")
         with pytest.raises(DataError, match="has no valid credentials"):
@@ -262,16 +279,23 @@ def test_credentials_are_asked_for_by_name(service, monkeypatch, tmp_path):
     bucket, _ = listing("s3://pantry/dumps/", print)  # a public one needs none
     words = r"no credentials are set\. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     with pytest.raises(DataError, match=words):
-        bucket.request("read s3://pantry/dumps/", failing(PermissionError("Access Denied")))
+        bucket.request(
+            "read s3://pantry/dumps/", failing(PermissionError("Access Denied"))
+        )
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(DataError, match=r"credentials are invalid: .*nobody.* AWS_PROFILE"):
+    with pytest.raises(
+        DataError, match=r"credentials are invalid: .*nobody.* AWS_PROFILE"
+    ):
         listing("s3://pantry/dumps/", print)
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (PermissionError("Access Denied for a-secret-of-tests"), "credentials are wrong"),
+        (
+            PermissionError("Access Denied for a-secret-of-tests"),
+            "credentials are wrong",
+        ),
         (OSError("Forbidden: https://host/o\nlong"), "expired, or lack the right"),
         (OSError("no route to host a-secret-of-tests"), "correctly: no route to host"),
     ],
@@ -279,7 +303,11 @@ def test_credentials_are_asked_for_by_name(service, monkeypatch, tmp_path):
 def test_refusals_name_what_to_set_and_no_secret(service, error, words):
     bucket, _ = listing(f"{service.scheme}://pantry/dumps/a.json", print)
     # gs runs without credentials here, on its emulator.
-    expected = words if service.scheme == "s3" or "route" in words else "no credentials are set"
+    expected = (
+        words
+        if service.scheme == "s3" or "route" in words
+        else "no credentials are set"
+    )
     with pytest.raises(DataError, match=expected) as caught:
         bucket.request("read s3://pantry/x", failing(error), once=True)
     assert "a-secret-of-tests" not in str(caught.value)
@@ -295,7 +323,9 @@ def test_a_store_is_the_same_from_a_bucket_and_names_the_address(
     there = Source(address, READER, files=tuple(files))
     far = prepare([there], store=tmp_path / "far", settings=settings_for())
     near = prepare(
-        [Source(str(lines_file), READER)], store=tmp_path / "near", settings=settings_for()
+        [Source(str(lines_file), READER)],
+        store=tmp_path / "near",
+        settings=settings_for(),
     )
     assert far.store.manifest.fingerprint == near.store.manifest.fingerprint
     assert far.store.manifest.sources[0].path == f"{address}recipes.jsonl"
@@ -311,7 +341,9 @@ def test_a_store_is_the_same_from_a_bucket_and_names_the_address(
 def test_max_files_fetches_the_first_by_name(service):
     config = load_config(
         "demo",
-        overrides=[f"data.sources=[{{path: '{service.scheme}://pantry/dumps/', max_files: 2}}]"],
+        overrides=[
+            f"data.sources=[{{path: '{service.scheme}://pantry/dumps/', max_files: 2}}]"
+        ],
     ).config
     said: list[str] = []
     (source,) = open_sources(config, say=said.append)
@@ -366,7 +398,10 @@ def test_names_that_would_leave_the_cache_or_need_anothers_place_are_refused(tmp
     assert place == tmp_path / "s3/b/a/..x"
     (tmp_path / "s3" / "b").mkdir(parents=True)
     (tmp_path / "s3" / "b" / "a").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"cannot store .*"), download._cache_faults(tmp_path):
+    with (
+        pytest.raises(DataError, match=r"cannot store .*"),
+        download._cache_faults(tmp_path),
+    ):
         place.parent.mkdir(parents=True)
 
 
@@ -429,7 +464,10 @@ def test_what_lasts_a_deadline_or_a_stop_ends_it():
     stopped = Retry()
     stopped.stop.set()
     ends = [(Retry(), error) for error in LASTING]
-    ends += [(Retry(deadline=0.0), ConnectionResetError()), (stopped, ConnectionResetError())]
+    ends += [
+        (Retry(deadline=0.0), ConnectionResetError()),
+        (stopped, ConnectionResetError()),
+    ]
     for retry, error in ends:
         ask = Failing(error)
         with pytest.raises(type(error)):

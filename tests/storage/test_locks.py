@@ -61,7 +61,9 @@ def no_flock(monkeypatch, tmp_path):
     """A folder of a file system without flock, here and in the processes that `holding` starts."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(NO_FLOCK)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *sys.path]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *sys.path])
+    )
     exec(NO_FLOCK, {})  # noqa: S102
     monkeypatch.setattr(locks, "HEARTBEAT", 0.1)
     yield tmp_path / "run"
@@ -89,7 +91,10 @@ def test_faults_36_and_66_a_second_process_is_refused_and_a_dead_one_is_forgotte
             if lock.lease is not None:
                 assert "has no file locks (No locks available)" in lock.note
                 assert "renewed every" in lock.note
-            with pytest.raises(CheckpointError, match="in use by another"), run_lock(run):
+            with (
+                pytest.raises(CheckpointError, match="in use by another"),
+                run_lock(run),
+            ):
                 pass
     assert sorted(p.name for p in run.iterdir()) == [".lock"]
 
@@ -106,7 +111,9 @@ def test_faults_36_and_66_who_does_not_refuse_waits_until_the_lock_is_free(run):
             assert (run / "done").exists()
             text = (run / ".lock").read_text()
             assert text.startswith(f"{os.getpid()} on {socket.gethostname()}")
-        assert [(said.split()[0], code) for said, code in seen] == [(str(first.pid), None)]
+        assert [(said.split()[0], code) for said, code in seen] == [
+            (str(first.pid), None)
+        ]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
@@ -130,7 +137,10 @@ def test_readers_share_a_lock_and_keep_a_writer_away(tmp_path):
             pass
     with file_lock(lock, refuse):
         assert not is_shared(lock)
-        with pytest.raises(BlockingIOError, match=str(os.getpid())), shared_lock(lock, refuse):
+        with (
+            pytest.raises(BlockingIOError, match=str(os.getpid())),
+            shared_lock(lock, refuse),
+        ):
             pass
 
 
@@ -152,7 +162,11 @@ def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path):
 
     descriptors.append(os.open(lock, os.O_RDWR | os.O_CREAT))
     fcntl.flock(descriptors[0], fcntl.LOCK_EX)
-    with file_lock(lock, removed), pytest.raises(BlockingIOError), file_lock(lock, refuse):
+    with (
+        file_lock(lock, removed),
+        pytest.raises(BlockingIOError),
+        file_lock(lock, refuse),
+    ):
         pass
 
 
@@ -164,7 +178,9 @@ def elsewhere(path):
     )
 
 
-def test_fault_66_a_lease_of_another_machine_is_watched_until_it_is_stale(no_flock, monkeypatch):
+def test_fault_66_a_lease_of_another_machine_is_watched_until_it_is_stale(
+    no_flock, monkeypatch
+):
     monkeypatch.setattr(locks, "STALE", 0.5)
     no_flock.mkdir()
     elsewhere(no_flock / ".lock.lease")
@@ -172,7 +188,9 @@ def test_fault_66_a_lease_of_another_machine_is_watched_until_it_is_stale(no_flo
     with run_lock(no_flock) as lock:
         assert time.monotonic() - began > 0.5
         assert lock.is_mine()
-        elsewhere(no_flock / ".lock.lease")  # it took this one over while it was stopped
+        elsewhere(
+            no_flock / ".lock.lease"
+        )  # it took this one over while it was stopped
         assert not lock.is_mine()
     assert "host=another" in (no_flock / ".lock.lease").read_text()
 
@@ -190,7 +208,9 @@ def test_fault_66_a_lease_of_another_machine_that_is_renewed_is_refused(no_flock
     renewing.join()
 
 
-def test_fault_66_of_two_that_take_a_stale_lease_over_one_gets_it(no_flock, monkeypatch):
+def test_fault_66_of_two_that_take_a_stale_lease_over_one_gets_it(
+    no_flock, monkeypatch
+):
     monkeypatch.setattr(locks, "STALE", 0.5)
     no_flock.mkdir()
     elsewhere(no_flock / ".lock.lease")

@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent.parent / "src" / "toque"
-WRITING_CALLS = {"write_text", "write_bytes", "copyfile", "copy", "copy2", "copytree", "move"}
+WRITING_CALLS = {
+    "write_text",
+    "write_bytes",
+    "copyfile",
+    "copy",
+    "copy2",
+    "copytree",
+    "move",
+}
 WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT"}
 LIBRARIES = {"save_file", "save_pretrained", "savez", "mkstemp", "NamedTemporaryFile"}
 ALLOWED = {
@@ -38,7 +46,9 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
         if isinstance(node, ast.Call):
             called = node.func
             yield (
-                called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", ""),
+                called.attr
+                if isinstance(called, ast.Attribute)
+                else getattr(called, "id", ""),
                 node,
             )
 
@@ -46,7 +56,11 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 def mode_of(call: ast.Call) -> str:
     """The mode of an `open`; "" for one of another kind, as of a tracker or a store."""
     words = [*call.args, *(k.value for k in call.keywords if k.arg == "mode")]
-    texts = [w.value for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str)]
+    texts = [
+        w.value
+        for w in words
+        if isinstance(w, ast.Constant) and isinstance(w.value, str)
+    ]
     return next((text for text in texts if text and set(text) <= set("rwaxbt+")), "")
 
 
@@ -60,7 +74,9 @@ def writers(file: Path) -> set[str]:
     for name, call in calls(tree):
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
         if name in WRITING_CALLS | LIBRARIES:
-            copies_data = name in {"copy", "move"} and getattr(owner, "id", "") != "shutil"
+            copies_data = (
+                name in {"copy", "move"} and getattr(owner, "id", "") != "shutil"
+            )
             if not copies_data:
                 found.add(name)
         elif name in {"open", "fdopen"} and set(mode_of(call)) & set("wax+"):
@@ -92,5 +108,7 @@ def test_such_a_call_would_be_found(tmp_path: Path) -> None:
     ):
         file.write_text(text)
         assert writers(file) == {name}, text
-    file.write_text("path.open('rb'); TokenStore.open(folder); found.copy(); open(path)")
+    file.write_text(
+        "path.open('rb'); TokenStore.open(folder); found.copy(); open(path)"
+    )
     assert writers(file) == set()

@@ -28,7 +28,11 @@ from toque.models.forward.loss import loss_sum
 from toque.training.callbacks import Requests, StepInfo
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.data_parallel import Replicated
-from toque.training.distributed.process_group import joined, refuse_different_ranks, versions
+from toque.training.distributed.process_group import (
+    joined,
+    refuse_different_ranks,
+    versions,
+)
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
@@ -43,7 +47,9 @@ STEPS = 6
 
 def stream(family: str, ranks: Ranks) -> BatchStream:
     pairs = uneven_examples(N)
-    return stream_of(pairs, family, update_rows=5, rank=ranks.rank, world_size=ranks.world_size)
+    return stream_of(
+        pairs, family, update_rows=5, rank=ranks.rank, world_size=ranks.world_size
+    )
 
 
 def run_of(
@@ -57,7 +63,9 @@ def run_of(
     loss_fn: Callable[[nn.Module, Batch], Tensor] | None = None,
 ) -> tuple[Trainer, Numbers]:
     """A run with packing, accumulation, clipping, noise and smoothing, ready to go."""
-    model = model_of(family, seed=5, shape=shape_of(family, layers=1, dropout=0.1)).train()
+    model = model_of(
+        family, seed=5, shape=shape_of(family, layers=1, dropout=0.1)
+    ).train()
     use_keyed_dropout(model)
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
     seen = Numbers(ask)
@@ -99,14 +107,19 @@ def gradients(ranks: Ranks) -> list[list[float] | None]:
         return loss + 1.5 * model.second_ranks.sum() if ranks.rank == 1 else loss
 
     batch = stream("gpt2", ranks).at(Cursor()).batch
-    for last in (False, True):  # only the last backward exchanges, and all that was added up
+    for last in (
+        False,
+        True,
+    ):  # only the last backward exchanges, and all that was added up
         sharing.loss(loss_fn, batch, last=last).backward()
     return [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
 
 
 def exchanges(ranks: Ranks) -> dict[str, Any]:
     """Everything ranks say to each other."""
-    wants = Requests(save=ranks.rank == 1, stop=True, reason="tired" if ranks.rank else "")
+    wants = Requests(
+        save=ranks.rank == 1, stop=True, reason="tired" if ranks.rank else ""
+    )
     return {
         "total": ranks.all_reduce_sum([1.0, ranks.rank]),
         "gather": ranks.all_gather({"rank": ranks.rank, "name": "é" * ranks.rank}),
@@ -171,7 +184,11 @@ def refusal(kind: type[Exception], work: Callable[[], object]) -> str:
 def not_a_number(ranks: Ranks, folder: Path) -> dict[str, Any]:
     def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
         loss = loss_sum(model, batch)
-        return loss * float("nan") if ranks.rank == 1 and trainer.progress.step == 2 else loss
+        return (
+            loss * float("nan")
+            if ranks.rank == 1 and trainer.progress.step == 2
+            else loss
+        )
 
     trainer, _ = run_of("gpt2", ranks, folder / "nan", loss_fn=loss_fn)
     return {"said": refusal(NonFiniteError, trainer.fit), "step": trainer.progress.step}
@@ -191,7 +208,9 @@ def apart(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 def in_minutes(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Clocks differ; the end of a run in minutes must not."""
-    trainer, seen = run_of("gpt2", ranks, folder / "minutes", stop_after="0.005 minutes")
+    trainer, seen = run_of(
+        "gpt2", ranks, folder / "minutes", stop_after="0.005 minutes"
+    )
     end = trainer.fit()
     return {"progress": asdict(end.progress), "updates": len(seen.losses)}
 

@@ -2,7 +2,12 @@
 
 import numpy as np
 import pytest
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GPT2Config,
+    T5Config,
+)
 
 from tiny import stream_of
 from toque.data.loader.epoch_plan import Cursor

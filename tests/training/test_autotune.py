@@ -27,17 +27,27 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512}
     model = {"family": "gpt2", "tokenizer": "trained:512", "shape": shape}
     train = {"batch": "2048 tokens", "micro_batch_rows": "auto", "compile": "auto"}
-    return kitchen_in(tmp_path_factory.mktemp("kitchen"), model=model, train=train).parent
+    return kitchen_in(
+        tmp_path_factory.mktemp("kitchen"), model=model, train=train
+    ).parent
 
 
 class Fit:
-    def __init__(self, kitchen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kitchen, self.run, self.monkeypatch = kitchen, tmp_path / "run", monkeypatch
+    def __init__(
+        self, kitchen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.kitchen, self.run, self.monkeypatch = (
+            kitchen,
+            tmp_path / "run",
+            monkeypatch,
+        )
         self.model: PreTrainedModel
         self.config: RunConfig
         self.row_tokens: int
 
-    def __call__(self, *settings: str, free: int | None = None, run: str = "run") -> Fitted:
+    def __call__(
+        self, *settings: str, free: int | None = None, run: str = "run"
+    ) -> Fitted:
         words = [f"run_dir={self.run.with_name(run)}", *settings]
         self.config = load_config(str(self.kitchen / "run.yaml"), words).config
         store = TokenStore.open(self.config.data.store)
@@ -46,7 +56,9 @@ class Fit:
         self.row_tokens = stream.layout.shape.tokens
         with self.monkeypatch.context() as patch:
             if free is not None:
-                patch.setattr("toque.training.autotune.free_bytes", lambda _device: free)
+                patch.setattr(
+                    "toque.training.autotune.free_bytes", lambda _device: free
+                )
             return fit_to_machine(
                 self.model,
                 stream,
@@ -73,7 +85,9 @@ def test_what_is_set_is_obeyed(fit: Fit) -> None:
     assert fitted.resources.gradient_checkpointing
     assert fit.recomputes
     assert "3 rows per micro-batch, activations recomputed (as set)" in fitted.line
-    assert not fit("train.gradient_checkpointing=false", run="b").resources.gradient_checkpointing
+    assert not fit(
+        "train.gradient_checkpointing=false", run="b"
+    ).resources.gradient_checkpointing
     assert not fit.recomputes
 
 
@@ -91,14 +105,18 @@ def test_auto_says_what_it_chose_and_keeps_to_it(fit: Fit) -> None:
     assert fit("train.micro_batch_rows=5").resources.smaller_from == {}
 
 
-def test_rows_of_a_cpu_are_a_rule_and_no_trial(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_cpu_are_a_rule_and_no_trial(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Equal runs computed half as many rows at once where the clock said so: other bits, and
     a fifth less memory than was planned."""
     fit("train.micro_batch_rows=1", run="shape")
     monkeypatch.setattr(batch_stream, "CPU_MICRO_BATCH_TOKENS", 2 * fit.row_tokens)
     tried: list[int] = []
     seconds = Probe.seconds
-    monkeypatch.setattr(Probe, "seconds", lambda self, n: tried.append(n) or seconds(self, n))
+    monkeypatch.setattr(
+        Probe, "seconds", lambda self, n: tried.append(n) or seconds(self, n)
+    )
     fitted = fit("train.batch=2048 tokens")
     assert int(fitted.resources.machine["update_rows"]) >= 4
     assert fitted.resources.micro_batch_rows == 2
@@ -124,7 +142,9 @@ def test_recomputing_is_chosen_when_a_row_does_not_fit_without(fit: Fit) -> None
     fitted = fit(free=10**9)
     assert not fitted.resources.gradient_checkpointing
     fixed = smallest(fit)
-    both = fit(free=fixed, run="tight")  # though the machine's cache knows of something faster
+    both = fit(
+        free=fixed, run="tight"
+    )  # though the machine's cache knows of something faster
     assert both.resources.gradient_checkpointing
     assert fit.recomputes
     assert "do not fit into memory" in both.warnings[0]
@@ -152,7 +172,14 @@ def test_what_cannot_fit_is_refused_with_its_parts(fit: Fit) -> None:
     with pytest.raises(ConfigError) as error:
         fit(free=10**6)
     text = str(error.value)
-    for part in ("weights", "gradients", "optimizer", "logits", "activations", "adamw8bit"):
+    for part in (
+        "weights",
+        "gradients",
+        "optimizer",
+        "logits",
+        "activations",
+        "adamw8bit",
+    ):
         assert part in text
     assert not (fit.run / "resources.json").exists()
 
@@ -175,7 +202,9 @@ def test_what_a_first_and_disturbed_try_takes_decides_nothing(
 
 @pytest.mark.slow  # loading the compiler takes five seconds
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_a_compiler_that_fails_costs_one_line(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_costs_one_line(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)

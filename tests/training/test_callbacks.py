@@ -37,13 +37,23 @@ def test_they_are_called_in_their_order_and_requests_come_together():
     with callbacks.around(START, ended) as wants:
         assert wants == Requests()
         assert callbacks.on_step(None) == Requests(save=True, reason="a")
-    assert notes == ["a start", "b start", "a step", "b step", "a end finished", "b end finished"]
+    assert notes == [
+        "a start",
+        "b start",
+        "a step",
+        "b step",
+        "a end finished",
+        "b end finished",
+    ]
 
 
 def test_every_one_that_started_ends_whatever_happens():
     notes = []
     callbacks = Callbacks([Noting("a", notes, fails={"end error"}), Noting("b", notes)])
-    with pytest.raises(RuntimeError, match="a end error"), callbacks.around(START, ended):
+    with (
+        pytest.raises(RuntimeError, match="a end error"),
+        callbacks.around(START, ended),
+    ):
         raise ValueError
     assert notes[-2:] == ["a end error", "b end error"]
 
@@ -92,11 +102,17 @@ def test_state_goes_by_name_and_new_callbacks_start_afresh():
         ({"patience": 1}, [3, 3], 2),
         ({"patience": 2, "min_delta": 0.1}, [3, 2.95, 2.91], 3),
         ({"patience": 2, "min_delta": 0.1}, [3, 2.95, 2.89], None),
-        ({"patience": 2}, [float("nan"), float("-inf")], 2),  # no number is no improvement
+        (
+            {"patience": 2},
+            [float("nan"), float("-inf")],
+            2,
+        ),  # no number is no improvement
         ({"patience": 2, "rises": True}, [1.0, 2.0, float("nan"), 1.5], 4),
     ],
 )
-def test_early_stopping_counts_evaluations_without_improvement(options, values, stops_at):
+def test_early_stopping_counts_evaluations_without_improvement(
+    options, values, stops_at
+):
     stopping = Patience(**options)
     asked = [stopping.on_evaluate(Progress(), {"loss": value}) for value in values]
     stopped = [n for n, request in enumerate(asked, start=1) if request is not None]

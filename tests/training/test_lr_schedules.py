@@ -31,11 +31,15 @@ def rates(name, steps, **settings):
 
 
 def test_cosine_in_steps_is_the_textbooks():
-    lr_at = schedule("cosine", "110 steps", peak_lr=3e-4, min_lr=3e-5, warmup="10 steps")
+    lr_at = schedule(
+        "cosine", "110 steps", peak_lr=3e-4, min_lr=3e-5, warmup="10 steps"
+    )
     assert lr_at(at(0)) == pytest.approx(3e-5)
     assert lr_at(at(4)) == pytest.approx(1.5e-4)
     assert lr_at(at(9)) == lr_at(at(10)) == pytest.approx(3e-4)
-    assert lr_at(at(35)) == pytest.approx(3e-5 + 2.7e-4 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert lr_at(at(35)) == pytest.approx(
+        3e-5 + 2.7e-4 * 0.5 * (1 + math.cos(math.pi / 4))
+    )
     assert lr_at(at(60)) == pytest.approx(3e-5 + 2.7e-4 / 2)
     assert lr_at(at(110)) == lr_at(at(500)) == pytest.approx(3e-5)
 
@@ -46,16 +50,24 @@ def test_constant_after_warmup():
 
 
 def test_a_share_of_the_run_is_that_many_of_its_units():
-    assert rates("cosine", 100, warmup="10 %") == rates("cosine", 100, warmup="10 steps")
+    assert rates("cosine", 100, warmup="10 %") == rates(
+        "cosine", 100, warmup="10 steps"
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"warmup": "3 epochs"}, 'optim.warmup is "3 epochs", but the run lasts "1000 steps"'),
+        (
+            {"warmup": "3 epochs"},
+            'optim.warmup is "3 epochs", but the run lasts "1000 steps"',
+        ),
         ({"schedule": "wsd", "cooldown": "2000 steps"}, "Use a shorter cooldown"),
         ({"schedule": "wsd", "cooldown": "3 epochs"}, "Use a shorter cooldown"),
-        ({"schedule": "wsd", "cooldown": "80 %", "warmup": "50 %"}, "Use a shorter cooldown"),
+        (
+            {"schedule": "wsd", "cooldown": "80 %", "warmup": "50 %"},
+            "Use a shorter cooldown",
+        ),
     ],
 )
 def test_a_run_shorter_than_its_warmup_or_cooldown_is_refused(settings, words):
@@ -116,7 +128,9 @@ def torchs(scheduler, steps):
 
 
 def test_cosine_and_linear_are_torchs():
-    cosine = torchs(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50, 0.1), 50)
+    cosine = torchs(
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50, 0.1), 50
+    )
     assert rates("cosine", 50, min_lr=0.1) == pytest.approx(cosine)
     linear = torchs(lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.25, 50), 50)
     assert rates("linear", 50, min_lr=0.25) == pytest.approx(linear)
@@ -125,10 +139,15 @@ def test_cosine_and_linear_are_torchs():
 @pytest.mark.parametrize("growth", [1, 2, 3])
 def test_restarts_are_torchs(growth):
     theirs = torchs(
-        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 10, growth, 1e-6), 400
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(
+            o, 10, growth, 1e-6
+        ),
+        400,
     )
     cycles = {"first": "10 steps", "growth": growth}
-    assert rates("cosine_restarts", 400, min_lr=1e-6, cycles=cycles) == pytest.approx(theirs)
+    assert rates("cosine_restarts", 400, min_lr=1e-6, cycles=cycles) == pytest.approx(
+        theirs
+    )
 
 
 def test_restarts_with_the_numbers_of_the_ten_improvements():
@@ -147,7 +166,10 @@ def test_a_cycle_holds_its_time(first, growth, elapsed):
     since, length = cycle_at(float(elapsed), float(first), growth)
     assert 0.0 <= since < length
     began = elapsed - since
-    assert began == pytest.approx(first * (length / first - 1) / max(1, growth - 1)) or growth == 1
+    assert (
+        began == pytest.approx(first * (length / first - 1) / max(1, growth - 1))
+        or growth == 1
+    )
 
 
 def test_inverse_square_root_is_transformers():
@@ -162,12 +184,18 @@ def test_inverse_square_root_is_transformers():
 @pytest.mark.parametrize(
     ("stop_after", "expected", "after"),
     [
-        ("3 epochs", {"steps": 300, "epochs": 3}, lambda s: Progress(step=s, epoch=s / 100)),
+        (
+            "3 epochs",
+            {"steps": 300, "epochs": 3},
+            lambda s: Progress(step=s, epoch=s / 100),
+        ),
         ("20 minutes", {}, lambda s: Progress(step=s, seconds=4.0 * s)),
         ("6000 examples", {"steps": 300}, lambda s: Progress(step=s, examples=20 * s)),
     ],
 )
-def test_inverse_square_root_is_the_same_in_any_unit(warmup, stop_after, expected, after):
+def test_inverse_square_root_is_the_same_in_any_unit(
+    warmup, stop_after, expected, after
+):
     in_steps = rates("inverse_sqrt", 300, warmup=warmup)
     lr_at = schedule("inverse_sqrt", stop_after, expected, warmup=warmup)
     assert [lr_at(after(s)) for s in range(10, 300)] == pytest.approx(in_steps[10:])

@@ -15,16 +15,22 @@ from toque.training.runtime import Runtime
 
 def test_updates_are_divided_evenly():
     assert [evenly(30, n) for n in (1, 4, 16, 29, 30, 99)] == [1, 4, 15, 15, 30, 30]
-    assert all(-(-n // evenly(n, m)) == -(-n // m) for n in range(1, 40) for m in range(1, 40))
+    assert all(
+        -(-n // evenly(n, m)) == -(-n // m) for n in range(1, 40) for m in range(1, 40)
+    )
 
 
-@pytest.mark.parametrize(("room", "rows"), [(10_000, 30), (900, 6), (450, 3), (280, 2), (150, 1)])
+@pytest.mark.parametrize(
+    ("room", "rows"), [(10_000, 30), (900, 6), (450, 3), (280, 2), (150, 1)]
+)
 def test_the_most_that_fit_on_a_device(room, rows):
     tried = []
 
     def peak(rows):
         tried.append(rows)
-        needed = 50 + 100 * rows + (10 * rows if rows > 4 else 0)  # worse than two sizes tell
+        needed = (
+            50 + 100 * rows + (10 * rows if rows > 4 else 0)
+        )  # worse than two sizes tell
         return needed if needed <= room else None
 
     assert largest_rows(peak, update_rows=30, room=lambda: HEADROOM * room) == rows
@@ -75,7 +81,10 @@ def test_the_probe_counts_what_is_kept_and_leaves_no_trace(tiny_model):
     def failing(_model, _batch):
         raise torch.OutOfMemoryError("no room")
 
-    assert Probe(tiny_model, failing, Runtime(), probe.worst).activation_bytes(1, 10**9) is None
+    assert (
+        Probe(tiny_model, failing, Runtime(), probe.worst).activation_bytes(1, 10**9)
+        is None
+    )
 
 
 def test_counting_activations_keeps_none_of_them(tiny_model):
@@ -111,5 +120,7 @@ def test_a_runs_resources_are_read_back(tmp_path):
     chosen.save(tmp_path / "run")
     assert Resources.load(tmp_path / "run") == chosen
     record = json.loads((tmp_path / "run" / "resources.json").read_text())
-    (tmp_path / "run" / "resources.json").write_text(json.dumps({**record, "unknown": 1}))
+    (tmp_path / "run" / "resources.json").write_text(
+        json.dumps({**record, "unknown": 1})
+    )
     assert Resources.load(tmp_path / "run") is None

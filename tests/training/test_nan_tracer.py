@@ -27,7 +27,9 @@ def batch(row_stream):
 def test_a_sound_update_has_none(tiny_model, batch):
     assert blame(tiny_model, batch, mean_of_logits) is None
     assert all(p.grad is None for p in tiny_model.parameters())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in tiny_model.modules())
+    assert not any(
+        m._forward_hooks or m._forward_pre_hooks for m in tiny_model.modules()
+    )
 
 
 def test_a_weight_is_named_before_what_it_spoils(tiny_model, batch):
@@ -75,21 +77,27 @@ def test_the_error_of_a_run_names_it(make_run):
         return output * torch.nan if len(calls) > 2 else None
 
     norm.register_forward_hook(spoil)
-    with pytest.raises(NonFiniteError, match=r"First not finite: the output of norm \(LayerNorm\)"):
+    with pytest.raises(
+        NonFiniteError, match=r"First not finite: the output of norm \(LayerNorm\)"
+    ):
         run.trainer.fit()
     record = json.loads((make_run.folder / "non_finite.json").read_text())
     assert record["first_non_finite"] == "the output of norm (LayerNorm)"
     assert len(record["first_example_ids"]) == 4
 
 
-def test_weights_that_no_rank_has_room_to_gather_are_not_gathered(make_run, monkeypatch):
+def test_weights_that_no_rank_has_room_to_gather_are_not_gathered(
+    make_run, monkeypatch
+):
     trainer = make_run(save_every=None).trainer
     trainer._sharing.is_sharded = True
     monkeypatch.setattr(trainer._sharing, "full_model", lambda: pytest.fail("gathered"))
     monkeypatch.setattr("toque.training.trainer.free_bytes", lambda _: 9999)
     plain = trainer.loss_fn
     trainer.loss_fn = lambda model, batch: plain(model, batch) * torch.nan
-    with pytest.raises(NonFiniteError, match="Memory ran out when the update was computed again"):
+    with pytest.raises(
+        NonFiniteError, match="Memory ran out when the update was computed again"
+    ):
         trainer.fit()
 
 
@@ -97,10 +105,15 @@ def test_weights_that_no_rank_has_room_to_gather_are_not_gathered(make_run, monk
     ("fits", "words"),
     [
         (1, r"First not finite: the output of norm \(LayerNorm\), in examples \d+\."),
-        (0, "Memory ran out when the update was computed again, so its origin is unknown"),
+        (
+            0,
+            "Memory ran out when the update was computed again, so its origin is unknown",
+        ),
     ],
 )
-def test_memory_that_runs_out_while_it_is_traced_costs_at_most_its_name(make_run, fits, words):
+def test_memory_that_runs_out_while_it_is_traced_costs_at_most_its_name(
+    make_run, fits, words
+):
     """As on a GPU: the update was compiled, and what is traced is not."""
     run = make_run(save_every=None, micro_batch_rows=4)
     trainer, losses = run.trainer, []

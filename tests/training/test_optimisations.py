@@ -59,7 +59,10 @@ def test_the_rest():
     assert choose_attention(model, Runtime()).name == "segments"
     assert choose_attention(built(attention="dense"), Runtime()).name == "dense"
     assert training_loss(config_with(), smoothing=0.0).keywords["chunk_rows"] is None
-    assert training_loss(config_with(head=False), smoothing=0.0).keywords["chunk_rows"] > 1 << 20
+    assert (
+        training_loss(config_with(head=False), smoothing=0.0).keywords["chunk_rows"]
+        > 1 << 20
+    )
     waiting = choose_prefetch(config_with(prefetch=False), Runtime())
     assert waiting.keywords == {"depth": 0}
 
@@ -74,7 +77,9 @@ def test_without_prefetching_a_batch_is_made_when_it_is_asked_for(row_stream):
             made.append(cursor)
             return update
 
-    with choose_prefetch(config_with(prefetch=False), Runtime())(Counted(), Cursor()) as ahead:
+    with choose_prefetch(config_with(prefetch=False), Runtime())(
+        Counted(), Cursor()
+    ) as ahead:
         for number in range(3):
             assert len(made) == number
             ahead.next()

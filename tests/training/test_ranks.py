@@ -40,7 +40,10 @@ def seen(folder) -> list[dict[str, Any]]:
     shared = surroundings()
     second = as_rank(1, shared, str(SCRIPT), str(folder))
     # This process is the first rank: starting a second one with torch costs more than all else.
-    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    before, threads = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+    )
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (shared | {"RANK": "0", "LOCAL_RANK": "0"}).items():
@@ -123,7 +126,9 @@ def test_some_update_leaves_a_rank_without_rows():
 
 def test_a_request_of_any_rank_stops_all_and_rank_0_saves(seen, folder):
     assert [rank["stopped"] for rank in seen] == [{"reason": "tired", "step": 2}] * 2
-    assert [p.name for p in (folder / "tired" / "checkpoints").glob("step-*")] == ["step-00000002"]
+    assert [p.name for p in (folder / "tired" / "checkpoints").glob("step-*")] == [
+        "step-00000002"
+    ]
 
 
 def test_out_of_memory_on_one_rank_changes_no_update(seen):
@@ -255,7 +260,10 @@ def test_an_exchange_that_fails_in_backward_names_the_lost_rank(four_ranks, said
 
 
 def test_an_error_of_the_model_in_backward_passes(four_ranks):
-    with pytest.raises(RuntimeError, match="inplace"), Ranks(0, 4, 0, four_ranks[0]).computing():
+    with (
+        pytest.raises(RuntimeError, match="inplace"),
+        Ranks(0, 4, 0, four_ranks[0]).computing(),
+    ):
         raise RuntimeError("a variable has been modified by an inplace operation")
 
 
@@ -276,7 +284,9 @@ def test_one_error_of_several_ranks_is_printed_once(four_ranks):
     assert lost.exit_code == DataError.exit_code
 
 
-def test_a_bug_is_written_where_torchrun_looks_for_it(four_ranks, tmp_path, monkeypatch):
+def test_a_bug_is_written_where_torchrun_looks_for_it(
+    four_ranks, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     four_ranks[3].report(ZeroDivisionError("division by zero"))
     found = json.loads((tmp_path / "error.json").read_text())
@@ -284,7 +294,9 @@ def test_a_bug_is_written_where_torchrun_looks_for_it(four_ranks, tmp_path, monk
 
 
 def test_other_commands_are_not_repeated_in_every_process():
-    first, second = (toque("demo", WORLD_SIZE="2", RANK="1", LOCAL_RANK=n) for n in "01")
+    first, second = (
+        toque("demo", WORLD_SIZE="2", RANK="1", LOCAL_RANK=n) for n in "01"
+    )
     assert (first.returncode, second.returncode) == (2, 2)
     assert "only `toque train` shares its work" in first.stderr
     assert second.stderr == ""  # said once

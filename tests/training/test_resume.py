@@ -40,7 +40,9 @@ def continued(make_run, at, **options):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_resumed_from_every_step_the_losses_and_weights_are_the_same(make_run, precision):
+def test_resumed_from_every_step_the_losses_and_weights_are_the_same(
+    make_run, precision
+):
     reference = whole_run(make_run, precision=precision)
     assert len(reference.losses) == STEPS
     for at in range(1, STEPS):
@@ -48,7 +50,9 @@ def test_resumed_from_every_step_the_losses_and_weights_are_the_same(make_run, p
         run.trainer.fit()
         assert run.losses == reference.losses[at:], f"from step {at}"
         for name, weight in run.weights().items():
-            assert torch.equal(weight, reference.weights()[name]), f"{name} from step {at}"
+            assert torch.equal(weight, reference.weights()[name]), (
+                f"{name} from step {at}"
+            )
 
 
 def test_noise_and_restarts_resume_to_the_bit(make_run):
@@ -70,7 +74,10 @@ def test_noise_does_not_depend_on_micro_batches(make_run):
     noise = GradientNoise(eta=0.001, gamma=0.55, seed=17)
     runs = [
         make_run(
-            folder=make_run.folder / str(rows), micro_batch_rows=rows, dropout=0.0, noise=noise
+            folder=make_run.folder / str(rows),
+            micro_batch_rows=rows,
+            dropout=0.0,
+            noise=noise,
         )
         for rows in (1, 4)
     ]
@@ -124,11 +131,17 @@ def test_early_stopping_keeps_its_count_through_a_resume(make_run):
     rising.calls = 0
     options = {"evaluate_every": "2 steps", "evaluator": rising}
     first = make_run(steps=4, callbacks=(Patience(patience=4),), **options)
-    assert first.trainer.fit().reason == "finished"  # evaluated at 2 and 4: one without a fall
+    assert (
+        first.trainer.fit().reason == "finished"
+    )  # evaluated at 2 and 4: one without a fall
     second = make_run(steps=STEPS, callbacks=(Patience(patience=4),), **options)
     end = second.trainer.fit()
     assert (end.reason, end.progress.step) == ("early_stopping", 10)
-    assert second.recorder.events[-3:] == ["evaluate 10", "save 10", "end early_stopping"]
+    assert second.recorder.events[-3:] == [
+        "evaluate 10",
+        "save 10",
+        "end early_stopping",
+    ]
     third = make_run(steps=STEPS, callbacks=(Patience(patience=4),), **options)
     assert third.trainer.fit().reason == "early_stopping"
     assert third.losses == []

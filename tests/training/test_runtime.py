@@ -128,7 +128,9 @@ def with_gradients(model, value=1.0):
     return optimizer
 
 
-@pytest.mark.parametrize(("limit", "length"), [(1.0, 1.0), (None, 50.0), (0.0, 50.0), (1e9, 50.0)])
+@pytest.mark.parametrize(
+    ("limit", "length"), [(1.0, 1.0), (None, 50.0), (0.0, 50.0), (1e9, 50.0)]
+)
 def test_clipping(limit, length):
     weight = torch.nn.Parameter(torch.zeros(100))
     optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -140,8 +142,12 @@ def test_clipping(limit, length):
     assert weight.grad is None
 
 
-@pytest.mark.parametrize(("precision", "kind"), [("bf16", "bfloat16"), ("float32", "float32")])
-def test_the_peak_is_of_the_models_products_in_the_runs_precision(monkeypatch, precision, kind):
+@pytest.mark.parametrize(
+    ("precision", "kind"), [("bf16", "bfloat16"), ("float32", "float32")]
+)
+def test_the_peak_is_of_the_models_products_in_the_runs_precision(
+    monkeypatch, precision, kind
+):
     """Every matrix made for the measurement has the run's dtype and a side of the model's."""
     made = []
     randn = torch.randn
@@ -165,7 +171,9 @@ def test_a_shape_weighs_by_its_time(monkeypatch):
     """3 FLOP at 1 a second and 1 at 10 a second: 4 in 3.1 seconds."""
     rates = {(8, 61): 1.0, (8, 16): 10.0}
     monkeypatch.setattr(peak_module, "_rate", lambda shape, *_, **__: rates[shape])
-    found = measure_peak(torch.device("cpu"), torch.float32, {(8, 61): 3.0, (8, 16): 1.0})
+    found = measure_peak(
+        torch.device("cpu"), torch.float32, {(8, 61): 3.0, (8, 16): 1.0}
+    )
     assert found.flops_per_second == pytest.approx(4 / 3.1)
 
 
@@ -174,7 +182,9 @@ def test_cuda_takes_16_bits_and_a_stated_peak():
     runtime = Runtime.detect()
     assert runtime.device.type == "cuda"
     assert runtime.precision in {"bf16", "fp16"}
-    assert peak_of(runtime.device, runtime.dtype, {(64, 64): 1.0}).flops_per_second > 1e12
+    assert (
+        peak_of(runtime.device, runtime.dtype, {(64, 64): 1.0}).flops_per_second > 1e12
+    )
 
 
 @pytest.mark.gpu
@@ -192,7 +202,9 @@ def test_the_loss_scale_is_saved_and_continues(tiny_model):
     """float16's scaler, tried with the CPU's, which is the same code."""
 
     def runtime():
-        return Runtime(precision="fp16", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**40))
+        return Runtime(
+            precision="fp16", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**40)
+        )
 
     def updates(own, model, optimizer, n):
         for _ in range(n):
@@ -201,7 +213,9 @@ def test_the_loss_scale_is_saved_and_continues(tiny_model):
 
     first, optimizer = runtime(), build_optimizer(tiny_model)
     for p in tiny_model.parameters():
-        p.register_hook(lambda g: torch.where(g.abs() > 2.0**36, torch.inf, g))  # as float16 would
+        p.register_hook(
+            lambda g: torch.where(g.abs() > 2.0**36, torch.inf, g)
+        )  # as float16 would
     updates(first, tiny_model, optimizer, 9)
     state = first.state_dict()
     assert state["scaler"]["scale"] < 2.0**40

@@ -37,11 +37,15 @@ class Work(Callback):
         self.watch.now += SAVING
 
 
-def command(make_run, watch, *, total, expected=10.0, evaluating=10.0, length=None, **more):
+def command(
+    make_run, watch, *, total, expected=10.0, evaluating=10.0, length=None, **more
+):
     """One command: reading and measuring, then training; the run and its limit."""
     began = watch.now
     watch.now += READING
-    limit = TimeLimit(total, CommandClock(watch, began), expected, ENDING, length=length)
+    limit = TimeLimit(
+        total, CommandClock(watch, began), expected, ENDING, length=length
+    )
 
     def evaluate(_model):
         watch.now += evaluating
@@ -73,7 +77,9 @@ def test_reading_evaluating_and_writing_fit_into_the_limit(make_run, total):
     finish(watch)
     assert end.reason == "finished"
     assert watch.now <= total
-    assert total - watch.now < 2 * (UPDATE + SAVING)  # and no more is left over than an update
+    assert total - watch.now < 2 * (
+        UPDATE + SAVING
+    )  # and no more is left over than an update
     assert limit.stop_after.seconds == total - READING - 20.0 - ENDING
     # Evaluations and saves between the updates count: the rate has come down when it ends.
     steps = run.recorder.steps
@@ -111,7 +117,9 @@ def test_a_continued_command_keeps_to_the_limit_too(make_run):
     end = again.trainer.fit()
     finish(watch)
     assert watch.now - began <= 600.0
-    longer, _ = command(make_run, watch, total=900.0)  # a run that came to its limit may go on
+    longer, _ = command(
+        make_run, watch, total=900.0
+    )  # a run that came to its limit may go on
     assert longer.trainer.fit().progress.step > end.progress.step
     assert end.progress.seconds <= limit.stop_after.seconds + UPDATE
 
@@ -127,14 +135,19 @@ def test_a_run_of_many_epochs_keeps_to_its_time_limit_and_says_so(make_run):
     assert 0 < end.progress.step < 1000
     assert limit.is_over
     (warning,) = [text for text in run.recorder.warnings if "train.time_limit" in text]
-    assert "240 seconds, ended training after 6% of train.stop_after, 1000 steps" in warning
+    assert (
+        "240 seconds, ended training after 6% of train.stop_after, 1000 steps"
+        in warning
+    )
     assert run.recorder.evaluations[-1][0] == end.progress.step
     assert limit.count_seconds(3.0) == 3.0  # of the update alone
 
 
 def test_a_run_that_ends_within_its_time_limit_is_as_without_one(make_run):
     watch = Watch()
-    run, limit = command(make_run, watch, total=600.0, length=Duration.parse("60 steps"))
+    run, limit = command(
+        make_run, watch, total=600.0, length=Duration.parse("60 steps")
+    )
     end = run.trainer.fit()
     assert (end.reason, end.progress.step) == ("finished", 60)
     assert not limit.is_over  # so that a longer run may continue

@@ -27,19 +27,26 @@ def textbook_losses(stream, model, steps):
     """Whole batches, their mean loss, torch's own clipping and unfused AdamW."""
     decay = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
+    groups = [
+        {"params": decay, "weight_decay": 0.01},
+        {"params": rest, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=0.0, fused=False)
     cursor, losses = Cursor(), []
     for step in range(steps):
         planned = stream.at(cursor)
         cursor = planned.cursor
         logits = model(planned.batch.tokens).flatten(0, 1)
-        loss = F.cross_entropy(logits, planned.batch.labels.flatten(), ignore_index=IGNORE)
+        loss = F.cross_entropy(
+            logits, planned.batch.labels.flatten(), ignore_index=IGNORE
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         done = max(0, step - 3) / (steps - 3)
         for group in optimizer.param_groups:
-            group["lr"] = min(1.0, (step + 1) / 3) * 1e-2 * 0.5 * (1 + math.cos(math.pi * done))
+            group["lr"] = (
+                min(1.0, (step + 1) / 3) * 1e-2 * 0.5 * (1 + math.cos(math.pi * done))
+            )
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
@@ -91,7 +98,9 @@ def test_durations_in_other_units_end_the_run(make_run):
     run = make_run(stop_after="2 epochs", evaluate_every="50 %", save_every=None)
     assert run.trainer.fit().progress.step == 14
     assert [at for at, _ in run.recorder.evaluations] == [7, 14]
-    run = make_run(folder=make_run.folder / "m", stop_after="0.0005 minutes", save_every=None)
+    run = make_run(
+        folder=make_run.folder / "m", stop_after="0.0005 minutes", save_every=None
+    )
     assert run.trainer.fit().progress.seconds >= 0.03
 
 
@@ -116,10 +125,14 @@ def test_an_observer_may_ask_for_everything(make_run):
 
 def test_an_interruption_saves_first_and_evaluates_when_continued(make_run):
     interrupt = AskAt(4, Requests(stop=True, save=True, reason=INTERRUPTED))
-    run = make_run(steps=6, evaluate_every="2 steps", save_every=None, callbacks=(interrupt,))
+    run = make_run(
+        steps=6, evaluate_every="2 steps", save_every=None, callbacks=(interrupt,)
+    )
     assert run.trainer.fit().reason == "interrupted"
     assert run.recorder.events[-3:] == ["step 4", "save 4", "end interrupted"]
-    whole = make_run(folder=make_run.folder / "whole", steps=6, evaluate_every="2 steps")
+    whole = make_run(
+        folder=make_run.folder / "whole", steps=6, evaluate_every="2 steps"
+    )
     whole.trainer.fit()
     again = make_run(steps=6, evaluate_every="2 steps", save_every=None)
     again.trainer.fit()
@@ -129,7 +142,9 @@ def test_an_interruption_saves_first_and_evaluates_when_continued(make_run):
     assert run.losses + again.losses == whole.losses
 
 
-def test_a_run_that_was_taken_over_saves_and_leaves_its_evaluation_to_the_other(make_run):
+def test_a_run_that_was_taken_over_saves_and_leaves_its_evaluation_to_the_other(
+    make_run,
+):
     taken = AskAt(4, Requests(stop=True, reason=TAKEN_OVER))
     run = make_run(steps=4, save_every=None, callbacks=(taken,))
     assert run.trainer.fit().reason == "taken_over"
@@ -199,7 +214,9 @@ def test_a_loss_that_is_no_number_stops_before_the_update(make_run):
 
     run = make_run(save_every="2 steps", callbacks=(Watch(),))
     poison(run.trainer, step=5)
-    with pytest.raises(NonFiniteError, match=r"Step 5 has loss nan.*learning rate.*examples") as e:
+    with pytest.raises(
+        NonFiniteError, match=r"Step 5 has loss nan.*learning rate.*examples"
+    ) as e:
         run.trainer.fit()
     assert e.value.exit_code == 5
     assert all(torch.equal(w, weights[-1][n]) for n, w in run.weights().items())
@@ -231,7 +248,10 @@ class FullDiskAt:
 @pytest.mark.parametrize("full_at", [2, 3])
 def test_a_full_disk_warns_and_at_the_last_save_ends_the_run(make_run, full_at):
     store = CheckpointStore(
-        make_run.folder / "checkpoints", keep_best=0, after=FullDiskAt(full_at), keep_last=1
+        make_run.folder / "checkpoints",
+        keep_best=0,
+        after=FullDiskAt(full_at),
+        keep_last=1,
     )
     run = make_run(steps=6, save_every="2 steps", store=store)
     if full_at == 3:
@@ -244,7 +264,10 @@ def test_a_full_disk_warns_and_at_the_last_save_ends_the_run(make_run, full_at):
     (warning,) = run.recorder.warnings
     assert "step 4" in warning
     assert "No space left" in warning
-    assert [e for e in run.recorder.events if e.startswith("save")] == ["save 2", "save 6"]
+    assert [e for e in run.recorder.events if e.startswith("save")] == [
+        "save 2",
+        "save 6",
+    ]
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -27,7 +27,9 @@ class NoReading(TorchDispatchMode):
 def judged(guard, batch, *updates):
     """Whether each (loss, norm) is applied."""
     return [
-        bool(guard.should_apply(step, 0.1, torch.tensor(loss), torch.tensor(norm), batch))
+        bool(
+            guard.should_apply(step, 0.1, torch.tensor(loss), torch.tensor(norm), batch)
+        )
         for step, (loss, norm) in enumerate(updates)
     ]
 
@@ -54,13 +56,19 @@ def test_nothing_is_read_between_backward_and_the_applied_update(
         norm = runtime.clip_gradients(optimizer, 1.0)
         apply = guard.should_apply(0, 0.1, loss, norm, batch)
         runtime.optimizer_step(optimizer, lr=0.1, only_if=apply)
-    kept = [torch.equal(p, b) for p, b in zip(tiny_model.parameters(), before, strict=True)]
+    kept = [
+        torch.equal(p, b) for p, b in zip(tiny_model.parameters(), before, strict=True)
+    ]
     assert set(kept) == {not math.isfinite(float(loss) * gradient)}
 
 
 def test_off_the_first_update_that_is_not_finite_ends_the_run(batch, tmp_path):
     guard = UpdateGuard(Runtime(), run_folder=tmp_path)
-    assert judged(guard, batch, (1.0, 1.0), (NAN, 1.0), (1.0, math.inf)) == [True, False, False]
+    assert judged(guard, batch, (1.0, 1.0), (NAN, 1.0), (1.0, math.inf)) == [
+        True,
+        False,
+        False,
+    ]
     bad = guard.check(Progress(step=3))
     assert bad.step == 1
     error = guard.error(bad, NonFiniteOrigin("the output of x", (7,)))
@@ -70,13 +78,24 @@ def test_off_the_first_update_that_is_not_finite_ends_the_run(batch, tmp_path):
     assert guard.check(Progress(step=3)) is None
 
 
-def test_on_it_is_skipped_with_a_warning_until_the_weights_are_in_doubt(batch, tmp_path):
+def test_on_it_is_skipped_with_a_warning_until_the_weights_are_in_doubt(
+    batch, tmp_path
+):
     recorder = Recorder()
     skip_step = SkipStep(window=4, roll_back_after=2)
-    guard = UpdateGuard(Runtime(), Callbacks([recorder]), skip_step, run_folder=tmp_path)
-    assert judged(guard, batch, (1.0, 1.0), (NAN, 1.0), (1.0, math.inf)) == [True, False, False]
+    guard = UpdateGuard(
+        Runtime(), Callbacks([recorder]), skip_step, run_folder=tmp_path
+    )
+    assert judged(guard, batch, (1.0, 1.0), (NAN, 1.0), (1.0, math.inf)) == [
+        True,
+        False,
+        False,
+    ]
     assert guard.check(Progress(step=3)) is None
-    assert [w.split(" is not")[0] for w in recorder.warnings] == ["update 1", "update 2"]
+    assert [w.split(" is not")[0] for w in recorder.warnings] == [
+        "update 1",
+        "update 2",
+    ]
     assert (guard.n_skipped, guard.should_roll_back) == (2, True)
     assert len((tmp_path / "skipped_updates.jsonl").read_text().splitlines()) == 2
     assert "continues with the weights of step 0 and" in guard.roll_back(3, 0)

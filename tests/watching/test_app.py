@@ -24,7 +24,9 @@ TAG = re.compile(r"<[^>]+>")
 
 def got(address: str, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
     """Status, text and headers of an answer."""
-    with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)) as connection:
+    with closing(
+        http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
+    ) as connection:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read().decode(), dict(answer.headers)
@@ -47,7 +49,9 @@ class Reader:
             message = json.loads(text)
             assert message["pause_seconds"] >= 0.05
             self._since, parts = message["version"], message.get("parts", {})
-            message["parts"] = {n: part for n, part in parts.items() if self.parts.get(n) != part}
+            message["parts"] = {
+                n: part for n, part in parts.items() if self.parts.get(n) != part
+            }
             self.parts |= message["parts"]
             if message["parts"]:
                 return message
@@ -77,7 +81,9 @@ def test_new_figures_come_by_themselves_and_nothing_else_does(runs, showing):
         assert first["said"] == "one: Running, at step 2."
         assert first["title"] == "1.0000 · step 2 · one"
         assert "Learning rate" in reader.parts["course"]
-        assert "Utilisation" not in reader.parts["course"]  # no event has a number of it
+        assert (
+            "Utilisation" not in reader.parts["course"]
+        )  # no event has a number of it
         run.step(3, loss=0.25)
         second = reader.next()
         assert (second["title"], second["said"]) == (
@@ -130,7 +136,9 @@ def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
 def test_hostile_names_and_texts_are_text(tmp_path, showing):
     run = WrittenRun(tmp_path / "<img src=x onerror=alert(1)>", begin=False)
     deep = '{"a":' * 400 + "1" + "}" * 400
-    run.raw(f'{{"event": "start", "step": 0, "stop_after": "<script>", "deep": {deep}}}\n')
+    run.raw(
+        f'{{"event": "start", "step": 0, "stop_after": "<script>", "deep": {deep}}}\n'
+    )
     (run.folder / "config.yaml").write_text("data:\n  store: a\0<script>b\n")
     run.step(1)
     run.event("warning", step=1, message="<script>alert(1)</script>")
@@ -162,7 +170,9 @@ def test_the_page_forbids_other_hosts_and_asks_none(runs, showing):
 
 def test_the_verdict_on_a_run_is_asked_for_seldom(runs):
     asked, now = [], [100.0]
-    watcher = Watcher(RunFinder(runs / "one"), every=0, judge=asked.append, clock=lambda: now[0])
+    watcher = Watcher(
+        RunFinder(runs / "one"), every=0, judge=asked.append, clock=lambda: now[0]
+    )
     for seconds, times in ((0, 1), (10, 1), (1000, 2)):
         now[0] += seconds
         WrittenRun(runs / "one", begin=False).step(3)
@@ -187,7 +197,9 @@ def test_what_cannot_be_watched_is_refused_in_words(tmp_path, capsys):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main(["watch", str(tmp_path), "--port", str(port)]) == ConfigError.exit_code
+        assert (
+            main(["watch", str(tmp_path), "--port", str(port)]) == ConfigError.exit_code
+        )
     said = capsys.readouterr().err
     assert f"--host 127.0.0.1 --port {port}: Address already in use" in said
     assert "Choose another --port" in said

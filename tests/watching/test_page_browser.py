@@ -87,7 +87,9 @@ def test_the_page_follows_a_run_and_says_that_it_was_killed(opened, training, sh
         while process.poll() is None and page.title().split()[0] == first:
             time.sleep(0.1)
 
-        os.kill(process.pid, signal.SIGSTOP)  # nothing new: what the page shows is the newest
+        os.kill(
+            process.pid, signal.SIGSTOP
+        )  # nothing new: what the page shows is the newest
         loss = newest_loss(runs / "first")
         soon(fact(page, "training loss")).to_have_text(f"{loss:.4f}")
         assert page.title().startswith(f"{loss:.4f} · step ")
@@ -95,7 +97,9 @@ def test_the_page_follows_a_run_and_says_that_it_was_killed(opened, training, sh
 
         process.kill()
         process.wait()
-        soon(page.locator("#state")).to_contain_text(f"Killed: process {process.pid} has ended")
+        soon(page.locator("#state")).to_contain_text(
+            f"Killed: process {process.pid} has ended"
+        )
         soon(page.locator("#said")).to_contain_text("Killed")
         soon(page.locator(".mark.killed")).to_have_text("killed")
         with (runs / "first" / "metrics.jsonl").open("a") as file:
@@ -114,9 +118,13 @@ def two_runs(tmp_path):
             if step % 10 == 0:
                 run.system(step)
             if step % 50 == 0:
-                run.evaluation(step, 2.2 + 5 * rate ** (step / 20), recipe_score=step / 400)
+                run.evaluation(
+                    step, 2.2 + 5 * rate ** (step / 20), recipe_score=step / 400
+                )
                 run.text(step, "lentil soup", f"Ingredients:\n- {step} lentils\n")
-        run.event("warning", step=300, message="training waits for data 40 % of the time")
+        run.event(
+            "warning", step=300, message="training waits for data 40 % of the time"
+        )
         run.lock(os.getppid())
     return tmp_path / "runs"
 

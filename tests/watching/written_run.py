@@ -8,7 +8,9 @@ from typing import Any
 class WrittenRun:
     """Appends events to the files of a run's folder."""
 
-    def __init__(self, folder: Path, *, stop_after: str = "10 steps", begin: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, stop_after: str = "10 steps", begin: bool = True
+    ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.metrics = folder / "metrics.jsonl"
@@ -34,10 +36,14 @@ class WrittenRun:
         )  # fmt: skip
 
     def evaluation(self, step: int, loss: float, **metrics: float) -> None:
-        self.event("evaluation", step=step, epoch=0.1, metrics={"loss": loss, **metrics})
+        self.event(
+            "evaluation", step=step, epoch=0.1, metrics={"loss": loss, **metrics}
+        )
 
     def save(self, step: int) -> None:
-        self.event("save", step=step, path="x", bytes=1, seconds=1.0, blocked_seconds=0.5)
+        self.event(
+            "save", step=step, path="x", bytes=1, seconds=1.0, blocked_seconds=0.5
+        )
 
     def end(self, step: int, reason: str = "finished") -> None:
         self.event("end", step=step, reason=reason, seconds=9.0)
@@ -53,7 +59,12 @@ class WrittenRun:
         self.event("system", step=step, **figures)
 
     def text(self, step: int, prompt: str, text: str) -> None:
-        line = {"step": step, "prompt": prompt, "text": text, "metrics": {"recipe_score": 0.5}}
+        line = {
+            "step": step,
+            "prompt": prompt,
+            "text": text,
+            "metrics": {"recipe_score": 0.5},
+        }
         with (self.folder / "samples.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

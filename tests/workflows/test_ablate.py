@@ -41,9 +41,14 @@ def test_every_improvement_is_taken_away_and_added_with_every_seed():
     assert config.optim.gradient_noise is not None
     alone = next(v for v in made.variants if v.name == "all off, warm restarts on")
     config = load_config("demo", alone.overrides).config
-    assert (config.optim.schedule, config.optim.gradient_noise) == ("cosine_restarts", None)
+    assert (config.optim.schedule, config.optim.gradient_noise) == (
+        "cosine_restarts",
+        None,
+    )
     neither = next(v for v in made.variants if v.name == "all off")
-    assert load_config("demo", neither.overrides).config.optim.schedule == "linear"  # the demo's
+    assert (
+        load_config("demo", neither.overrides).config.optim.schedule == "linear"
+    )  # the demo's
 
 
 def test_equal_variants_are_one_run_and_the_key_is_of_the_settings():
@@ -116,7 +121,11 @@ def results(made, effects):
         has = dict.fromkeys(made.improvements, begin == "all on")
         if rest:
             has[rest.rpartition(" ")[0]] = rest.endswith(" on")
-        loss = 3.0 - sum(effects.get(n, 0.0) for n, on in has.items() if on) + 0.1 * (v.seed - 17)
+        loss = (
+            3.0
+            - sum(effects.get(n, 0.0) for n, on in has.items() if on)
+            + 0.1 * (v.seed - 17)
+        )
         found[v.key] = Result(v.key, 0, {"loss": loss, "training_seconds": 2.0}, 10**6)
     return found
 
@@ -128,7 +137,9 @@ def test_the_summary_finds_what_was_put_in():
         effect = record["effects"]["gradient noise"][way]["loss"]
         assert effect["mean"] == pytest.approx(-0.5)
         assert effect["decided"]
-        assert record["effects"]["label smoothing"][way]["loss"]["mean"] == pytest.approx(0.0)
+        assert record["effects"]["label smoothing"][way]["loss"][
+            "mean"
+        ] == pytest.approx(0.0)
     assert "rougeL" not in record["effects"]["gradient noise"]["added to all off"]
 
 
@@ -151,7 +162,8 @@ def test_two_ablations_in_one_folder_are_refused(tmp_path):
     with (
         _lock_folder(tmp_path / "out"),
         pytest.raises(
-            ConfigError, match=rf"Another `toque ablate` \({os.getpid()}.*\) writes into"
+            ConfigError,
+            match=rf"Another `toque ablate` \({os.getpid()}.*\) writes into",
         ),
         _lock_folder(tmp_path / "out"),
     ):
@@ -166,7 +178,10 @@ def test_done_runs_are_not_done_again(own_kitchen, monkeypatch, capsys):
     words = ["ablate", "my.yaml", "--seeds", "2", "--steps", "2", "--out", "abl"]
     assert main(words) == 0
     assert "4/4" in capsys.readouterr().out
-    times = {p: p.stat().st_mtime_ns for p in (own_kitchen / "abl/runs").rglob("evaluation.json")}
+    times = {
+        p: p.stat().st_mtime_ns
+        for p in (own_kitchen / "abl/runs").rglob("evaluation.json")
+    }
     assert len(times) == 4  # on and off, two seeds
     one = next((own_kitchen / "abl/results").iterdir())
     one.unlink()  # as if killed before this one was noted
@@ -181,13 +196,18 @@ def test_done_runs_are_not_done_again(own_kitchen, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_told_to_stop_alone_it_has_its_run_save_and_leaves_nothing_training(own_kitchen):
+def test_told_to_stop_alone_it_has_its_run_save_and_leaves_nothing_training(
+    own_kitchen,
+):
     words = ["ablate", "my.yaml", "--seeds", "2", "--steps", "5000", "--out", "abl"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "toque", *words]
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        command, env=environ, stderr=subprocess.PIPE, text=True
+    ) as parent:
         while not any(
-            "step" in f.read_text() for f in own_kitchen.glob("abl/runs/*/metrics.jsonl")
+            "step" in f.read_text()
+            for f in own_kitchen.glob("abl/runs/*/metrics.jsonl")
         ):
             assert parent.poll() is None
             time.sleep(0.1)

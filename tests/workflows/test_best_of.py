@@ -29,8 +29,18 @@ LIKE = [[-1.0], [-3.0, -1.0], [-0.5, -2.5, -0.3]]
     [
         ("recipe_score", [NO_LIST, OTHER, GOOD], [2, 1, 0], "recipe_score"),
         (None, [NO_LIST, OTHER, GOOD], [2, 1, 0], "recipe_score"),
-        ("hallucinated_ingredients", [OTHER, GOOD, NO_LIST], [1, 0, 2], "hallucinated_ingredients"),
-        ("ingredient_coverage", [NO_LIST, GOOD, GOOD], [2, 1, 0], "ingredient_coverage"),
+        (
+            "hallucinated_ingredients",
+            [OTHER, GOOD, NO_LIST],
+            [1, 0, 2],
+            "hallucinated_ingredients",
+        ),
+        (
+            "ingredient_coverage",
+            [NO_LIST, GOOD, GOOD],
+            [2, 1, 0],
+            "ingredient_coverage",
+        ),
         ("hallucinated_ingredients", [NO_LIST] * 3, [0, 2, 1], "likelihood"),
         ("likelihood", [NO_LIST, OTHER, GOOD], [0, 2, 1], "likelihood"),
     ],
@@ -51,11 +61,20 @@ def test_no_soup_is_baked_where_another_is_not() -> None:
     baked = f"{GOOD}\n2. Preheat the oven to 350 degrees F.\n3. Bake for 20 minutes."
     poor = GOOD.replace("2 cups ", "")
     texts = [baked, poor]
-    baked_score, poor_score = (text_metrics(PROMPT, text)["recipe_score"] for text in texts)
+    baked_score, poor_score = (
+        text_metrics(PROMPT, text)["recipe_score"] for text in texts
+    )
     assert baked_score > poor_score
-    assert text_metrics(PROMPT, baked)["oven_fits"] < text_metrics(PROMPT, poor)["oven_fits"]
+    assert (
+        text_metrics(PROMPT, baked)["oven_fits"]
+        < text_metrics(PROMPT, poor)["oven_fits"]
+    )
     of_a_pie = PROMPT.replace("Pea Soup", "Pea Pie")
-    for by, prompt, best in ((None, PROMPT, 1), ("recipe_score", PROMPT, 0), (None, of_a_pie, 0)):
+    for by, prompt, best in (
+        (None, PROMPT, 1),
+        ("recipe_score", PROMPT, 0),
+        (None, of_a_pie, 0),
+    ):
         ranked = BestOf(2, by).rank(prompt, texts, [[-1.0], [-1.0]])
         assert [number for number, _ in ranked] == [best, 1 - best]
 
@@ -71,25 +90,36 @@ def test_equals_keep_their_order_and_other_texts_go_by_likelihood() -> None:
         BestOf(2, "recipe_score").check_prompts(
             [other["prompt"]], in_json=False, knows_recipes=False
         )
-    assert BestOf(1).rank(PROMPT, ["{}"], [[-2.0]], in_json=True)[0][1].by == "likelihood"
+    assert (
+        BestOf(1).rank(PROMPT, ["{}"], [[-2.0]], in_json=True)[0][1].by == "likelihood"
+    )
 
 
 @pytest.mark.parametrize(
     ("refused", "words"),
     [
-        (lambda: BestOf(8, "taste"), "use likelihood or, for recipes, one of recipe_score, ing"),
+        (
+            lambda: BestOf(8, "taste"),
+            "use likelihood or, for recipes, one of recipe_score, ing",
+        ),
         (lambda: BestOf(0), "at least 1"),
         (lambda: BestOf(1, "form"), "needs several texts"),
         (
             lambda: BestOf(8).check(GenerationOptions(), n_results=1),
             "all 8 texts would be the same",
         ),
-        (lambda: BestOf(4).check(SAMPLED, n_results=5), "n is 5, but best_of writes only 4"),
+        (
+            lambda: BestOf(4).check(SAMPLED, n_results=5),
+            "n is 5, but best_of writes only 4",
+        ),
         (
             lambda: BestOf(4, "form").check_prompts([PROMPT, "Once"], in_json=False),
             "'Once' does not ask",
         ),
-        (lambda: BestOf(4, "form").check_prompts([PROMPT], in_json=True), "is answered in JSON"),
+        (
+            lambda: BestOf(4, "form").check_prompts([PROMPT], in_json=True),
+            "is answered in JSON",
+        ),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(refused, words) -> None:
@@ -117,7 +147,13 @@ def test_the_best_of_the_texts_of_a_seed_is_returned(model: Path, monkeypatch) -
     assert every == toque.generate(model, prompts, n=6, best_of=1, **HOW)
     told = []
     found = toque.generate(
-        model, prompts, n=2, best_of=6, by="form", on_text=lambda *one: told.append(one), **HOW
+        model,
+        prompts,
+        n=2,
+        best_of=6,
+        by="form",
+        on_text=lambda *one: told.append(one),
+        **HOW,
     )
     assert told == [*enumerate(found)]
     assert found == toque.generate(model, prompts, n=2, best_of=6, by="form", **HOW)
@@ -141,13 +177,26 @@ def test_a_score_that_no_text_has_is_said(model: Path, capsys) -> None:
     """Random weights list no ingredients."""
     from toque.cli import main
 
-    asked = ["generate", str(model), "--prompt", "soup: peas", "--best-of", "3", "--seed", "3"]
+    asked = [
+        "generate",
+        str(model),
+        "--prompt",
+        "soup: peas",
+        "--best-of",
+        "3",
+        "--seed",
+        "3",
+    ]
     asked += ["--max-new-tokens", "8", "--json"]
     assert main([*asked, "--by", "hallucinated_ingredients"]) == 0
     out, said = capsys.readouterr()
-    assert "hallucinated_ingredients could not score the texts for 1 of 1 prompts" in said
+    assert (
+        "hallucinated_ingredients could not score the texts for 1 of 1 prompts" in said
+    )
     found = json.loads(out)["best_of"]
     assert found["by"] == "likelihood"
     assert found["mean"] < found["score"] < 0
     assert main([*asked, "--temperature", "0"]) == 2
-    assert "--best-of is 3, but at --temperature 0" in " ".join(capsys.readouterr().err.split())
+    assert "--best-of is 3, but at --temperature 0" in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -21,7 +21,9 @@ GREEDY = GenerationOptions(max_new_tokens=6)
 
 
 @pytest.fixture(scope="module")
-def base(tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(
+    tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("talk") / "base"
     return chat_base(folder, tokenizers_at["decoder"], end="<|endoftext|>")
 
@@ -54,7 +56,12 @@ def test_what_does_not_fit_is_forgotten_from_its_beginning_and_said(base):
     talk = chat.open_talk(base, system="You cook.", device="cpu")
     told: list[str] = []
     for n in range(30):
-        talk.ask(f"Question {n}: which rice?", GREEDY, on_text=lambda _: None, notice=told.append)
+        talk.ask(
+            f"Question {n}: which rice?",
+            GREEDY,
+            on_text=lambda _: None,
+            notice=told.append,
+        )
     assert chat.FORGOTTEN in told
     assert talk.turns[0]["content"] == "You cook."
     assert "Question 29" in talk.turns[-2]["content"]
@@ -70,9 +77,16 @@ def test_old_turns_go_before_they_leave_an_answer_no_room(base):
     for n in range(12):
         told: list[str] = []
         pieces: list[str] = []
-        talk.ask(f"Question {n}: which rice?", options, on_text=pieces.append, notice=told.append)
+        talk.ask(
+            f"Question {n}: which rice?",
+            options,
+            on_text=pieces.append,
+            notice=told.append,
+        )
         assert len(pieces) == 101, "the whole length, and the end"
-        assert told[-1] == "the answer was cut at 100 tokens, the longest allowed answer"
+        assert (
+            told[-1] == "the answer was cut at 100 tokens, the longest allowed answer"
+        )
     assert talk.turns[-2]["content"] == "Question 11: which rice?"
 
 
@@ -123,7 +137,15 @@ def test_a_conversation_in_a_terminal(base, tmp_path, monkeypatch, capsys):
         "/save x", "/sing", "/help", "/exit", "never",
     ]  # fmt: skip
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed) + "\n"))
-    asked = ["chat", str(base), str(base), "--max-new-tokens", "6", "--temperature", "0"]
+    asked = [
+        "chat",
+        str(base),
+        str(base),
+        "--max-new-tokens",
+        "6",
+        "--temperature",
+        "0",
+    ]
     assert main(asked) == 0
     out, err = capsys.readouterr()
     [saved] = map(json.loads, file.read_text().splitlines())
@@ -132,8 +154,15 @@ def test_a_conversation_in_a_terminal(base, tmp_path, monkeypatch, capsys):
     assert out.startswith(saved["messages"][1]["content"])
     assert out.count(f"[{base}]") == 2
     assert "/compare QUESTION" in out
-    assert err.count("note: the answer was cut at 6 tokens, the longest allowed answer") == 3
-    for words in ("already exists. Name another file", "no answer to save", "/sing is not known"):
+    assert (
+        err.count("note: the answer was cut at 6 tokens, the longest allowed answer")
+        == 3
+    )
+    for words in (
+        "already exists. Name another file",
+        "no answer to save",
+        "/sing is not known",
+    ):
         assert words in err
 
 

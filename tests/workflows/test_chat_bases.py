@@ -31,13 +31,17 @@ TURNS = [{"role": "user", "content": "lentil soup"}]
 KINDS = {"bpe": ("decoder", "<|endoftext|>"), "unigram": ("encoder-decoder", "</s>")}
 
 
-def chat_base(folder: Path, source: Path, *, end: str, template: str | None = TEMPLATE) -> Path:
+def chat_base(
+    folder: Path, source: Path, *, end: str, template: str | None = TEMPLATE
+) -> Path:
     """A model folder of transformers whose tokenizer has tokens for conversations."""
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     added = [AddedToken(name, special=True, normalized=False) for name in CHAT_TOKENS]
     tokenizer.add_special_tokens(added)
     shape = shape_of("gpt2", positions=512, width=16, layers=1, heads=2)
-    model_of("gpt2", vocab=tokenizer.get_vocab_size(), shape=shape).save_pretrained(folder)
+    model_of("gpt2", vocab=tokenizer.get_vocab_size(), shape=shape).save_pretrained(
+        folder
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
     config |= {"pad_token": end, "additional_special_tokens": CHAT_TOKENS}
@@ -60,7 +64,10 @@ def tuned(
     config = toque.configure(
         TINY | {"model": {"family": "auto", "start_from": str(base)}},
         run_dir=str(work / "run"),
-        data={"sources": [{"path": str(work / "a.jsonl")}], "store": str(work / "store")},
+        data={
+            "sources": [{"path": str(work / "a.jsonl")}],
+            "store": str(work / "store"),
+        },
         train={"stop_after": "2 steps"},
     )
     (work / "run.yaml").write_text(to_yaml(config))
@@ -76,12 +83,18 @@ def test_a_tuned_model_keeps_every_special_token_and_no_template(
     base, run, said = tuned
     done = toque.export(run, tmp_path / "out")
     before = AutoTokenizer.from_pretrained(base)
-    special = {t.content: n for n, t in before.added_tokens_decoder.items() if t.special}
-    special.pop("<extra_id_99>", None)  # the line break's marker, which is spelled as one
+    special = {
+        t.content: n for n, t in before.added_tokens_decoder.items() if t.special
+    }
+    special.pop(
+        "<extra_id_99>", None
+    )  # the line break's marker, which is spelled as one
     for folder in (run / "model", done.folder):
         after = AutoTokenizer.from_pretrained(folder)
         assert after.chat_template is None
-        kept = {t.content: n for n, t in after.added_tokens_decoder.items() if t.special}
+        kept = {
+            t.content: n for n, t in after.added_tokens_decoder.items() if t.special
+        }
         assert special.items() <= kept.items()
         for name, number in special.items():
             assert after.encode(name, add_special_tokens=False) == [number], name
@@ -112,7 +125,9 @@ def test_a_gguf_of_it_has_the_same_special_tokens_and_is_asked_as_it_was_trained
 def compared(folder: Path) -> list[int]:
     """What transformers makes of the conversation that `export` compares by."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids: list[int] = tokenizer.apply_chat_template(SAMPLE, add_generation_prompt=True)["input_ids"]
+    ids: list[int] = tokenizer.apply_chat_template(SAMPLE, add_generation_prompt=True)[
+        "input_ids"
+    ]
     return ids
 
 
@@ -130,7 +145,10 @@ def test_a_model_of_another_keeps_its_template_which_is_compared(
     assert made[0] == made[1]
     assert f"writes the same {len(compared(done.folder))} tokens" in str(done)
     named = json.loads((base / "tokenizer_config.json").read_text())
-    several = [{"name": "tools", "template": "-"}, {"name": "default", "template": TEMPLATE}]
+    several = [
+        {"name": "tools", "template": "-"},
+        {"name": "default", "template": TEMPLATE},
+    ]
     named["chat_template"] = several  # as tokenizers with more than one have it
     (base / "tokenizer_config.json").write_text(json.dumps(named))
     gguf_done = toque.export(base, tmp_path / "soup", form="gguf", dtype="f16")

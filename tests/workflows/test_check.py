@@ -69,7 +69,11 @@ def test_a_mean_of_means_is_caught(family, configs, monkeypatch):
 
 def joined(batch):
     """All examples of a row as one: they see each other."""
-    names = [n for n in ("segments", "source_segments", "target_segments") if hasattr(batch, n)]
+    names = [
+        n
+        for n in ("segments", "source_segments", "target_segments")
+        if hasattr(batch, n)
+    ]
     return replace(batch, **{n: (getattr(batch, n) > 0).int() for n in names})
 
 
@@ -84,7 +88,9 @@ def test_a_leak_and_a_wrong_shift_are_caught(family, fault, configs, monkeypatch
     for name in ("decoder_batch", "encoder_decoder_batch"):
         right = getattr(layout, name)
         monkeypatch.setattr(
-            layout, name, lambda *given, right=right, **named: fault(right(*given, **named))
+            layout,
+            name,
+            lambda *given, right=right, **named: fault(right(*given, **named)),
         )
     found = checked(configs[family])
     with pytest.raises(CheckFailed, match="Do not train this way"):

@@ -35,7 +35,9 @@ def run(request: pytest.FixtureRequest, shared_kitchen: Path) -> Path:
     return toque.train(config).folder
 
 
-def test_the_answers_are_those_that_evaluation_scores(run: Path, tmp_path: Path) -> None:
+def test_the_answers_are_those_that_evaluation_scores(
+    run: Path, tmp_path: Path
+) -> None:
     config = load_config(str(run / "config.yaml"), []).config
     store = open_store(config)
     codec = store.codec()
@@ -66,7 +68,10 @@ def test_choices_of_ones_own(run: Path) -> None:
     [
         ({"task": "nutrition", "prompts": "toast"}, "did not learn task=nutrition"),
         ({"task": "difficulty"}, "Nothing to answer"),
-        ({"task": "difficulty", "choices": ["a"], "prompts": "x"}, "cannot be combined"),
+        (
+            {"task": "difficulty", "choices": ["a"], "prompts": "x"},
+            "cannot be combined",
+        ),
         (
             {"choices": ["a", "a"], "prompts": "x"},
             r"two or more different answers.* choices=\['Healthy', 'Indul",
@@ -75,7 +80,10 @@ def test_choices_of_ones_own(run: Path) -> None:
             {"choices": "yes", "prompts": "x"},
             r"choices must be a list of texts, not 'yes'.* choices=\['Healthy', 'Indul",
         ),
-        ({"choices": ["a", 2], "prompts": "x"}, r"choices must be a list of texts, not \['a', 2\]"),
+        (
+            {"choices": ["a", 2], "prompts": "x"},
+            r"choices must be a list of texts, not \['a', 2\]",
+        ),
         ({"choices": ["a", "\udcff"], "prompts": "x"}, "is not UTF-8 text"),
     ],
 )
@@ -127,10 +135,18 @@ def test_questions_are_in_the_trained_form(tmp_path: Path) -> None:
     assert texts_asked(fields, None, task="write", raw=False) == texts_asked(
         [fields], None, task="write", raw=False
     ), "one record is one prompt"
-    toast = {"title": "Toast", "ingredients": ["bread"], "steps": ["Cut.", "Toast.", "Eat."]}
+    toast = {
+        "title": "Toast",
+        "ingredients": ["bread"],
+        "steps": ["Cut.", "Toast.", "Eat."],
+    }
     assert texts_asked([toast], None, task="next_step", raw=False) == [
         "Write the next step of this recipe: Toast\nIngredients: bread\n1. Cut.\n2. Toast.\n3. Eat."
     ]
-    assert texts_asked(["How is it?"], None, task="request", raw=False) == ["How is it?"]
-    assert texts_asked(["Egg: a"], None, task="nutrition", raw=False)[0].endswith(": Egg\n- a")
+    assert texts_asked(["How is it?"], None, task="request", raw=False) == [
+        "How is it?"
+    ]
+    assert texts_asked(["Egg: a"], None, task="nutrition", raw=False)[0].endswith(
+        ": Egg\n- a"
+    )
     assert texts_asked(["Egg: a"], None, task=None, raw=False) == ["Egg: a"]

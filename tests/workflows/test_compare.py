@@ -34,11 +34,16 @@ def run_of(
     run.evaluation(10, 2.0)
     run.system(10, gpus=[{"index": 0, "power_watts": 300.0}], seconds=12.0)
     run.end(10)
-    (folder / "config.yaml").write_text(f"run_dir: {folder}\noptim: {{peak_lr: {rate}}}\nseed: 3\n")
+    (folder / "config.yaml").write_text(
+        f"run_dir: {folder}\noptim: {{peak_lr: {rate}}}\nseed: 3\n"
+    )
     if scored:
         noise = np.random.default_rng(len(folder.name)).normal(0.0, 1.0, len(NATS))
         losses = NATS - better_by + noise
-        names, sizes = [f"{texts}{i}" for i in range(len(losses))], np.full((2, len(losses)), 80.0)
+        names, sizes = (
+            [f"{texts}{i}" for i in range(len(losses))],
+            np.full((2, len(losses)), 80.0),
+        )
         sizes[0] = tokens
         examples = losses_table(names, losses, *sizes)
         keys = [f"{texts}{i}" for i in range(len(SCORES))]
@@ -66,7 +71,12 @@ def test_the_better_run_is_named_with_its_interval_and_cost(tmp_path):
     assert "Not significant: recipe score differs by +0.0000" in found.sentence
     assert found.sentence.endswith("bb took 1.00 times the training time of a.")
     text = str(found)
-    for part in ("Settings that differ", "optim.peak_lr  0.001  0.003", "* better", "Cost"):
+    for part in (
+        "Settings that differ",
+        "optim.peak_lr  0.001  0.003",
+        "* better",
+        "Cost",
+    ):
         assert part in text
     page = found.page.read_text()
     assert found.page == tmp_path / "comparison.html"
@@ -91,34 +101,53 @@ def test_better_by_one_measure_and_worse_by_the_other(tmp_path):
 
 def test_few_texts_get_no_interval_and_no_star(tmp_path):
     """Four texts whose BLEU was 0.06 and 0.00 were "* better"."""
-    folders = [run_of(tmp_path / name, better_by=9.0 * n) for n, name in enumerate(("a", "bb"))]
+    folders = [
+        run_of(tmp_path / name, better_by=9.0 * n) for n, name in enumerate(("a", "bb"))
+    ]
     for n, folder in enumerate(folders):
         names, numbers = [f"t{i}" for i in range(9)], (50.0 - 9.0 * n, 20.0, 80.0)
         examples = losses_table(names, *(np.full(9, number) for number in numbers))
-        texts = TextTable([f"t{i}" for i in range(10)], {"bleu": PerText.mean(SCORES[:10] + n)})
+        texts = TextTable(
+            [f"t{i}" for i in range(10)], {"bleu": PerText.mean(SCORES[:10] + n)}
+        )
         table = to_json(examples=examples, texts=texts, step=10)
         (folder / FILE).write_text(table)
     found = toque.compare(*folders)
     loss, bleu = (found.record["differences"]["bb"][name] for name in ("loss", "bleu"))
-    assert (loss["mean"], loss["low"], loss["better"]) == (pytest.approx(-0.45), None, None)
+    assert (loss["mean"], loss["low"], loss["better"]) == (
+        pytest.approx(-0.45),
+        None,
+        None,
+    )
     assert bleu["better"] == "other"  # ten are enough
     row = next(line for line in str(found).splitlines() if "held-out loss  " in line)
     assert row.split() == ["held-out", "loss", "2.5000", "2.0500", "-0.4500", "-", "9"]
-    assert "held-out loss differs by -0.4500 (9 texts, too few for an interval)" in found.sentence
+    assert (
+        "held-out loss differs by -0.4500 (9 texts, too few for an interval)"
+        in found.sentence
+    )
 
 
 def test_three_runs_are_held_against_the_first(tmp_path):
-    runs = [run_of(tmp_path / name, better_by=n) for n, name in enumerate(("a", "bb", "ccc"))]
+    runs = [
+        run_of(tmp_path / name, better_by=n)
+        for n, name in enumerate(("a", "bb", "ccc"))
+    ]
     found = toque.compare(*runs, out=tmp_path / "page.html")
     assert list(found.record["differences"]) == ["bb", "ccc"]
     assert (tmp_path / "page.html").exists()
 
 
 def test_other_held_out_texts_give_no_interval(tmp_path):
-    found = toque.compare(run_of(tmp_path / "a"), run_of(tmp_path / "bb", texts="u", better_by=9.0))
+    found = toque.compare(
+        run_of(tmp_path / "a"), run_of(tmp_path / "bb", texts="u", better_by=9.0)
+    )
     assert found.record["differences"] == {"bb": {}}
     assert "cannot be compared, because they have no scores" in found.sentence
-    assert any("scored on different held-out examples" in note for note in found.record["notes"])
+    assert any(
+        "scored on different held-out examples" in note
+        for note in found.record["notes"]
+    )
     assert "different held-out examples" in found.page.read_text()
     assert (
         "The held-out loss of bb is 2.5000 and of a 2.5000 (+0.0000), each on its own texts and "
@@ -139,7 +168,9 @@ def test_texts_are_paired_by_what_they_are_not_by_their_place(tmp_path):
 
 
 def test_other_tokens_are_compared_by_bits_a_byte(tmp_path):
-    found = toque.compare(run_of(tmp_path / "a"), run_of(tmp_path / "bb", tokens=25, better_by=3.0))
+    found = toque.compare(
+        run_of(tmp_path / "a"), run_of(tmp_path / "bb", tokens=25, better_by=3.0)
+    )
     assert "loss" not in found.record["differences"]["bb"]
     assert found.sentence.startswith("bb is better than a: bits per byte")
 
@@ -154,10 +185,15 @@ def test_a_run_without_scores_has_its_curves_and_cost(tmp_path):
     assert told in found.sentence  # bb was killed: by its evaluations while training
     (killed / FILE).write_text("{")
     (killed / "evaluation.json").write_text('{"step": 10}')
-    assert any("cannot be read" in note for note in toque.compare(first, killed).record["notes"])
+    assert any(
+        "cannot be read" in note
+        for note in toque.compare(first, killed).record["notes"]
+    )
     (killed / FILE).write_text((first / FILE).read_text())
     (killed / "evaluation.json").write_text('{"step": 5}')
-    assert any("another step" in note for note in toque.compare(first, killed).record["notes"])
+    assert any(
+        "another step" in note for note in toque.compare(first, killed).record["notes"]
+    )
 
 
 def test_json_is_the_record(tmp_path, capsys):
@@ -191,13 +227,18 @@ def test_what_cannot_be_compared_is_refused_in_words(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_run_in_a_bucket_is_compared_as_its_folder_is(s3_service, tmp_path, monkeypatch):
+def test_a_run_in_a_bucket_is_compared_as_its_folder_is(
+    s3_service, tmp_path, monkeypatch
+):
     first = run_of(tmp_path / "a")
     other = run_of(tmp_path / "bb", better_by=3.0, rate="0.003")
     for file in other.iterdir():
         s3_service.put(f"runs/bb/{file.name}", file.read_bytes())
     monkeypatch.chdir(tmp_path)
-    here, there = toque.compare(first, other), toque.compare(first, "s3://pantry/runs/bb")
+    here, there = (
+        toque.compare(first, other),
+        toque.compare(first, "s3://pantry/runs/bb"),
+    )
     records = [here.record, there.record]
     folders = [record["runs"]["bb"].pop("folder") for record in records]
     assert folders == [str(other), "s3://pantry/runs/bb"]
@@ -206,7 +247,9 @@ def test_a_run_in_a_bucket_is_compared_as_its_folder_is(s3_service, tmp_path, mo
     assert turned.record["differences"]["a"]["loss"]["better"] == "first"
     assert turned.page == Path("comparison.html")
     assert turned.page.exists()
-    with pytest.raises(ConfigError, match="s3://pantry/runs/none is not a run that has begun"):
+    with pytest.raises(
+        ConfigError, match="s3://pantry/runs/none is not a run that has begun"
+    ):
         toque.compare(first, "s3://pantry/runs/none")
     with pytest.raises(ConfigError, match=r"ftp:// addresses are not supported"):
         toque.compare(first, "ftp://pantry/runs/bb")

@@ -51,21 +51,30 @@ def conversation(n: int, *, answers: int = 2) -> list[dict[str, str]]:
         food = FOODS[(n + k) % len(FOODS)]
         turns.append({"role": "user", "content": f"What of {food}, {n}?"})
         turns.append(
-            {"role": "assistant", "content": f"Stew {food} for {n + k} minutes.\nThen eat."}
+            {
+                "role": "assistant",
+                "content": f"Stew {food} for {n + k} minutes.\nThen eat.",
+            }
         )
     return turns
 
 
 @pytest.fixture(scope="module")
-def base(tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(
+    tokenizers_at: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("chat") / "base"
     return chat_base(folder, tokenizers_at["decoder"], end="<|endoftext|>")
 
 
-def configured(base: Path, folder: Path, *, n: int = 40, **data: Any) -> toque.RunConfig:
+def configured(
+    base: Path, folder: Path, *, n: int = 40, **data: Any
+) -> toque.RunConfig:
     folder.mkdir(exist_ok=True)
     file = folder / "chats.jsonl"
-    lines = [json.dumps({"messages": conversation(i, answers=1 + i % 3)}) for i in range(n)]
+    lines = [
+        json.dumps({"messages": conversation(i, answers=1 + i % 3)}) for i in range(n)
+    ]
     file.write_text("\n".join(lines) + "\n")
     given = {"sources": [{"path": str(file)}], "store": str(folder / "store")}
     limits = {"max_prompt_tokens": 256, "max_target_tokens": 256}
@@ -95,9 +104,14 @@ def test_rows_are_what_transformers_writes_and_answers_alone_are_learnt(base, tm
         # The template's last line break, behind the end, is nothing that a model should write.
         turns = written[(*ids_of(store, row), *line_break)]
         answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-        assert tokenizer.decode(store.learnt_ids(row)) == "".join(f"{a}<|im_end|>" for a in answers)
+        assert tokenizer.decode(store.learnt_ids(row)) == "".join(
+            f"{a}<|im_end|>" for a in answers
+        )
         assert store.learnt_lengths[row] == len(store.learnt_ids(row))
-        assert tokenizer.decode(store.prompt_and_answer(row)[1]) == f"{answers[-1]}<|im_end|>"
+        assert (
+            tokenizer.decode(store.prompt_and_answer(row)[1])
+            == f"{answers[-1]}<|im_end|>"
+        )
         learnt += len(store.learnt_ids(row))
     assert store.n_rows == 40
     assert (made.report.notes[LEARNT], made.report.notes[TOKENS]) == (
@@ -145,7 +159,9 @@ def test_a_template_writes_one_day_in_the_store_and_whenever_the_model_is_asked(
         asked, chat_template=codec.settings["chat_template"], tokenize=False
     )
     assert text.startswith(written)
-    assert dated(codec.settings["chat_template"], day) == codec.settings["chat_template"]
+    assert (
+        dated(codec.settings["chat_template"], day) == codec.settings["chat_template"]
+    )
     assert dated(TEMPLATE, day) == TEMPLATE
     ids = prompt_ids(codec, "Rice?", "decoder", "conversations")
     assert codec.decode(ids).startswith(written)
@@ -153,12 +169,24 @@ def test_a_template_writes_one_day_in_the_store_and_whenever_the_model_is_asked(
 
 def test_marked_answers_are_not_learnt_and_unwritten_fields_are_counted(base, tmp_path):
     config = configured(base, tmp_path)
-    ask, burn = {"role": "user", "content": "Rice?"}, {"role": "assistant", "content": "Burn it."}
+    ask, burn = (
+        {"role": "user", "content": "Rice?"},
+        {"role": "assistant", "content": "Burn it."},
+    )
     first = [{"role": "user", "content": f"Rice, {k}?"} for k in range(8)]
     boil = {"role": "assistant", "content": "Boil it.", "name": "Ann"}
     lines = [
         json.dumps(
-            {"messages": [first[k], {**burn, "weight": 0}, ask, boil, ask, {**boil, "n": k}]}
+            {
+                "messages": [
+                    first[k],
+                    {**burn, "weight": 0},
+                    ask,
+                    boil,
+                    ask,
+                    {**boil, "n": k},
+                ]
+            }
         )
         for k in range(8)
     ]
@@ -176,22 +204,45 @@ def test_marked_answers_are_not_learnt_and_unwritten_fields_are_counted(base, tm
 
 def test_a_served_chat_model_refuses_fields_that_it_would_not_read(base):
     served = open_models({"base": base})["base"]
-    ask, answer = {"role": "user", "content": "Rice?"}, {"role": "assistant", "content": "Yes."}
-    empty = {"refusal": None, "tool_calls": [], "annotations": [], "audio": None, "name": ""}
+    ask, answer = (
+        {"role": "user", "content": "Rice?"},
+        {"role": "assistant", "content": "Yes."},
+    )
+    empty = {
+        "refusal": None,
+        "tool_calls": [],
+        "annotations": [],
+        "audio": None,
+        "name": "",
+    }
 
     def ids(**fields: Any) -> list[list[int]]:
-        body = json.dumps({"model": "base", "messages": [ask, {**answer, **fields}, ask]})
+        body = json.dumps(
+            {"model": "base", "messages": [ask, {**answer, **fields}, ask]}
+        )
         return asyncio.run(parse_request(ChatRequest, body.encode()).prompt_ids(served))
 
     plain = ids()
     assert ids(**empty) == plain
-    calls = [{"id": "1", "type": "function", "function": {"name": "weigh", "arguments": "{}"}}]
+    calls = [
+        {
+            "id": "1",
+            "type": "function",
+            "function": {"name": "weigh", "arguments": "{}"},
+        }
+    ]
     single = replace(served, chat=None)
-    for name, value in (("tool_calls", calls), ("reasoning_content", "Hm."), ("prefix", True)):
+    for name, value in (
+        ("tool_calls", calls),
+        ("reasoning_content", "Hm."),
+        ("prefix", True),
+    ):
         with pytest.raises(RequestError, match=f"does not write the field '{name}'"):
             ids(**{name: value})
     served = single
-    with pytest.raises(RequestError, match="does not support 'tool_calls' of message 2"):
+    with pytest.raises(
+        RequestError, match="does not support 'tool_calls' of message 2"
+    ):
         ids(tool_calls=calls)
 
 
@@ -200,15 +251,21 @@ def test_a_model_is_asked_and_leaves_in_the_form_it_was_trained_in(base, tmp_pat
     run = toque.train(config)
     asked = [{"role": "user", "content": "What of rice?"}]
     done = toque.export(run, tmp_path / "out")
-    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (base, done.folder))
+    before, after = (
+        AutoTokenizer.from_pretrained(folder) for folder in (base, done.folder)
+    )
     assert after.chat_template == TEMPLATE
     store = TokenStore.open(tmp_path / "store")
     for n in range(0, 40, 2):
         turns = conversation(n, answers=1 + n % 3)
         ids = after.apply_chat_template(turns)["input_ids"]
         assert ids == before.apply_chat_template(turns)["input_ids"]
-        assert any(ids_of(store, row) == ids[: len(ids_of(store, row))] for row in range(40))
-    [written] = toque.generate(run, asked[0]["content"], temperature=0.0, max_new_tokens=8)
+        assert any(
+            ids_of(store, row) == ids[: len(ids_of(store, row))] for row in range(40)
+        )
+    [written] = toque.generate(
+        run, asked[0]["content"], temperature=0.0, max_new_tokens=8
+    )
     model = toque.workflows.inference.open_model.open_model(run.folder)
     prompt = before.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
     assert model.prompt_ids(asked[0]["content"]) == prompt
@@ -234,7 +291,10 @@ def test_a_model_is_asked_and_leaves_in_the_form_it_was_trained_in(base, tmp_pat
         (ChatRequest(model="run", messages=asked), prompt),
     ):
         assert asyncio.run(request.prompt_ids(served)) == [ids]
-    shares = [toque.classify(run, asked[0]["content"], choices=["a", "b"], raw=r) for r in (0, 1)]
+    shares = [
+        toque.classify(run, asked[0]["content"], choices=["a", "b"], raw=r)
+        for r in (0, 1)
+    ]
     assert shares[0] != shares[1]
     file = toque.export(run, tmp_path / "soup", form="gguf")
     fields = gguf.GGUFReader(file.folder / file.file).fields
@@ -245,11 +305,16 @@ def test_a_model_is_asked_and_leaves_in_the_form_it_was_trained_in(base, tmp_pat
 def test_a_template_ends_turns_with_a_token_of_its_own(base, tmp_path):
     """As Gemma's does, whose tokenizer ends texts with another."""
     work = shutil.copytree(base, tmp_path / "base")
-    told = json.loads((work / "tokenizer_config.json").read_text()) | {"eos_token": "<tool_call>"}
+    told = json.loads((work / "tokenizer_config.json").read_text()) | {
+        "eos_token": "<tool_call>"
+    }
     (work / "tokenizer_config.json").write_text(json.dumps(told))
     config = configured(work, tmp_path)
     run = toque.train(config)
-    store, tokenizer = TokenStore.open(tmp_path / "store"), AutoTokenizer.from_pretrained(work)
+    store, tokenizer = (
+        TokenStore.open(tmp_path / "store"),
+        AutoTokenizer.from_pretrained(work),
+    )
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert store.codec().eos_id == end
     assert all(store.target(row)[-1] == end for row in range(store.n_rows))
@@ -259,7 +324,9 @@ def test_a_template_ends_turns_with_a_token_of_its_own(base, tmp_path):
     ids = [one.apply_chat_template(turns)["input_ids"] for one in (after, tokenizer)]
     assert ids[0] == ids[1]
     assert after.eos_token_id == end
-    ends = json.loads((done.folder / "generation_config.json").read_text())["eos_token_id"]
+    ends = json.loads((done.folder / "generation_config.json").read_text())[
+        "eos_token_id"
+    ]
     assert end in (ends if isinstance(ends, list) else [ends])
     # The base itself is talked to in the same form.
     opened = toque.workflows.inference.open_model.open_model(work)
@@ -295,13 +362,17 @@ def test_named_templates_keep_what_a_conversation_says(base, tmp_path, name):
         (FORGETS, DataError, r"data.loss_on=last_answer to learn only the last"),
     ],
 )
-def test_a_template_that_cannot_be_learnt_is_refused(base, tmp_path, template, error, words):
+def test_a_template_that_cannot_be_learnt_is_refused(
+    base, tmp_path, template, error, words
+):
     file = tmp_path / "own.jinja"
     file.write_text(template)
     with pytest.raises(error, match=words):
         toque.prepare(configured(base, tmp_path, chat_template=str(file)))
     if template == FORGETS:
-        forgets = configured(base, tmp_path, chat_template=str(file), loss_on="last_answer")
+        forgets = configured(
+            base, tmp_path, chat_template=str(file), loss_on="last_answer"
+        )
         assert toque.prepare(forgets, replace=True).store.n_rows == 40
 
 
@@ -332,11 +403,16 @@ def test_an_encoder_decoder_is_told_to_take_pairs(base, tmp_path):
 
 
 def test_turns_behind_the_longest_conversation_are_left_out_and_counted(base, tmp_path):
-    limits = {"max_prompt_tokens": 16, "max_target_tokens": 100}  # one question is longer than 16
+    limits = {
+        "max_prompt_tokens": 16,
+        "max_target_tokens": 100,
+    }  # one question is longer than 16
     made = toque.prepare(configured(base, tmp_path, **limits))
     assert made.report.notes[CUT_TURNS] > 0
     assert made.report.kept == made.report.read
-    whole = TokenStore.open(toque.prepare(configured(base, tmp_path / "whole")).store.path)
+    whole = TokenStore.open(
+        toque.prepare(configured(base, tmp_path / "whole")).store.path
+    )
     longer = whole.prompt_lengths + whole.target_lengths - 116
     assert made.report.cut["targets"] == (longer > 0).sum()
     lost = whole.target_lengths.sum() - made.store.target_lengths.sum()
@@ -345,9 +421,15 @@ def test_turns_behind_the_longest_conversation_are_left_out_and_counted(base, tm
     for row in range(made.store.n_rows):
         assert len(made.store.prompt(row)) + len(made.store.target(row)) <= 116
         assert made.store.target(row)[-1] == made.store.codec().eos_id
-    with pytest.raises(DataError, match=r"conversation has more than 116 tokens, the sum"):
-        toque.prepare(configured(base, tmp_path, on_overlong="error", **limits), replace=True)
-    dropped = toque.prepare(configured(base, tmp_path, on_overlong="drop", **limits), replace=True)
+    with pytest.raises(
+        DataError, match=r"conversation has more than 116 tokens, the sum"
+    ):
+        toque.prepare(
+            configured(base, tmp_path, on_overlong="error", **limits), replace=True
+        )
+    dropped = toque.prepare(
+        configured(base, tmp_path, on_overlong="drop", **limits), replace=True
+    )
     assert dropped.report.dropped["conversation over 116 tokens"] > 0
 
 
@@ -357,12 +439,17 @@ def lopsided(folder: Path, *, n: int, words: int) -> dict[str, Any]:
     text = [" ".join(ask[(i + k) % 8] for k in range(words)) for i in range(n)]
     lines = [
         [
-            {"role": "user", "content": f"{i} " + one[: len(one) * (1 + i % 2 * 8) // 10]},
+            {
+                "role": "user",
+                "content": f"{i} " + one[: len(one) * (1 + i % 2 * 8) // 10],
+            },
             {"role": "assistant", "content": one[len(one) * (1 + i % 2 * 8) // 10 :]},
         ]
         for i, one in enumerate(text)
     ]
-    (folder / "lopsided.jsonl").write_text("\n".join(json.dumps({"messages": m}) for m in lines))
+    (folder / "lopsided.jsonl").write_text(
+        "\n".join(json.dumps({"messages": m}) for m in lines)
+    )
     return {"sources": [{"path": str(folder / "lopsided.jsonl")}], "dedup": "none"}
 
 
@@ -374,10 +461,14 @@ def test_a_conversation_that_the_model_reads_whole_is_kept_whole(base, tmp_path,
     limits = [made.store.manifest.settings[name] for name in LIMITS]
     (said,) = made.report.limits
     assert sum(limits) == 513
-    assert said.startswith("Longest conversation: 513 tokens, chosen from the data: 99 % of 40 ")
+    assert said.startswith(
+        "Longest conversation: 513 tokens, chosen from the data: 99 % of 40 "
+    )
     assert made.report.kept == 40
     rows = made.store.prompt_lengths + made.store.target_lengths
-    whole = [made.store.target(row)[-1] == made.store.codec().eos_id for row in range(40)]
+    whole = [
+        made.store.target(row)[-1] == made.store.codec().eos_id for row in range(40)
+    ]
     if words == 300:
         assert rows.max() > max(limits)
         assert all(whole)
@@ -388,6 +479,8 @@ def test_a_conversation_that_the_model_reads_whole_is_kept_whole(base, tmp_path,
         with pytest.raises(
             ConfigError, match="but the sources have conversations: the second half"
         ):
-            toque.prepare(configured(base, tmp_path, **data, on_overlong="split"), replace=True)
+            toque.prepare(
+                configured(base, tmp_path, **data, on_overlong="split"), replace=True
+            )
         assert not any(whole)
         assert "The model has no more positions" in said

@@ -64,7 +64,10 @@ def test_interrupted_it_ends_with_75_and_words_that_continue_it(
     assert (folder / "runs/demo/model").exists()
     code, told = said(capfd, *SMALL, "--n", "50")
     assert code == 2
-    assert "--n is 50, but runs/demo/cookbook.jsonl already contains another cookbook" in told
+    assert (
+        "--n is 50, but runs/demo/cookbook.jsonl already contains another cookbook"
+        in told
+    )
 
 
 @pytest.mark.parametrize(

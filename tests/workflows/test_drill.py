@@ -58,7 +58,9 @@ print(json.dumps([len(found.moments), found.problems]))
 
 
 @pytest.mark.parametrize("how", ["exact", "careless"])
-def test_a_run_that_is_not_exact_is_found_by_killing_it(tmp_path: Path, how: str) -> None:
+def test_a_run_that_is_not_exact_is_found_by_killing_it(
+    tmp_path: Path, how: str
+) -> None:
     # In a process of its own: one that has computed must not be forked.
     done = python("-c", KILLS, tmp_path, how)
     assert done.returncode == 0, done.stderr
@@ -70,24 +72,39 @@ def test_a_run_that_is_not_exact_is_found_by_killing_it(tmp_path: Path, how: str
 def test_facts_are_of_the_last_step_and_the_last_report(tmp_path: Path) -> None:
     for step, content in ((3, b"old"), (12, b"new")):
         (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-        (tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors").write_bytes(content)
-    lines = [{"event": "step", "step": s, "loss": x} for s, x in ((1, 3.0), (2, 2.5), (2, 2.25))]
+        (
+            tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors"
+        ).write_bytes(content)
+    lines = [
+        {"event": "step", "step": s, "loss": x}
+        for s, x in ((1, 3.0), (2, 2.5), (2, 2.25))
+    ]
     text = "\n".join([json.dumps(line) for line in lines] + ['{"event": "st'])
     (tmp_path / "metrics.jsonl").write_text(text)
     found = facts_of(tmp_path)
-    assert (newest_step(tmp_path), steps_done(tmp_path), len(events(tmp_path))) == (12, 2, 3)
+    assert (newest_step(tmp_path), steps_done(tmp_path), len(events(tmp_path))) == (
+        12,
+        2,
+        3,
+    )
     assert found["losses"] == {1: 3.0, 2: 2.25}
     assert found["weights"][:8] == "11507a0e"  # SHA-256 of "new"
     assert find_differences(found, found) == []
-    assert find_differences(found, {**found, "weights": "", "best": 1}) == ["weights", "best"]
+    assert find_differences(found, {**found, "weights": "", "best": 1}) == [
+        "weights",
+        "best",
+    ]
 
 
-def test_what_is_no_run_and_numbers_that_make_no_drill_are_refused(tmp_path: Path) -> None:
+def test_what_is_no_run_and_numbers_that_make_no_drill_are_refused(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match="is not a run folder"):
         drill(tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 1")
     with pytest.raises(
-        ConfigError, match=r"steps must be at least 8 and kills at least 0, not 3 and 10"
+        ConfigError,
+        match=r"steps must be at least 8 and kills at least 0, not 3 and 10",
     ):
         drill(tmp_path, steps=3)
 
@@ -126,7 +143,9 @@ def test_times_of_the_clock_are_steps_in_the_copies(
     assert convert_times_to_steps(copied, 24) == []
 
 
-def test_code_that_a_run_names_is_refused_before_anything_is_copied(own_kitchen: Path) -> None:
+def test_code_that_a_run_names_is_refused_before_anything_is_copied(
+    own_kitchen: Path,
+) -> None:
     mine = tiny_config(optim={"name": "mine:Adam"})
     Path("run").mkdir()
     (Path("run") / "config.yaml").write_text(resolved_yaml(with_origins(mine)))
@@ -152,13 +171,20 @@ def test_a_run_by_the_clock_with_an_optimizer_of_its_own_is_drilled() -> None:
     assert toque("train", "my.yaml", *CLOCKED).returncode == 0
     words = ("drill", "run", "--kills", "1", "--steps", "8")
     refused = toque(*words)
-    assert (refused.returncode, "allow it with --trust-code" in refused.stderr) == (2, True)
+    assert (refused.returncode, "allow it with --trust-code" in refused.stderr) == (
+        2,
+        True,
+    )
     done = toque(*words, "--trust-code")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "in the copies a second is a step: train.stop_after=" in done.stderr
 
 
-WORDS = ("train.save_every=8 steps", "train.evaluate_every=8 steps", "train.stop_after=16 steps")
+WORDS = (
+    "train.save_every=8 steps",
+    "train.evaluate_every=8 steps",
+    "train.stop_after=16 steps",
+)
 ADAPTED = (
     "run_dir=adapted",
     "model={family: gpt2, start_from: run/model, tokenizer: run/model}",
@@ -181,7 +207,12 @@ def test_the_whole_drill_of_a_run_and_of_an_adapter_on_it(own_kitchen: Path) -> 
     assert set(verdicts.values()) == {"ok"}
     assert len(verdicts) == 5
     assert before == {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file()}
-    assert sorted(p.name for p in own_kitchen.iterdir()) == ["a.jsonl", "my.yaml", "run", "store"]
+    assert sorted(p.name for p in own_kitchen.iterdir()) == [
+        "a.jsonl",
+        "my.yaml",
+        "run",
+        "store",
+    ]
     # An adapter's checkpoints are some kilobytes.
     assert toque("train", "my.yaml", *ADAPTED).returncode == 0
     done = toque("drill", "adapted", "--kills", "2", "--steps", "8")

@@ -46,7 +46,12 @@ TWO_WAYS = (  # an earlier answer loses its last word
 
 
 def base(
-    folder: Path, *, ends: Any = (ENDOFTEXT, END), template: str = PHI, stop: int = END, **more: Any
+    folder: Path,
+    *,
+    ends: Any = (ENDOFTEXT, END),
+    template: str = PHI,
+    stop: int = END,
+    **more: Any,
 ) -> Path:
     """A model that answers "Yes!", the token `stop`, and, if it does not end there, "No"."""
     tokenizer = byte_tokenizer(SPECIAL)
@@ -54,13 +59,19 @@ def base(
     ends = ends if isinstance(ends, int) else list(ends)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
     settings |= {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
-    files = {"generation_config": {"eos_token_id": ends}, "config": {"eos_token_id": ENDOFTEXT}}
+    files = {
+        "generation_config": {"eos_token_id": ends},
+        "config": {"eos_token_id": ENDOFTEXT},
+    }
     return speaking(folder, tokenizer, says, tokenizer_config=settings, **files | more)
 
 
 PLACES = {
     "generation_config": {},
-    "config": {"generation_config": {"eos_token_id": ENDOFTEXT}, "config": {"eos_token_id": [END]}},
+    "config": {
+        "generation_config": {"eos_token_id": ENDOFTEXT},
+        "config": {"eos_token_id": [END]},
+    },
     "tokenizer": {"stop": ENDOFTEXT, "ends": END},
 }
 
@@ -68,7 +79,9 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_texts_end_at_every_end_that_the_files_name(place, tmp_path):
     folder = base(tmp_path / "base", **PLACES[place])
-    written = toque.generate(folder, ["Hi", "Hello"], temperature=0.0, max_new_tokens=20)
+    written = toque.generate(
+        folder, ["Hi", "Hello"], temperature=0.0, max_new_tokens=20
+    )
     assert [(one.text, one.tokens) for one in written] == [("Yes!", 4)] * 2
     best = toque.generate(folder, "Hi", best_of=2, temperature=0.5, max_new_tokens=20)
     assert best[0].text == "Yes!"
@@ -77,7 +90,9 @@ def test_texts_end_at_every_end_that_the_files_name(place, tmp_path):
 def test_an_exported_base_names_the_end_of_its_tokenizer_too(tmp_path):
     folder = base(tmp_path / "base", ends=END, config={"eos_token_id": END})
     done = toque.export(folder, tmp_path / "copy")
-    ends = json.loads((done.folder / "generation_config.json").read_text())["eos_token_id"]
+    ends = json.loads((done.folder / "generation_config.json").read_text())[
+        "eos_token_id"
+    ]
     assert ends == [ENDOFTEXT, END]
 
 
@@ -104,7 +119,9 @@ def test_chat_and_the_server_stop_too(tmp_path):
             ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
             ("completions", {"prompt": "Hi"}),
         ):
-            [choice] = httpx.post(f"{address}/v1/{path}", json=asked | prompt).json()["choices"]
+            [choice] = httpx.post(f"{address}/v1/{path}", json=asked | prompt).json()[
+                "choices"
+            ]
             text = choice["text"] if "text" in choice else choice["message"]["content"]
             assert (text, choice["finish_reason"]) == ("Yes!", "stop")
 
@@ -114,7 +131,9 @@ def test_a_text_of_a_form_may_end_at_each_end(tmp_path):
     folder = base(tmp_path / "base", stop=END)
     # The model would go on with "Yes!" and is allowed to, unless its own end is allowed, too.
     schema = {"type": "string", "pattern": "^(Yes!)+$"}
-    [written] = toque.generate(folder, "Hi", schema=schema, temperature=0.0, max_new_tokens=40)
+    [written] = toque.generate(
+        folder, "Hi", schema=schema, temperature=0.0, max_new_tokens=40
+    )
     assert json.loads(written.text).startswith("Yes!")
     assert not written.is_cut
 
@@ -130,7 +149,9 @@ def chats(folder: Path) -> Path:
         for word in words
     ]
     file = folder / "chats.jsonl"
-    file.write_text("\n".join(json.dumps({"messages": turns}) for turns in lines) + "\n")
+    file.write_text(
+        "\n".join(json.dumps({"messages": turns}) for turns in lines) + "\n"
+    )
     return file
 
 
@@ -147,7 +168,10 @@ def configured(folder: Path, start: Path, **data: Any) -> toque.RunConfig:
 def test_training_learns_the_first_end_of_each_turn_and_exports_name_it(tmp_path):
     start = base(tmp_path / "base", ends=(ENDOFTEXT, ASSISTANT, END))
     run = toque.train(configured(tmp_path, start))
-    store, theirs = TokenStore.open(tmp_path / "store"), AutoTokenizer.from_pretrained(start)
+    store, theirs = (
+        TokenStore.open(tmp_path / "store"),
+        AutoTokenizer.from_pretrained(start),
+    )
     for row in range(store.n_rows):
         learnt = store.learnt_ids(row).tolist()
         word = theirs.decode(learnt).split()[1]
@@ -155,9 +179,14 @@ def test_training_learns_the_first_end_of_each_turn_and_exports_name_it(tmp_path
     codec = store.codec()
     assert (codec.eos_id, codec.end_ids) == (END, {ENDOFTEXT, ASSISTANT, END})
     done = toque.export(run, tmp_path / "out")
-    ends = json.loads((done.folder / "generation_config.json").read_text())["eos_token_id"]
+    ends = json.loads((done.folder / "generation_config.json").read_text())[
+        "eos_token_id"
+    ]
     assert {*ends} == {ENDOFTEXT, ASSISTANT, END}
-    ours, turns = AutoTokenizer.from_pretrained(done.folder), [{"role": "user", "content": "Hi"}]
+    ours, turns = (
+        AutoTokenizer.from_pretrained(done.folder),
+        [{"role": "user", "content": "Hi"}],
+    )
     turns.append({"role": "assistant", "content": "Yes"})
     ids = [one.apply_chat_template(turns)["input_ids"] for one in (ours, theirs)]
     assert ids[0] == ids[1]
@@ -165,7 +194,10 @@ def test_training_learns_the_first_end_of_each_turn_and_exports_name_it(tmp_path
     assert (again.codec.eos_id, again.codec.end_ids) == (END, codec.end_ids)
     made = toque.export(run, tmp_path / "soup", form="gguf")
     fields = gguf.GGUFReader(made.folder / made.file).fields
-    named = [fields[f"tokenizer.ggml.{end}_token_id"].contents() for end in ("eos", "eot", "eom")]
+    named = [
+        fields[f"tokenizer.ggml.{end}_token_id"].contents()
+        for end in ("eos", "eot", "eom")
+    ]
     assert named == [END, ENDOFTEXT, ASSISTANT]
     stops = (made.folder / "Modelfile").read_text().splitlines()[-4:-1]
     assert stops == [f'PARAMETER stop "{SPECIAL[i - 256]}"' for i in named]

@@ -38,7 +38,9 @@ def train(config: toque.RunConfig, start: toque.TrainedRun | Path) -> list[str]:
 
 
 def test_a_tokenizer_learnt_from_other_data_is_refused_and_the_advice_works(old):
-    with pytest.raises(CheckpointError, match=r"was trained with another tokenizer") as refused:
+    with pytest.raises(
+        CheckpointError, match=r"was trained with another tokenizer"
+    ) as refused:
         toque.train(on_other_data("other"), start=old)
     assert "entries differ" in str(refused.value)
     assert "model.tokenizer=store/tokenizer" in str(refused.value)
@@ -59,7 +61,10 @@ def test_without_the_old_store_the_finished_model_is_compared_and_else_it_is_sai
             toque.train(on_other_data("third"), start=lost)
         shutil.rmtree(lost / "model")
         (told,) = train(on_other_data("fourth"), lost)
-        assert "its tokenizer could not be compared with the tokenizer of store-fourth" in told
+        assert (
+            "its tokenizer could not be compared with the tokenizer of store-fourth"
+            in told
+        )
     finally:
         shutil.move("store-moved", "store")
 

@@ -17,7 +17,9 @@ from toque.workflows.prepared_store import open_store
 
 
 def pairs(folder: Path, name: str, numbers: range) -> dict[str, str]:
-    rows = [{"prompt": f"How much is {n}?", "target": f"It is {n} {name}."} for n in numbers]
+    rows = [
+        {"prompt": f"How much is {n}?", "target": f"It is {n} {name}."} for n in numbers
+    ]
     return written(folder, name, rows)
 
 
@@ -28,7 +30,9 @@ def written(folder: Path, name: str, rows: list[dict[str, str]]) -> dict[str, st
 
 
 def prepared(folder: Path, store: str = "store", **data: Any) -> tuple[TokenStore, Any]:
-    config = tiny_config(run_dir=str(folder / "run"), data={"store": str(folder / store)} | data)
+    config = tiny_config(
+        run_dir=str(folder / "run"), data={"store": str(folder / store)} | data
+    )
     result = toque.prepare(config)
     assert open_store(config).fingerprint == result.store.fingerprint
     return result.store, result.report
@@ -40,21 +44,30 @@ def targets(store: TokenStore, split: str) -> list[str]:
 
 @pytest.mark.parametrize("max_examples", [None, 7])
 def test_held_out_examples_are_those_of_the_files_named(tmp_path, max_examples):
-    train, heldout = pairs(tmp_path, "cups", range(40)), pairs(tmp_path, "grams", range(5))
+    train, heldout = (
+        pairs(tmp_path, "cups", range(40)),
+        pairs(tmp_path, "grams", range(5)),
+    )
     store, report = prepared(
         tmp_path, sources=[train], validation=[heldout], max_examples=max_examples
     )
     assert targets(store, "validation") == [f"It is {n} grams." for n in range(5)]
-    assert targets(store, "train") == [f"It is {n} cups." for n in range(max_examples or 40)]
+    assert targets(store, "train") == [
+        f"It is {n} cups." for n in range(max_examples or 40)
+    ]
     assert "by source" in report.splitting()
-    assert report.leaked_bodies == 5  # the same questions, answered otherwise, are counted
+    assert (
+        report.leaked_bodies == 5
+    )  # the same questions, answered otherwise, are counted
 
 
 @pytest.mark.parametrize("dedup", ["exact", "near"])
 def test_what_is_held_out_is_not_trained_on(tmp_path, dedup):
     text = " ".join(f"step{n}" for n in range(60)) + " "
     rows = [{"prompt": f"Dish {n}", "target": f"{text}{n}"} for n in range(6)]
-    same = {"exact": rows[2], "near": {"prompt": "Dish 2", "target": f"{text}2 !"}}[dedup]
+    same = {"exact": rows[2], "near": {"prompt": "Dish 2", "target": f"{text}2 !"}}[
+        dedup
+    ]
     apart = [{"prompt": f"{n} of {n}", "target": " ".join(f"word{n}{i}" for i in range(40))}
              for n in "abc"]  # fmt: skip
     store, report = prepared(
@@ -67,12 +80,17 @@ def test_what_is_held_out_is_not_trained_on(tmp_path, dedup):
     assert targets(store, "validation") == [same["target"]]
     found = targets(store, "train")
     assert same["target"] not in found
-    assert report.dropped == ({"duplicate": 1} if dedup == "exact" else {"near duplicate": 6})
+    assert report.dropped == (
+        {"duplicate": 1} if dedup == "exact" else {"near duplicate": 6}
+    )
     assert len(found) == (8 if dedup == "exact" else 3)
 
 
 def test_a_store_of_other_held_out_files_is_another(tmp_path):
-    train, heldout = pairs(tmp_path, "cups", range(9)), pairs(tmp_path, "grams", range(4))
+    train, heldout = (
+        pairs(tmp_path, "cups", range(9)),
+        pairs(tmp_path, "grams", range(4)),
+    )
     plain, _ = prepared(tmp_path, sources=[train, heldout], store="plain")
     assert "held_out_from" not in plain.manifest.settings
     store, _ = prepared(tmp_path, sources=[train], validation=[heldout])
@@ -82,22 +100,34 @@ def test_a_store_of_other_held_out_files_is_another(tmp_path):
     with pytest.raises(DataError) as refused:
         prepared(tmp_path, sources=[train, heldout])
     said = str(refused.value)
-    assert "grams.jsonl was held out as data.validation, but data.validation is empty now" in said
+    assert (
+        "grams.jsonl was held out as data.validation, but data.validation is empty now"
+        in said
+    )
     assert not re.search(r"\[\d|None|validation_fraction", said)  # in the user's terms
     with pytest.raises(DataError) as refused:
         prepared(tmp_path, sources=[train])
-    assert "it was prepared from" not in str(refused.value)  # what is trained on is the same
-    with pytest.raises(DataError, match=r"10% of data\.sources was held out, but now data\.valid"):
+    assert "it was prepared from" not in str(
+        refused.value
+    )  # what is trained on is the same
+    with pytest.raises(
+        DataError, match=r"10% of data\.sources was held out, but now data\.valid"
+    ):
         prepared(tmp_path, sources=[train], validation=[heldout], store="plain")
     (tmp_path / "grams.jsonl").write_text('{"prompt": "a", "target": "b"}\n')
-    with pytest.raises(DataError, match=r"data\.validation\[0\] is .*grams.jsonl is new or has"):
+    with pytest.raises(
+        DataError, match=r"data\.validation\[0\] is .*grams.jsonl is new or has"
+    ):
         prepared(tmp_path, sources=[train], validation=[heldout])
     with pytest.raises(ConfigError, match=r"`data\.sources` is empty: held-out files"):
         prepared(tmp_path, sources=[], validation=[heldout])
 
 
 def test_weights_are_those_of_each_source(tmp_path):
-    train, heldout = pairs(tmp_path, "cups", range(12)), pairs(tmp_path, "grams", range(4))
+    train, heldout = (
+        pairs(tmp_path, "cups", range(12)),
+        pairs(tmp_path, "grams", range(4)),
+    )
     config = tiny_config(
         run_dir=str(tmp_path / "run"),
         data={
@@ -118,15 +148,23 @@ def test_where_everything_is_held_out_it_says_so(tmp_path):
     same = pairs(tmp_path, "cups", range(5))
     config = tiny_config(
         run_dir=str(tmp_path / "run"),
-        data={"store": str(tmp_path / "store"), "sources": [same], "validation": [same]},
+        data={
+            "store": str(tmp_path / "store"),
+            "sources": [same],
+            "validation": [same],
+        },
     )
-    with pytest.raises(ConfigError, match=r"every record of data\.sources is also in data\."):
+    with pytest.raises(
+        ConfigError, match=r"every record of data\.sources is also in data\."
+    ):
         toque.train(config)
 
 
 def test_prompts_are_found_among_many_texts_without_one(tmp_path):
     texts = written(
-        tmp_path, "texts", [{"text": f"Once in {n} there was a cook."} for n in range(99)]
+        tmp_path,
+        "texts",
+        [{"text": f"Once in {n} there was a cook."} for n in range(99)],
     )
     asked = pairs(tmp_path, "grams", range(6))
     store, _ = prepared(

@@ -39,7 +39,8 @@ def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("toque.workflows.first_config.sizing.measure_rate", rate)
     monkeypatch.setattr(
-        "toque.workflows.first_config.init.measure_writing_rate", lambda *_about: WRITING
+        "toque.workflows.first_config.init.measure_writing_rate",
+        lambda *_about: WRITING,
     )
     write_cookbook(Path("a.jsonl"), n=80, seed=3)
     return tmp_path
@@ -67,7 +68,9 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert "    - path: a.jsonl           # json-lines, 80 recipes" in text
     resolved = load_config("my.yaml")
     assert resolved.config.run_dir == "runs/my"
-    assert str(resolved.config.train.stop_after) == "6 epochs"  # more would be learnt by heart
+    assert (
+        str(resolved.config.train.stop_after) == "6 epochs"
+    )  # more would be learnt by heart
     assert str(resolved.config.train.time_limit) == "1 hours"
     assert "in 6 passes over the texts and needs only about " in said
     assert " of the 1 hour: the time is enough for " in said
@@ -86,9 +89,12 @@ def test_texts_take_their_share_of_the_time_at_most(
     written_per_second: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The share was promised of held-out losses, and texts took 59 % of the time."""
-    monkeypatch.setattr("toque.workflows.first_config.sizing.measure_rate", lambda *_about: 2_000.0)
     monkeypatch.setattr(
-        "toque.workflows.first_config.init.measure_writing_rate", lambda *_about: written_per_second
+        "toque.workflows.first_config.sizing.measure_rate", lambda *_about: 2_000.0
+    )
+    monkeypatch.setattr(
+        "toque.workflows.first_config.init.measure_writing_rate",
+        lambda *_about: written_per_second,
     )
     made = toque.init("a.jsonl", for_="40 seconds", size="300k")
     evaluation, (source,) = made.config.evaluation, made.sources
@@ -96,7 +102,9 @@ def test_texts_take_their_share_of_the_time_at_most(
     assert 10 * evaluation.texts * each <= 0.05 * 40.0
     assert evaluation.generate == 1 or evaluation.generate * each <= 0.05 * 40.0
     text = made.file.read_text()
-    assert ("the end: at most 5% of the time" in text) is (evaluation.generate * each <= 0.05 * 24)
+    assert ("the end: at most 5% of the time" in text) is (
+        evaluation.generate * each <= 0.05 * 24
+    )
 
 
 @pytest.mark.usefixtures("kitchen")
@@ -106,7 +114,9 @@ def test_few_texts_get_an_update_of_few(capsys: pytest.CaptureFixture[str]) -> N
     def pairs(n: int) -> str:
         lines = [{"prompt": f"What is {i}?", "completion": f"{i} is a number. " * 30}
                  for i in range(n)]  # fmt: skip
-        Path(f"{n}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        Path(f"{n}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
         return f"{n}.jsonl"
 
     words = ["--start-from", "some/folder", "--replace"]
@@ -124,17 +134,25 @@ def test_few_texts_get_an_update_of_few(capsys: pytest.CaptureFixture[str]) -> N
 def test_few_texts_beside_a_bucket_are_not_taken_for_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["init", "a.jsonl", "s3://nowhere/more.jsonl", "--for", "5 minutes"]) == 0
+    assert (
+        main(["init", "a.jsonl", "s3://nowhere/more.jsonl", "--for", "5 minutes"]) == 0
+    )
     assert "passes over the texts" not in capsys.readouterr().out
     train = load_config("my.yaml").config.train
-    assert (str(train.stop_after), str(train.batch)) == ("5 minutes total", "2048 tokens")
+    assert (str(train.stop_after), str(train.batch)) == (
+        "5 minutes total",
+        "2048 tokens",
+    )
 
 
 @pytest.mark.usefixtures("kitchen")
 @pytest.mark.parametrize(
-    ("length", "often"), [("5 minutes", "10 %"), ("1 hour", "10 %"), ("tonight", "10 minutes")]
+    ("length", "often"),
+    [("5 minutes", "10 %"), ("1 hour", "10 %"), ("tonight", "10 minutes")],
 )
-def test_a_run_that_is_killed_loses_ten_minutes_at_most(length: str, often: str) -> None:
+def test_a_run_that_is_killed_loses_ten_minutes_at_most(
+    length: str, often: str
+) -> None:
     assert str(toque.init("a.jsonl", for_=length).config.train.save_every) == often
 
 
@@ -143,7 +161,10 @@ def test_a_run_of_few_updates_says_so(capsys: pytest.CaptureFixture[str]) -> Non
     toque.init("a.jsonl")
     few = [*SHORT[1:], "train.stop_after=1 epochs", "train.batch=16384 tokens"]
     assert main(["train", "my.yaml", *few]) == 0
-    assert "  warning       the run has about 2 updates, which teach" in capsys.readouterr().err
+    assert (
+        "  warning       the run has about 2 updates, which teach"
+        in capsys.readouterr().err
+    )
     assert main(["train", "my.yaml", *SHORT, "run_dir=runs/other"]) == 0
     assert "which teach little" not in capsys.readouterr().err  # so many were asked for
 
@@ -160,8 +181,12 @@ def test_data_that_teach_little_are_named_before_anything_is_trained() -> None:
 
 
 @pytest.mark.usefixtures("kitchen")
-@pytest.mark.parametrize("name", ["many.jsonl", "many.jsonl.gz", "many.jsonl.zst", "many.parquet"])
-def test_of_a_compressed_file_all_records_are_estimated_from_the_first(name, monkeypatch):
+@pytest.mark.parametrize(
+    "name", ["many.jsonl", "many.jsonl.gz", "many.jsonl.zst", "many.parquet"]
+)
+def test_of_a_compressed_file_all_records_are_estimated_from_the_first(
+    name, monkeypatch
+):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     text = Path("a.jsonl").read_bytes() * 24
@@ -198,10 +223,17 @@ def test_every_kind_of_source_is_recognised(kitchen: Path) -> None:
     pairs = [{"prompt": f"{n} plus 1?", "completion": str(n + 1)} for n in range(30)]
     (kitchen / "pairs.jsonl").write_text("".join(json.dumps(p) + "\n" for p in pairs))
     np.save(kitchen / "ids.npy", np.arange(600, dtype=np.uint16).reshape(6, 100) % 500)
-    expected = {"a.jsonl": RECIPES, "book.txt": DOCUMENTS, "pairs.jsonl": PAIRS, "ids.npy": TOKENS}
+    expected = {
+        "a.jsonl": RECIPES,
+        "book.txt": DOCUMENTS,
+        "pairs.jsonl": PAIRS,
+        "ids.npy": TOKENS,
+    }
     for path, kind in expected.items():
         made = toque.init(
-            path, to=f"{path}.yaml", tokenizer="some/tokenizer" if kind == TOKENS else "auto"
+            path,
+            to=f"{path}.yaml",
+            tokenizer="some/tokenizer" if kind == TOKENS else "auto",
         )
         assert [found.kind for found in made.sources] == [kind]
         assert (made.config.evaluation.generate > 0) is (kind in (RECIPES, PAIRS))
@@ -214,7 +246,9 @@ def test_every_kind_of_source_is_recognised(kitchen: Path) -> None:
 
 def test_a_large_file_is_counted_by_a_part_of_it(kitchen: Path) -> None:
     line = json.loads((kitchen / "a.jsonl").read_text().splitlines()[0])
-    lines = [json.dumps(line | {"title": f"{line['title']} {n}"}) for n in range(20_000)]
+    lines = [
+        json.dumps(line | {"title": f"{line['title']} {n}"}) for n in range(20_000)
+    ]
     (kitchen / "large.jsonl").write_text("\n".join(lines))
     (found,) = toque.init("large.jsonl").sources
     assert not found.whole
@@ -255,13 +289,19 @@ def test_sizes_are_as_large_as_they_say(size: str) -> None:
 @pytest.mark.usefixtures("kitchen")
 def test_from_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     made = toque.init("a.jsonl", start_from="some/folder", for_="10 minutes")
-    assert (made.config.model.family, made.config.model.start_from) == ("auto", "some/folder")
+    assert (made.config.model.family, made.config.model.start_from) == (
+        "auto",
+        "some/folder",
+    )
     assert str(made.config.train.stop_after) == "10 minutes total"
     assert made.config.optim.name == "adamw"
     assert not made.forecast
     assert "# adapter: {kind: lora, target_modules: all}" in made.file.read_text()
     assert made.remarks[-1] == NOT_SEEN.format(start="some/folder")
-    assert main(["init", "a.jsonl", "--to", "b.yaml", "--start-from", "x", "--size", "1m"]) == 0
+    assert (
+        main(["init", "a.jsonl", "--to", "b.yaml", "--start-from", "x", "--size", "1m"])
+        == 0
+    )
     capsys.readouterr()
 
 
@@ -270,7 +310,10 @@ def test_from_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 def test_any_name_is_written_as_yaml_reads_it(name: str) -> None:
     Path(f"{name}.jsonl").write_text(Path("a.jsonl").read_text())
     made = toque.init(
-        f"{name}.jsonl", to=f"{name}.yaml", start_from=f"{name}/model", tokenizer=f"{name}/t"
+        f"{name}.jsonl",
+        to=f"{name}.yaml",
+        start_from=f"{name}/model",
+        tokenizer=f"{name}/t",
     )
     assert made.config.data.sources[0].path == f"{name}.jsonl"
     assert made.config.run_dir == f"runs/{name}"
@@ -292,7 +335,10 @@ def test_the_speed_is_measured_with_the_tokenizer_that_was_named(
     monkeypatch.setattr("toque.workflows.first_config.sizing.measure_rate", remembered)
     usual = toque.init("a.jsonl", size="300k")
     assert asked == [usual.config.model.tokenizer] == ["trained:2048"]
-    assert main(["prepare", "my.yaml", "model.tokenizer=trained:512", "data.store=few"]) == 0
+    assert (
+        main(["prepare", "my.yaml", "model.tokenizer=trained:512", "data.store=few"])
+        == 0
+    )
     losses = list[str]()
     for name in ("few/tokenizer", "trained:512"):
         made = toque.init("a.jsonl", tokenizer=name, size="300k", replace=True)
@@ -301,10 +347,15 @@ def test_the_speed_is_measured_with_the_tokenizer_that_was_named(
     assert asked[1:] == ["few/tokenizer", "trained:512"]
     # Its tokens are shorter than any that was measured, and each is surer.
     assert float(losses[0]) < 0.95 * float(losses[1])
-    elsewhere = toque.init("a.jsonl", tokenizer="some/tokenizer", size="300k", replace=True)
+    elsewhere = toque.init(
+        "a.jsonl", tokenizer="some/tokenizer", size="300k", replace=True
+    )
     assert elsewhere.config.model.tokenizer == "some/tokenizer"
     assert asked[3:] == ["trained:2048"]
-    assert "some/tokenizer is not on this machine, so the speed was measured with" in str(elsewhere)
+    assert (
+        "some/tokenizer is not on this machine, so the speed was measured with"
+        in str(elsewhere)
+    )
 
 
 PAIRS_OF_FOUR = [
@@ -341,7 +392,10 @@ def lines_of(file: str, records: list[dict[str, object]]) -> str:
                 "--columns prompt=question --columns target=answer without"
             ),
         ),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "--columns messages=chosen where they"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "--columns messages=chosen where they",
+        ),
     ],
 )
 def test_unknown_columns_are_to_be_named_by_the_flag(
@@ -356,20 +410,40 @@ def test_unknown_columns_are_to_be_named_by_the_flag(
 
 @pytest.mark.usefixtures("kitchen")
 def test_fields_of_messages_are_named() -> None:
-    answer = {"role": "assistant", "content": "Boil it.", "thinking": "Rice.", "weight": 0}
+    answer = {
+        "role": "assistant",
+        "content": "Boil it.",
+        "thinking": "Rice.",
+        "weight": 0,
+    }
     turns = [{"role": "user", "content": "Rice?", "thinking": ""}, answer]
     turns.append({"role": "user", "content": "And?"})
     record = {"messages": [*turns, {**answer, "weight": 1}]}
     Path("talks.jsonl").write_text(f"{json.dumps(record)}\n" * 9)
     said = str(toque.init("talks.jsonl", to="talks.yaml"))
-    assert "Other fields of the 36 messages of talks.jsonl that were read: 'thinking' (18)" in said
-    assert "talks.jsonl: 9 answers that are read and not learnt, as their field 'weight'" in said
+    assert (
+        "Other fields of the 36 messages of talks.jsonl that were read: 'thinking' (18)"
+        in said
+    )
+    assert (
+        "talks.jsonl: 9 answers that are read and not learnt, as their field 'weight'"
+        in said
+    )
 
 
 @pytest.mark.usefixtures("kitchen")
-def test_columns_are_the_users_and_every_other_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_are_the_users_and_every_other_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines_of("four.jsonl", PAIRS_OF_FOUR)
-    words = ["init", "four.jsonl", "--replace", "--columns", "target=answer", "--columns"]
+    words = [
+        "init",
+        "four.jsonl",
+        "--replace",
+        "--columns",
+        "target=answer",
+        "--columns",
+    ]
     assert main([*words, "prompt=hint"]) == 0
     said = capsys.readouterr().out
     assert "Unused fields of four.jsonl: 'question', 'id'." in said
@@ -389,11 +463,15 @@ def test_columns_are_the_users_and_every_other_is_named(capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("kitchen")
-def test_what_is_no_data_in_a_folder_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_data_in_a_folder_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for folder, data in (("mixed", "a.jsonl"), ("texts", "a.txt")):
         Path(folder).mkdir()
         text = (
-            Path("a.jsonl").read_text() if data == "a.jsonl" else "A dark and stormy night. " * 40
+            Path("a.jsonl").read_text()
+            if data == "a.jsonl"
+            else "A dark and stormy night. " * 40
         )
         Path(folder, data).write_text(text)
         Path(folder, "README.md").write_text("# What this is")
@@ -406,8 +484,14 @@ def test_what_is_no_data_in_a_folder_is_named(capsys: pytest.CaptureFixture[str]
         assert f"Hidden files of {folder} are not read: '.DS_Store'." in said
         assert "photo.png (no text, such as a picture)" in said
         assert "old.zip (a ZIP archive)" in said
-        as_text = "Files of texts that look like documentation are read as text: 'README.md'."
-        assert as_text in said if folder == "texts" else "README.md (documentation)" in said
+        as_text = (
+            "Files of texts that look like documentation are read as text: 'README.md'."
+        )
+        assert (
+            as_text in said
+            if folder == "texts"
+            else "README.md (documentation)" in said
+        )
 
 
 OWN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -430,8 +514,14 @@ def base(kitchen: Path, writers_of_json: dict[str, Codec]) -> Path:
 def test_lengths_cut_nothing_that_the_base_could_read(
     base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pairs = [{"prompt": "salt " * (1 + n % 9), "completion": "milk. " * (1 + n)} for n in range(20)]
-    lines_of("pairs.jsonl", [*pairs, *({"prompt": "a", "completion": "b"} for _ in range(400))])
+    pairs = [
+        {"prompt": "salt " * (1 + n % 9), "completion": "milk. " * (1 + n)}
+        for n in range(20)
+    ]
+    lines_of(
+        "pairs.jsonl",
+        [*pairs, *({"prompt": "a", "completion": "b"} for _ in range(400))],
+    )
     assert main(["init", "pairs.jsonl", "--start-from", str(base)]) == 0
     out = capsys.readouterr().out
     data = load_config("my.yaml").config.data
@@ -447,7 +537,9 @@ def test_lengths_cut_nothing_that_the_base_could_read(
     assert data.max_prompt_tokens + data.max_target_tokens == 129
 
 
-def test_the_length_of_a_run_counts_the_tokens_that_the_base_can_read(base: Path) -> None:
+def test_the_length_of_a_run_counts_the_tokens_that_the_base_can_read(
+    base: Path,
+) -> None:
     """Half of the targets were cut, and init counted all of them: 2:52 of 5 minutes were used."""
     pairs = [
         {"prompt": f"{n} " + "salt " * (n % 40), "completion": "milk. " * (20 + 3 * n)}
@@ -466,15 +558,23 @@ def test_the_length_of_a_run_counts_the_tokens_that_the_base_can_read(base: Path
 
 def test_a_base_that_does_not_know_the_script_is_named(base: Path) -> None:
     """Byte tokens stand for letters that a tokenizer has not seen; Chinese recipes are short."""
-    steps = [["把肉切块，焯水。", f"加入酱油和糖，小火炖{n}分钟，直到肉软烂。"] for n in range(20)]
-    rows = [{"title": "红烧肉", "ingredients": ["五花肉 500克"], "steps": one} for one in steps]
+    steps = [
+        ["把肉切块，焯水。", f"加入酱油和糖，小火炖{n}分钟，直到肉软烂。"]
+        for n in range(20)
+    ]
+    rows = [
+        {"title": "红烧肉", "ingredients": ["五花肉 500克"], "steps": one}
+        for one in steps
+    ]
     Path("chinese.jsonl").write_text(
         "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     )
     made = toque.init("chinese.jsonl", start_from=base)
     assert made.sources[0].records == 20
     assert made.config.optim.peak_lr == 5e-4  # of the smallest models
-    assert "tokens per character of these texts. It hardly covers their script" in str(made)
+    assert "tokens per character of these texts. It hardly covers their script" in str(
+        made
+    )
 
 
 @pytest.mark.parametrize(
@@ -490,12 +590,19 @@ def test_conversations_get_the_template_of_the_base(
 ) -> None:
     file = base / "tokenizer_config.json"
     settings = json.loads(file.read_text())
-    file.write_text(json.dumps(settings | ({"chat_template": template} if template else {})))
-    talk = [{"role": "user", "content": "salt?"}, {"role": "assistant", "content": "milk."}]
+    file.write_text(
+        json.dumps(settings | ({"chat_template": template} if template else {}))
+    )
+    talk = [
+        {"role": "user", "content": "salt?"},
+        {"role": "assistant", "content": "milk."},
+    ]
     lines_of("talks.jsonl", [{"messages": talk}] * 30)
     made = toque.init("talks.jsonl", start_from=base)
     assert made.config.data.chat_template == written
-    (line,) = [one for one in made.file.read_text().splitlines() if "chat_template" in one]
+    (line,) = [
+        one for one in made.file.read_text().splitlines() if "chat_template" in one
+    ]
     assert line.endswith(f"# {why}")
 
 
@@ -503,7 +610,10 @@ def test_an_adapter_is_proposed_by_size_and_memory(
     base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def adapter(*words: str) -> object:
-        assert main(["init", "a.jsonl", "--start-from", str(base), "--replace", *words]) == 0
+        assert (
+            main(["init", "a.jsonl", "--start-from", str(base), "--replace", *words])
+            == 0
+        )
         return load_config("my.yaml").config.adapter
 
     assert adapter() is None
@@ -511,11 +621,16 @@ def test_an_adapter_is_proposed_by_size_and_memory(
     capsys.readouterr()
     monkeypatch.setattr("toque.workflows.first_config.init_base._ADAPTER_FROM", 1)
     found = adapter()
-    assert (getattr(found, "kind", None), getattr(found, "target_modules", None)) == ("lora", "all")
+    assert (getattr(found, "kind", None), getattr(found, "target_modules", None)) == (
+        "lora",
+        "all",
+    )
     assert "even with an adapter" not in capsys.readouterr().out
     monkeypatch.undo()
     monkeypatch.chdir(base.parent)
-    monkeypatch.setattr("toque.workflows.plan.run_estimate.free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr(
+        "toque.workflows.plan.run_estimate.free_bytes", lambda _: 1 << 20
+    )
     assert getattr(adapter(), "kind", None) == "lora"
     assert "even with an adapter. `toque plan` lists" in capsys.readouterr().out
 
@@ -540,9 +655,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_refusals(words: str, kitchen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(
+    words: str, kitchen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.save(kitchen / "ids.npy", np.arange(600, dtype=np.uint16))
-    (kitchen / "bad.jsonl").write_text('{"title": "x", "ingredients": [], "directions": []}\n' * 3)
+    (kitchen / "bad.jsonl").write_text(
+        '{"title": "x", "ingredients": [], "directions": []}\n' * 3
+    )
     code, text = REFUSED[words]
     assert main(words.split()) == code
     assert text in " ".join(capsys.readouterr().err.split())
@@ -557,10 +676,14 @@ def test_python_names_arguments(kitchen: Path) -> None:
 
 
 @pytest.mark.usefixtures("kitchen")
-def test_a_file_in_an_old_encoding_leads_out_of_init(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_an_old_encoding_leads_out_of_init(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     step = "Whisk the crème in a large bowl over hot water until it is set and serve it very cold."
     rows = "".join(f"Crème {n},{n} cups crème|2 eggs|salt,{step}\n" for n in range(40))
-    Path("old.csv").write_text(f"title,ingredients,directions\n{rows}", encoding="cp1252")
+    Path("old.csv").write_text(
+        f"title,ingredients,directions\n{rows}", encoding="cp1252"
+    )
     assert main(["init", "old.csv"]) == 3
     error = capsys.readouterr().err
     assert "40 not UTF-8" in error
@@ -576,9 +699,13 @@ def test_splits_of_a_saved_dataset_are_trained_on_and_held_out(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     rows = [{"question": f"What is {n}?", "answer": f"It is {n}."} for n in range(60)]
     ends = {"train": (0, 40), "test": (40, 50), "validation": (50, 60)}
-    splits = {name: datasets.Dataset.from_list(rows[a:b]) for name, (a, b) in ends.items()}
+    splits = {
+        name: datasets.Dataset.from_list(rows[a:b]) for name, (a, b) in ends.items()
+    }
     datasets.DatasetDict(splits).save_to_disk("data")
-    made = toque.init("data", to="a.yaml", columns={"prompt": "{question}", "target": "answer"})
+    made = toque.init(
+        "data", to="a.yaml", columns={"prompt": "{question}", "target": "answer"}
+    )
     assert [one.path for one in made.config.data.sources] == ["data/train"]
     assert [one.path for one in made.config.data.validation] == ["data/validation"]
     assert "Splits of data that are not read: 'test'." in str(made)
@@ -588,7 +715,8 @@ def test_splits_of_a_saved_dataset_are_trained_on_and_held_out(tmp_path, monkeyp
 
 @pytest.mark.usefixtures("kitchen")
 @pytest.mark.parametrize(
-    ("seconds", "busy", "named"), [(2.0, 3.0, True), (2.0, 1.6, False), (0.1, 3.0, False)]
+    ("seconds", "busy", "named"),
+    [(2.0, 3.0, True), (2.0, 1.6, False), (0.1, 3.0, False)],
 )
 def test_other_programs_are_named_that_computed_while_the_speed_was_measured(
     seconds: float, busy: float, named: bool, monkeypatch: pytest.MonkeyPatch
@@ -597,4 +725,6 @@ def test_other_programs_are_named_that_computed_while_the_speed_was_measured(
     monkeypatch.setattr(ProcessorUse, "now", lambda: next(read))
     said = str(toque.init("a.jsonl"))
     assert ("Other programs kept" in said) is named
-    assert "\0" not in said  # the mark of an argument, which errors alone put into words
+    assert (
+        "\0" not in said
+    )  # the mark of an argument, which errors alone put into words

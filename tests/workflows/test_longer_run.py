@@ -21,7 +21,11 @@ pytestmark = pytest.mark.usefixtures("shared_kitchen")
 
 
 def configuration(run: str, **sections) -> toque.RunConfig:
-    train = {"stop_after": "4 steps", "evaluate_every": "1 steps", "save_every": "2 steps"}
+    train = {
+        "stop_after": "4 steps",
+        "evaluate_every": "1 steps",
+        "save_every": "2 steps",
+    }
     base = tiny_config(run_dir=run, optim={"warmup": "2 steps"}, train=train)
     return toque.configure(base, **sections)
 
@@ -50,11 +54,17 @@ def test_a_constant_rate_goes_on_to_the_bits_of_a_run_that_was_longer_from_the_s
     whole = toque.train(configuration("whole", optim=optim, train=to(8)))
     toque.train(configuration("longer", optim=optim))
     heard = Notices()
-    longer = toque.train(configuration("longer", optim=optim, train=to(8)), reporter=heard)
+    longer = toque.train(
+        configuration("longer", optim=optim, train=to(8)), reporter=heard
+    )
     same(whole, longer)
-    notice = "this run was planned for 4 steps and is at step 4: it continues to 8 steps."
+    notice = (
+        "this run was planned for 4 steps and is at step 4: it continues to 8 steps."
+    )
     assert notice in heard.notices
-    assert load_config(longer.folder / "config.yaml").config.train.stop_after.amount == 8
+    assert (
+        load_config(longer.folder / "config.yaml").config.train.stop_after.amount == 8
+    )
 
 
 @pytest.mark.parametrize("schedule", ["wsd", "cosine", "linear"])
@@ -107,7 +117,9 @@ def test_an_unfinished_run_of_a_falling_rate_keeps_its_length():
 
 def told(at: Progress, old: str, new: str, **optim) -> str | None:
     def config(length: str) -> toque.RunConfig:
-        return toque.configure(optim={"warmup": "10 steps", **optim}, train={"stop_after": length})
+        return toque.configure(
+            optim={"warmup": "10 steps", **optim}, train={"stop_after": length}
+        )
 
     return explain_new_length(config(old), config(new), at)
 
@@ -124,7 +136,13 @@ def told(at: Progress, old: str, new: str, **optim) -> str | None:
         (Progress(60), "100 steps", "200 steps", {"schedule": "constant"}, True),
         (Progress(60), "100 steps", "200 steps", {"schedule": "inverse_sqrt"}, True),
         (Progress(60), "100 steps", "9 epochs", {"schedule": "constant"}, False),
-        (Progress(60), "100 steps", "200 steps", {"schedule": "constant", "warmup": "5 %"}, False),
+        (
+            Progress(60),
+            "100 steps",
+            "200 steps",
+            {"schedule": "constant", "warmup": "5 %"},
+            False,
+        ),
         (Progress(60), "100 steps", "200 steps", {"schedule": "wsd"}, True),
         (Progress(90), "100 steps", "200 steps", {"schedule": "wsd"}, False),
         (Progress(100), "100 steps", "200 steps", {"schedule": "wsd"}, True),
@@ -140,13 +158,22 @@ def test_what_may_be_longer(at, old, new, optim, may):
         ("30 seconds total", "60 seconds total", 30.0, True),
         ("30 seconds total", "2 minutes total", 30.0, True),
         ("30 seconds total", "50 steps", 30.0, True),
-        ("30 seconds total", "60 seconds total", 0.0, False),  # it has not come to its end
+        (
+            "30 seconds total",
+            "60 seconds total",
+            0.0,
+            False,
+        ),  # it has not come to its end
         ("60 seconds total", "50 seconds total", 60.0, False),
     ],
 )
-def test_a_length_of_the_whole_command_ends_where_its_limit_says(old, new, reached, may):
+def test_a_length_of_the_whole_command_ends_where_its_limit_says(
+    old, new, reached, may
+):
     def config(length: str) -> toque.RunConfig:
-        return toque.configure(optim={"schedule": "linear"}, train={"stop_after": length})
+        return toque.configure(
+            optim={"schedule": "linear"}, train={"stop_after": length}
+        )
 
     at = Progress(10, seconds=24.0)
     notice = explain_new_length(config(old), config(new), at, total_seconds=reached)
@@ -157,9 +184,14 @@ def test_stages_of_a_curriculum_keep_their_length():
     stages = [{"from": "0 %", "max_difficulty": "easy"}, {"from": "50 %"}]
 
     def config(length: str) -> toque.RunConfig:
-        return toque.configure(train={"stop_after": length}, curriculum={"stages": stages})
+        return toque.configure(
+            train={"stop_after": length}, curriculum={"stages": stages}
+        )
 
-    assert explain_new_length(config("300 steps"), config("400 steps"), Progress(300)) is None
+    assert (
+        explain_new_length(config("300 steps"), config("400 steps"), Progress(300))
+        is None
+    )
 
 
 def test_a_checkpoint_older_than_keyed_masks_continues_and_that_is_said_once():
@@ -186,4 +218,7 @@ def test_a_checkpoint_older_than_keyed_masks_continues_and_that_is_said_once():
 def test_a_run_without_dropout_records_no_masks():
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     run = toque.train(configuration("undropped", model={"shape": off}))
-    assert "dropout masks" not in read_manifest(run.folder / "checkpoints/step-00000004").versions
+    assert (
+        "dropout masks"
+        not in read_manifest(run.folder / "checkpoints/step-00000004").versions
+    )

@@ -26,7 +26,10 @@ from toque.sources.documents import HALF_CHARACTERS
 from toque.sources.memory_rows import verify_rows, write_rows
 from toque.workflows.prepared_store import open_store
 
-ROWS = [{"prompt": f"Dish {n}?", "target": f"Soup number {n}.", "score": n / 2} for n in range(24)]
+ROWS = [
+    {"prompt": f"Dish {n}?", "target": f"Soup number {n}.", "score": n / 2}
+    for n in range(24)
+]
 HELD = [{"prompt": f"Held {n}?", "target": f"Bread number {n}."} for n in range(4)]
 
 
@@ -79,15 +82,21 @@ def test_rows_of_every_form_are_the_store_of_a_file(form, config, of_a_file):
     assert kept == rows
     again = toque.prepare(config, data=ROWS)  # the same rows, whatever they come in
     assert again.reused
-    assert [p.name for p in Path(entry.path).parent.iterdir()] == [Path(entry.path).name]
-    assert open_store(config).fingerprint == first.store.fingerprint  # it goes on without them
+    assert [p.name for p in Path(entry.path).parent.iterdir()] == [
+        Path(entry.path).name
+    ]
+    assert (
+        open_store(config).fingerprint == first.store.fingerprint
+    )  # it goes on without them
     assert first.store.manifest.tokens == of_a_file
 
 
 def test_training_takes_rows_and_finds_them_again(config):
     run = toque.train(config, data=generated(), validation=pd.DataFrame(HELD))
     store = TokenStore.open(config.data.store)
-    texts = [store.codec().decode(store.target(row)) for row in store.rows("validation")]
+    texts = [
+        store.codec().decode(store.target(row)) for row in store.rows("validation")
+    ]
     assert texts == [row["target"] for row in HELD]
     longer = toque.configure(config, train={"stop_after": "4 steps"})
     again = toque.train(longer, data=ROWS, validation=HELD)
@@ -111,7 +120,9 @@ def test_training_takes_rows_and_finds_them_again(config):
 
 
 def test_columns_name_the_fields_of_rows_and_stay_with_the_run(config):
-    asked = [{"q": row["prompt"], "a": row["target"], "score": row["score"]} for row in ROWS]
+    asked = [
+        {"q": row["prompt"], "a": row["target"], "score": row["score"]} for row in ROWS
+    ]
     held = [{"q": row["prompt"], "a": row["target"]} for row in HELD]
     named = {"prompt": "Asked: {q}", "target": "a"}
     run = toque.train(config, data=asked, validation=held, columns=named)
@@ -125,7 +136,9 @@ def test_columns_name_the_fields_of_rows_and_stay_with_the_run(config):
         assert texts == {(f"Asked: {row['q']}", row["a"]) for row in rows}
     own = toque.configure(run.folder / "config.yaml", train={"stop_after": "4 steps"})
     assert toque.train(own).step == 4  # without the program
-    assert toque.prepare(own, data=asked, validation=held).reused  # whose own columns they have
+    assert toque.prepare(
+        own, data=asked, validation=held
+    ).reused  # whose own columns they have
     assert toque.prepare(config, data=asked, validation=held, columns=named).reused
     others = named | {"prompt": "q"}
     with pytest.raises(DataError, match=r"in another way \(format, encoding, columns"):
@@ -136,7 +149,9 @@ def test_columns_that_rows_do_not_have_are_said_to_be_the_argument(config):
     rows = [{"q": row["prompt"], "a": row["target"]} for row in ROWS]
     with pytest.raises(ConfigError, match=r"columns names 'promt', .* Nearest: prompt"):
         toque.prepare(config, data=rows, columns={"promt": "q", "target": "a"})
-    with pytest.raises(DataError, match=r"without the column named for prompt: x") as refused:
+    with pytest.raises(
+        DataError, match=r"without the column named for prompt: x"
+    ) as refused:
         toque.prepare(config, data=rows, columns={"prompt": "x", "target": "a"})
     assert "argument columns" in " ".join(refused.value.__notes__)
 
@@ -171,7 +186,10 @@ def test_values_are_those_that_json_holds(config):
 
 
 def test_half_a_character_of_a_row_is_replaced_and_counted_as_in_a_file(config):
-    rows = [*ROWS, {"prompt": "beans \ud83c and", "target": "Hot.", "score": float("nan")}]
+    rows = [
+        *ROWS,
+        {"prompt": "beans \ud83c and", "target": "Hot.", "score": float("nan")},
+    ]
     found = toque.prepare(config, data=rows)
     assert found.report.notes[HALF_CHARACTERS] == 1
     assert found.report.kept == len(rows)
@@ -183,27 +201,48 @@ def failing() -> Iterator[dict[str, Any]]:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "generator that fails": (failing, r"data raised OSError after 5 rows: the line broke"),
+    "generator that fails": (
+        failing,
+        r"data raised OSError after 5 rows: the line broke",
+    ),
     "nothing": (list, "data has no rows"),
     "path": (lambda: "rows.jsonl", r"\{'sources': \[\{'path': 'rows.jsonl'\}\]\}"),
     "splits": (lambda: {"train": ROWS, "test": ROWS}, "a dict of train, test"),
     "number": (lambda: 7, "data is a int, which has no readable rows"),
-    "lazy": (lambda: SimpleNamespace(collect=list), "SimpleNamespace, which has no readable rows"),
+    "lazy": (
+        lambda: SimpleNamespace(collect=list),
+        "SimpleNamespace, which has no readable rows",
+    ),
     "tuples": (lambda: [ROWS[0], ("a", "b")], r"Row 2 of data is a tuple"),
     "none": (lambda: [ROWS[0], None], r"Row 2 of data is a NoneType"),
-    "object": (lambda: [{"prompt": object()}], "Row 1 of data cannot be saved as JSON: object"),
+    "object": (
+        lambda: [{"prompt": object()}],
+        "Row 1 of data cannot be saved as JSON: object",
+    ),
     "bytes": (lambda: [{"prompt": b"x"}], "Row 1 of data holds bytes in 'prompt'"),
-    "bytearray": (lambda: [{"prompt": bytearray(b"x")}], "Row 1 of data holds bytes in 'prompt'"),
+    "bytearray": (
+        lambda: [{"prompt": bytearray(b"x")}],
+        "Row 1 of data holds bytes in 'prompt'",
+    ),
     "memoryview": (lambda: [{"prompt": memoryview(b"x")}], "holds bytes in 'prompt'"),
     "nested bytes": (
         lambda: [{"messages": [{"role": "user", "content": b"x"}]}],
         "Row 1 of data holds bytes in 'messages', 0, 'content'. Decode",
     ),
-    "array of bytes": (lambda: [{"prompt": np.array([b"x"])}], "holds bytes in 'prompt', 0"),
-    "scalar of bytes": (lambda: [{"prompt": np.bytes_(b"x")}], "holds bytes in 'prompt'"),
+    "array of bytes": (
+        lambda: [{"prompt": np.array([b"x"])}],
+        "holds bytes in 'prompt', 0",
+    ),
+    "scalar of bytes": (
+        lambda: [{"prompt": np.bytes_(b"x")}],
+        "holds bytes in 'prompt'",
+    ),
     "name of bytes": (lambda: [{"more": {b"x": 1}}], "holds bytes in 'more', b'x'"),
     "columns": (lambda: pd.DataFrame([[1, 2]]), "column 0\\. Column names must"),
-    "twice": (lambda: pd.DataFrame([[1, 2]], columns=["a", "a"]), "column 'a'\\. Column names"),
+    "twice": (
+        lambda: pd.DataFrame([[1, 2]], columns=["a", "a"]),
+        "column 'a'\\. Column names",
+    ),
     "no text": (lambda: [{"prompt": "a", "target": ""}] * 3, "gives an example"),
 }
 
@@ -297,5 +336,7 @@ def test_who_cannot_prepare_takes_no_rows_away(config, monkeypatch):
     assert path.is_file()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="columns names 'promt'"):
-        toque.prepare(config, data=ROWS, columns={"promt": "prompt", "target": "target"})
+        toque.prepare(
+            config, data=ROWS, columns={"promt": "prompt", "target": "target"}
+        )
     assert path.is_file()

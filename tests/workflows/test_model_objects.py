@@ -42,22 +42,38 @@ def test_objects_train_as_their_folders_do(stocked, tmp_path, monkeypatch):
     assert len(kept) == len([*Path("cache/objects").iterdir()]) == 2
 
 
-def test_a_tokenizer_with_several_chat_templates_is_kept_whole(stocked, tmp_path, monkeypatch):
+def test_a_tokenizer_with_several_chat_templates_is_kept_whole(
+    stocked, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path))
     tokenizer = AutoTokenizer.from_pretrained(stocked / "store" / "tokenizer")
     kept = []
     for tools in ("{{ messages }}", "{{ tools }}"):
         tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": tools}
-        kept.append(toque.configure(model=FAMILY | {"tokenizer": tokenizer}).model.tokenizer)
-    again = [AutoTokenizer.from_pretrained(folder).chat_template["tool_use"] for folder in kept]
+        kept.append(
+            toque.configure(model=FAMILY | {"tokenizer": tokenizer}).model.tokenizer
+        )
+    again = [
+        AutoTokenizer.from_pretrained(folder).chat_template["tool_use"]
+        for folder in kept
+    ]
     assert again == ["{{ messages }}", "{{ tools }}"]
-    assert toque.configure(model=FAMILY | {"tokenizer": tokenizer}).model.tokenizer == kept[1]
+    assert (
+        toque.configure(model=FAMILY | {"tokenizer": tokenizer}).model.tokenizer
+        == kept[1]
+    )
 
 
 def test_a_model_with_an_adapter_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path))
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=4, n_layer=1, n_head=1, n_positions=8))
-    adapted = get_peft_model(base, LoraConfig(r=1, target_modules=["c_attn"], fan_in_fan_out=True))
-    with pytest.raises(ConfigError, match=r"A PeftModel with an adapter .*merge_and_unload"):
+    base = GPT2LMHeadModel(
+        GPT2Config(vocab_size=8, n_embd=4, n_layer=1, n_head=1, n_positions=8)
+    )
+    adapted = get_peft_model(
+        base, LoraConfig(r=1, target_modules=["c_attn"], fan_in_fan_out=True)
+    )
+    with pytest.raises(
+        ConfigError, match=r"A PeftModel with an adapter .*merge_and_unload"
+    ):
         toque.configure(model=FAMILY | {"start_from": adapted})
     assert [*(tmp_path / "objects").iterdir()] == []

@@ -27,10 +27,14 @@ def form(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def folder(form: str, tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
     """A model whose likeliest texts turn in circles."""
-    return model_folder(tmp_path, "t5", load_codec(tokenizers_at["encoder-decoder"]), form)
+    return model_folder(
+        tmp_path, "t5", load_codec(tokenizers_at["encoder-decoder"]), form
+    )
 
 
-@pytest.mark.parametrize("how", [{}, {"temperature": 0.1}, {"temperature": 0.1, "best_of": 3}])
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 0.1}, {"temperature": 0.1, "best_of": 3}]
+)
 def test_recipes_go_by_the_rule_unless_told_and_other_texts_when_told(
     folder: Path, form: str, how: dict[str, object]
 ) -> None:
@@ -50,7 +54,9 @@ def test_a_text_in_json_is_free_to_repeat_its_names(
     folder = model_folder(tmp_path, "gpt2", writers_of_json["decoder"])
     one = {
         "type": "object",
-        "properties": {name: {"enum": [1, 2]} for name in ("a_long_name", "another_long_name")},
+        "properties": {
+            name: {"enum": [1, 2]} for name in ("a_long_name", "another_long_name")
+        },
         "required": ["a_long_name", "another_long_name"],
         "additionalProperties": False,
     }
@@ -82,4 +88,6 @@ def test_evaluation_and_chat_write_as_generate_does(folder: Path) -> None:
 
 def test_plain_transformers_is_told(folder: Path, form: str) -> None:
     held = json.loads((folder / "generation_config.json").read_text())
-    assert held.get("no_repeat_ngram_size") == (RECIPE_RUN_TOKENS if form == "recipes" else None)
+    assert held.get("no_repeat_ngram_size") == (
+        RECIPE_RUN_TOKENS if form == "recipes" else None
+    )

@@ -43,7 +43,9 @@ DISH = {
 }
 
 
-def settings(folder: Path, rows: list[dict[str, Any]] = ROWS, **sections: Any) -> toque.RunConfig:
+def settings(
+    folder: Path, rows: list[dict[str, Any]] = ROWS, **sections: Any
+) -> toque.RunConfig:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {
         "sources": [{"path": str(folder / "rows.jsonl")}],
@@ -52,7 +54,9 @@ def settings(folder: Path, rows: list[dict[str, Any]] = ROWS, **sections: Any) -
         "tasks": {"sentiment": SENTIMENT, "dish": DISH},
     } | sections.pop("data", {})
     evaluation = {"generate": 24, "texts": 12} | sections.pop("evaluation", {})
-    return tiny_config(run_dir=str(folder / "run"), data=data, evaluation=evaluation, **sections)
+    return tiny_config(
+        run_dir=str(folder / "run"), data=data, evaluation=evaluation, **sections
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +73,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> toque.RunConfig:
     return config
 
 
-def test_metrics_of_tasks_are_those_of_every_evaluation(trained: toque.RunConfig) -> None:
+def test_metrics_of_tasks_are_those_of_every_evaluation(
+    trained: toque.RunConfig,
+) -> None:
     run = Path(trained.run_dir)
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     found = [event["texts"] for event in events if event["event"] == "evaluation"]
     names = {f"sentiment_{name}" for name in ("accuracy", "macro_f1", "no_class")}
     assert found[0].keys() == names | {"dish_exact_match", "dish_token_f1"}
@@ -83,12 +91,21 @@ def test_metrics_of_tasks_are_those_of_every_evaluation(trained: toque.RunConfig
     assert "best sentiment accuracy" in log
 
 
-def test_final_scores_have_intervals_and_are_of_each_text(trained: toque.RunConfig) -> None:
+def test_final_scores_have_intervals_and_are_of_each_text(
+    trained: toque.RunConfig,
+) -> None:
     run = Path(trained.run_dir)
     scores = json.loads((run / "evaluation.json").read_bytes())
     assert scores["generated"]["texts"] == 48
-    assert scores["applies_to"]["sentiment_accuracy"] == scores["applies_to"]["dish_token_f1"] == 24
-    answers = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()[-48:]]
+    assert (
+        scores["applies_to"]["sentiment_accuracy"]
+        == scores["applies_to"]["dish_token_f1"]
+        == 24
+    )
+    answers = [
+        json.loads(line)
+        for line in (run / "samples.jsonl").read_text().splitlines()[-48:]
+    ]
     mine = [a for a in answers if a.get("task") == "sentiment"]
     right = sum(a["text"].strip() == a["reference"] for a in mine) / len(mine)
     assert scores["generated"]["sentiment_accuracy"] == pytest.approx(right, abs=1e-6)
@@ -102,7 +119,9 @@ def test_final_scores_have_intervals_and_are_of_each_text(trained: toque.RunConf
     for name, value in scores["generated"].items():
         if name != "texts":
             m = texts.measures[name]
-            assert float(m.score(m.values.sum(axis=0))) == pytest.approx(value, abs=1e-6), name
+            assert float(m.score(m.values.sum(axis=0))) == pytest.approx(
+                value, abs=1e-6
+            ), name
 
 
 def test_evaluate_compare_the_report_and_the_card_show_them(
@@ -115,11 +134,14 @@ def test_evaluate_compare_the_report_and_the_card_show_them(
     assert metrics == pytest.approx(toque.evaluate(run).metrics, abs=1e-5)
     assert main(["evaluate", run]) == 0
     assert re.search(
-        r"sentiment macro f1 +0\.\d+ +0\.\d+ to 0\.\d+   \(24 texts\)", capfd.readouterr().out
+        r"sentiment macro f1 +0\.\d+ +0\.\d+ to 0\.\d+   \(24 texts\)",
+        capfd.readouterr().out,
     )
     shutil.copytree(run, f"{run}-2")
     assert main(["compare", run, f"{run}-2"]) == 0
-    assert re.search(r"sentiment macro f1 .*\+0\.0000 to \+0\.0000 +24", capfd.readouterr().out)
+    assert re.search(
+        r"sentiment macro f1 .*\+0\.0000 to \+0\.0000 +24", capfd.readouterr().out
+    )
     assert main(["report", run]) == 0
     for page in (Path(run) / "report.html", Path(run) / "model" / "README.md"):
         text = page.read_text().replace("_", " ")
@@ -137,23 +159,44 @@ def test_classes_of_a_task_of_ones_own_are_chosen_among_as_evaluation_does(
     whole = {f"Review: {row['text']}\nSentiment:": row for row in ROWS}
     records = [whole[decode(store.prompt(row)).strip()] for row in rows]
     found = toque.classify(run, records, task="sentiment")
-    scores = json.loads((Path(run) / "evaluation.json").read_bytes())["tasks"]["sentiment"]
-    right = [one.answer == row["label"] for one, row in zip(found, records, strict=True)]
+    scores = json.loads((Path(run) / "evaluation.json").read_bytes())["tasks"][
+        "sentiment"
+    ]
+    right = [
+        one.answer == row["label"] for one, row in zip(found, records, strict=True)
+    ]
     assert sum(right) / len(right) == pytest.approx(scores["accuracy"], abs=1e-6)
     asked = [one.prompt for one in found]
     assert set(asked) < whole.keys()
     file = tmp_path / "asked.jsonl"
-    lines = [records[0]["text"], json.dumps(records[0]), json.dumps({"prompt": asked[0]})]
+    lines = [
+        records[0]["text"],
+        json.dumps(records[0]),
+        json.dumps({"prompt": asked[0]}),
+    ]
     file.write_text("\n".join(lines))
-    assert {one.prompt for one in toque.classify(run, file=file, task="sentiment")} == {asked[0]}
+    assert {one.prompt for one in toque.classify(run, file=file, task="sentiment")} == {
+        asked[0]
+    }
     raw = toque.classify(run, asked[0], task="sentiment", raw=True)
     assert raw == toque.classify(run, records[0]["text"], task="sentiment")
-    assert main(["generate", run, "--task", "sentiment", "--prompt", records[0]["text"]]) == 0
+    assert (
+        main(["generate", run, "--task", "sentiment", "--prompt", records[0]["text"]])
+        == 0
+    )
     assert re.search(r"good 0\.\d+", capfd.readouterr().out)
     for task, record, message in (
-        ("sentiment", {"txt": "Warm."}, r"no text in text, but .*sentiment needs it.*are txt"),
+        (
+            "sentiment",
+            {"txt": "Warm."},
+            r"no text in text, but .*sentiment needs it.*are txt",
+        ),
         ("dish", {"text": "Warm."}, r"task=dish has no classes\. Use toque\.generate"),
-        ("difficulty", "Soup", r"did not learn task=difficulty: its data.tasks is sentiment, dish"),
+        (
+            "difficulty",
+            "Soup",
+            r"did not learn task=difficulty: its data.tasks is sentiment, dish",
+        ),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             toque.classify(run, [record], task=task)
@@ -162,36 +205,62 @@ def test_classes_of_a_task_of_ones_own_are_chosen_among_as_evaluation_does(
 def test_a_task_with_texts_is_asked_by_name_of_a_run_and_of_its_exported_model(
     tmp_path: Path, trained: toque.RunConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run, text, whole = trained.run_dir, "The soup was cold.", "Name the dish: The soup was cold."
+    run, text, whole = (
+        trained.run_dir,
+        "The soup was cold.",
+        "Name the dish: The soup was cold.",
+    )
     (by_prompt,) = toque.generate(run, whole, temperature=0)
     exported = toque.export(run, tmp_path / "exported").folder
     for model in (run, exported):
-        asked = toque.generate(model, [text, {"text": text}], task="dish", temperature=0)
-        assert [(one.prompt, one.text) for one in asked] == [(whole, by_prompt.text)] * 2
-        assert toque.generate(model, whole, task="dish", raw=True, temperature=0)[0] == asked[0]
+        asked = toque.generate(
+            model, [text, {"text": text}], task="dish", temperature=0
+        )
+        assert [(one.prompt, one.text) for one in asked] == [
+            (whole, by_prompt.text)
+        ] * 2
+        assert (
+            toque.generate(model, whole, task="dish", raw=True, temperature=0)[0]
+            == asked[0]
+        )
         (chosen,) = toque.classify(model, text, task="sentiment")
         assert chosen.prompt == f"Review: {text}\nSentiment:"
         assert chosen.probabilities.keys() == {"good", "bad"}
-        with pytest.raises(ConfigError, match=r"has the classes good, bad\. Use toque\.classi"):
+        with pytest.raises(
+            ConfigError, match=r"has the classes good, bad\. Use toque\.classi"
+        ):
             toque.generate(model, text, task="sentiment")
-        with pytest.raises(ConfigError, match=r"did not learn task=title: its .* is sentiment, di"):
+        with pytest.raises(
+            ConfigError, match=r"did not learn task=title: its .* is sentiment, di"
+        ):
             toque.generate(model, text, task="title")
         capfd.readouterr()
         asks = ["generate", str(model), "--task"]
         assert main([*asks, "dish", "--prompt", text, "--best-of", "2"]) == 0
         assert capfd.readouterr().out.startswith(whole)
         assert main([*asks, "sentiment", "--prompt", text]) == 0
-        assert re.search(r"\((good|bad) 0\.\d+, (good|bad) 0\.\d+\)", capfd.readouterr().out)
+        assert re.search(
+            r"\((good|bad) 0\.\d+, (good|bad) 0\.\d+\)", capfd.readouterr().out
+        )
     card = (exported / "README.md").read_text()
-    assert "sentiment: `Review: {text}\\nSentiment:`, dish: `Name the dish: {text}`." in card
+    assert (
+        "sentiment: `Review: {text}\\nSentiment:`, dish: `Name the dish: {text}`."
+        in card
+    )
     assert "prompt = 'Review: Your text\\nSentiment:'" in card
     # A damaged or crafted record is refused before the model is used.
     record = Path(run) / "model" / "toque" / "model.json"
     damaged = record.read_text().replace("dish: {text}", "dish: {text")
     (exported / "toque" / "model.json").write_text(damaged)
-    for command in (["generate", str(exported), "--prompt", "x"], ["serve", str(exported)]):
+    for command in (
+        ["generate", str(exported), "--prompt", "x"],
+        ["serve", str(exported)],
+    ):
         assert main(command) == 4
-        assert "the prompt 'Name the dish: {text' is not a template" in capfd.readouterr().err
+        assert (
+            "the prompt 'Name the dish: {text' is not a template"
+            in capfd.readouterr().err
+        )
 
 
 def test_a_record_takes_the_templates_that_a_configuration_does() -> None:
@@ -212,7 +281,9 @@ def test_a_record_takes_the_templates_that_a_configuration_does() -> None:
 
 def test_a_text_does_not_stand_for_several_fields() -> None:
     task = OwnTask("oven", "{context}: {question}")
-    with pytest.raises(ConfigError, match=r"has 2 fields, context, question\. Give records"):
+    with pytest.raises(
+        ConfigError, match=r"has 2 fields, context, question\. Give records"
+    ):
         texts_asked("How hot?", None, task=task, raw=False)
     record = {"context": "Ovens", "question": "How hot?", "answer": "Hot."}
     assert texts_asked([record], None, task=task, raw=False) == ["Ovens: How hot?"]
@@ -235,7 +306,9 @@ def test_a_function_of_ones_own_scores_a_task(
     assert found.overall["sentiment_accuracy"].n == 24
     # A run folder runs no code of its own accord: its file names what somebody else chose.
     (Path(trained.run_dir) / "config.yaml").write_text(to_yaml(config))
-    with pytest.raises(ConfigError, match=r"owntaskmetric:length \(data\.tasks\.dish\.metrics"):
+    with pytest.raises(
+        ConfigError, match=r"owntaskmetric:length \(data\.tasks\.dish\.metrics"
+    ):
         toque.evaluate(trained.run_dir)
     assert "dish_length" in toque.evaluate(trained.run_dir, trust_code=True).metrics
 
@@ -247,31 +320,50 @@ def prepared(folder: Path, rows: list[dict[str, Any]] = ROWS, **tasks: Any) -> A
 def test_rows_of_no_class_are_left_out_and_counted(tmp_path: Path) -> None:
     rows = [*ROWS, {"text": "It was soup.", "label": "neutral"}, {"text": "So so."}]
     report = prepared(tmp_path, rows, sentiment=SENTIMENT).report
-    assert report.dropped == {"an answer that is not a class of sentiment": 1, "no target": 1}
+    assert report.dropped == {
+        "an answer that is not a class of sentiment": 1,
+        "no target": 1,
+    }
     assert report.notes["examples of the task sentiment, answer good"] == 120
     # Of a record that has another example it is counted beside it.
-    both = prepared(tmp_path, rows, sentiment=SENTIMENT, name={**DISH, "target": "{text}"})
+    both = prepared(
+        tmp_path, rows, sentiment=SENTIMENT, name={**DISH, "target": "{text}"}
+    )
     assert both.report.dropped == {}
-    assert both.report.notes["records without an example of the task sentiment: no target"] == 1
+    assert (
+        both.report.notes["records without an example of the task sentiment: no target"]
+        == 1
+    )
 
 
 def test_tasks_and_classes_are_counted_in_the_rows_in_use(tmp_path: Path) -> None:
-    config = settings(tmp_path, [*ROWS, *ROWS[:30]], data={"tasks": {"sentiment": SENTIMENT}})
+    config = settings(
+        tmp_path, [*ROWS, *ROWS[:30]], data={"tasks": {"sentiment": SENTIMENT}}
+    )
     notes = toque.prepare(config).report.notes
     assert notes["examples of the task sentiment"] == 240
     notes = toque.prepare(
         toque.configure(config, data={"max_examples": 100}), replace=True
     ).report.notes
-    counts = [notes[f"examples of the task sentiment, answer {name}"] for name in ("good", "bad")]
+    counts = [
+        notes[f"examples of the task sentiment, answer {name}"]
+        for name in ("good", "bad")
+    ]
     assert notes["examples of the task sentiment"] == sum(counts) == 100
 
 
 def test_a_class_that_is_only_held_out_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "held.jsonl").write_text(json.dumps({"text": "It was soup.", "label": "neutral"}))
+    (tmp_path / "held.jsonl").write_text(
+        json.dumps({"text": "It was soup.", "label": "neutral"})
+    )
     task = SENTIMENT | {"classes": ["good", "bad", "neutral"]}
-    data = {"tasks": {"sentiment": task}, "validation": [{"path": str(tmp_path / "held.jsonl")}]}
+    data = {
+        "tasks": {"sentiment": task},
+        "validation": [{"path": str(tmp_path / "held.jsonl")}],
+    }
     with pytest.raises(
-        DataError, match=r"'neutral', but none of the 1 records in .* is a training example"
+        DataError,
+        match=r"'neutral', but none of the 1 records in .* is a training example",
     ):
         toque.prepare(settings(tmp_path, data=data))
 
@@ -296,7 +388,8 @@ def test_examples_of_a_record_share_a_side_and_files_have_tasks_of_their_own(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "more.csv").write_text(
-        "question,context,label\n" + "".join(f"How hot is {n}?,Ovens,{n}\n" for n in range(30))
+        "question,context,label\n"
+        + "".join(f"How hot is {n}?,Ovens,{n}\n" for n in range(30))
     )
     config = settings(tmp_path)
     asked = {"prompt": "{context}: {question}", "target": "{label}"}
@@ -306,19 +399,30 @@ def test_examples_of_a_record_share_a_side_and_files_have_tasks_of_their_own(
     }  # fmt: skip
     store = toque.prepare(toque.configure(config, data=data)).store
     names = toque.configure(config, data=data).data.task_names
-    codes, starts = store.column("task").tolist(), store.column("starts_record").astype(bool)
+    codes, starts = (
+        store.column("task").tolist(),
+        store.column("starts_record").astype(bool),
+    )
     assert {names[code] for code in codes} == {"sentiment", "dish", "oven"}
     assert codes.count(names.index("oven")) == 30
     record = starts.cumsum()
-    assert all(len(set(store.split[record == n].tolist())) == 1 for n in range(1, record[-1] + 1))
+    assert all(
+        len(set(store.split[record == n].tolist())) == 1
+        for n in range(1, record[-1] + 1)
+    )
     oven = codes.index(names.index("oven"))
     assert store.codec().decode(store.prompt(oven)).startswith("Ovens: How hot is")
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_task_whose_column_the_first_rows_lack_is_learnt(tmp_path: Path, alone: bool) -> None:
+def test_a_task_whose_column_the_first_rows_lack_is_learnt(
+    tmp_path: Path, alone: bool
+) -> None:
     late = [{"text": row["text"] + " Late.", "dish": row["dish"]} for row in ROWS]
-    late = [row | ({"short": f"It is {n}."} if n >= 60 else {}) for n, row in enumerate(late)]
+    late = [
+        row | ({"short": f"It is {n}."} if n >= 60 else {})
+        for n, row in enumerate(late)
+    ]
     path = tmp_path / "late.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in late))
     tasks = {"dish": DISH, "short": {"prompt": "Sum up: {text}", "target": "{short}"}}
@@ -334,7 +438,9 @@ def test_neighbours_with_one_text_each_are_two_records(tmp_path: Path) -> None:
     rows = [{"q": f"same {n}", name: "yes"} for n in range(20) for name in ("x", "y")]
     path = tmp_path / "neighbours.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows[:4]]))
-    tasks = {name: {"prompt": f"{name}: {{q}}", "target": f"{{{name}}}"} for name in "xy"}
+    tasks = {
+        name: {"prompt": f"{name}: {{q}}", "target": f"{{{name}}}"} for name in "xy"
+    }
     tasks["y"]["prompt"] = tasks["x"]["prompt"]
     data = {"sources": [{"path": str(path)}], "tasks": tasks}
     result = toque.prepare(settings(tmp_path, data=data))
@@ -365,7 +471,9 @@ def test_what_is_wrong_with_a_task_is_said(
 
 
 def test_a_task_that_no_file_has_the_columns_of_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.tasks\.dish needs the columns plate, text"):
+    with pytest.raises(
+        DataError, match=r"data\.tasks\.dish needs the columns plate, text"
+    ):
         prepared(tmp_path, sentiment=SENTIMENT, dish=DISH | {"target": "{plate}"})
 
 

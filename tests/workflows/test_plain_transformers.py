@@ -28,7 +28,9 @@ def tokenizer_of(
 
 
 def ours(folder: Path, prompts: list[str], *, most: int) -> list[str]:
-    written = toque.generate(folder, prompts, temperature=0, max_new_tokens=most, raw=True)
+    written = toque.generate(
+        folder, prompts, temperature=0, max_new_tokens=most, raw=True
+    )
     return [one.text for one in written]
 
 
@@ -51,14 +53,22 @@ def test_the_ids_read_are_those_of_training(
     family: str, form: str, tokenizer_of: Callable[[str], Codec], tmp_path: Path
 ) -> None:
     codec = tokenizer_of(family)
-    tokenizer = AutoTokenizer.from_pretrained(model_folder(tmp_path, family, codec, form))
+    tokenizer = AutoTokenizer.from_pretrained(
+        model_folder(tmp_path, family, codec, form)
+    )
     begin, end = asking_bounds(codec, FAMILIES[family][1], form)
     rng = random.Random(5)
     letters = "abc eggs \n\t½ñé{<|unk>}🍲中–“\u200b\u0301"
     for text in [*PROMPTS, *("".join(rng.choices(letters, k=60)) for _ in range(200))]:
-        own = [i for i in (begin, *codec.encode(codec.normalise(text)), end) if i is not None]
+        own = [
+            i
+            for i in (begin, *codec.encode(codec.normalise(text)), end)
+            if i is not None
+        ]
         assert tokenizer(text)["input_ids"] == own, text
-        assert tokenizer.decode(own, skip_special_tokens=True) == codec.decode(own), text
+        assert tokenizer.decode(own, skip_special_tokens=True) == codec.decode(own), (
+            text
+        )
 
 
 def test_toque_reads_its_own_tokenizer_back_unchanged(
@@ -93,7 +103,11 @@ def test_a_folder_that_transformers_saved_again_is_read_by_its_tokenizer_json(
         ids = codec.encode(codec.normalise(text))
         assert again.encode(again.normalise(text)) == ids
         assert again.decode(ids) == codec.decode(ids)
-    assert (again.eos_id, again.pad_id, again.bos_id) == (codec.eos_id, codec.pad_id, codec.bos_id)
+    assert (again.eos_id, again.pad_id, again.bos_id) == (
+        codec.eos_id,
+        codec.pad_id,
+        codec.bos_id,
+    )
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
@@ -101,7 +115,9 @@ def test_the_program_on_the_card_writes_what_toque_writes(
     family: str, tokenizers_at: dict[str, Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    folder = model_folder(tmp_path, family, load_codec(tokenizers_at[FAMILIES[family][1]]))
+    folder = model_folder(
+        tmp_path, family, load_codec(tokenizers_at[FAMILIES[family][1]])
+    )
     card = (folder / "README.md").read_text()
     program = card.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(folder)
@@ -115,6 +131,8 @@ def test_a_stray_record_is_an_error_in_a_paragraph(
     tokenizers_at: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = model_folder(tmp_path, "gpt2", load_codec(tokenizers_at["decoder"]))
-    (folder / "toque" / "model.json").write_text('{"form": "songs", "max_new_tokens": 4}')
+    (folder / "toque" / "model.json").write_text(
+        '{"form": "songs", "max_new_tokens": 4}'
+    )
     with pytest.raises(CheckpointError, match=r"value 'songs' - at .*form"):
         toque.generate(folder, "soup")

@@ -11,7 +11,11 @@ from toque.sources.documents import DocumentReader, TextReader
 from toque.sources.token_arrays import TokenReader
 from toque.workflows.prepared_store import open_sources, prepare_settings
 
-RECIPE = {"title": "Rice", "ingredients": ["rice"], "directions": ["Boil the rice until soft."]}
+RECIPE = {
+    "title": "Rice",
+    "ingredients": ["rice"],
+    "directions": ["Boil the rice until soft."],
+}
 
 
 def source_for(**source):
@@ -60,12 +64,24 @@ def test_a_saved_dataset_is_known_by_its_content(tmp_path):
 def test_examples_for_longrope_are_as_long_as_its_short_factors_reach(tmp_path):
     for config in (
         {"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 4096},
-        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}},
-        {"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "original_max_position_embeddings": 4096,
+            }
+        },
+        {
+            "max_position_embeddings": 4096,
+            "rope_scaling": {"type": "dynamic", "factor": 2.0},
+        },
     ):
         named = {"model_type": "phi3", "max_position_embeddings": 131_072} | config
         (tmp_path / "config.json").write_text(json.dumps(named))
-        model = {"family": "auto", "start_from": str(tmp_path), "tokenizer": "some/folder"}
+        model = {
+            "family": "auto",
+            "start_from": str(tmp_path),
+            "tokenizer": "some/folder",
+        }
         data = {"sources": [{"path": "a.jsonl"}]}
         settings = prepare_settings(toque.configure(model=model, data=data))
         assert settings.room == 4097

@@ -28,7 +28,9 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     said = r"prompts.jsonl:1 is not UTF-8 text: 'half \\ud83c' contains"
     with pytest.raises(ConfigError, match=said):
         texts_asked((), file, task=None, raw=False)
-    with pytest.raises(ConfigError, match=r"prompts, number 1 is not UTF-8 text: 'caf\\udce9'"):
+    with pytest.raises(
+        ConfigError, match=r"prompts, number 1 is not UTF-8 text: 'caf\\udce9'"
+    ):
         texts_asked("caf\udce9", None, task=None, raw=False)
 
 
@@ -36,10 +38,14 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_a_prompt_that_is_too_long_is_named_by_its_line(
     tmp_path: Path, tokenizers_at: dict[str, Path], how: dict[str, int]
 ) -> None:
-    model = model_folder(tmp_path, "gpt2", load_codec(tokenizers_at["decoder"]), "documents")
+    model = model_folder(
+        tmp_path, "gpt2", load_codec(tokenizers_at["decoder"]), "documents"
+    )
     file = tmp_path / "prompts.txt"
     file.write_text("a\n\nb\n" + "rice " * 300 + "\n")
-    with pytest.raises(ConfigError, match=r"The prompt at .*prompts\.txt:4 has \d+ tokens"):
+    with pytest.raises(
+        ConfigError, match=r"The prompt at .*prompts\.txt:4 has \d+ tokens"
+    ):
         toque.generate(model, file=file, device="cpu", max_new_tokens=2, **how)
 
 

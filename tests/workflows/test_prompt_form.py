@@ -20,7 +20,9 @@ from toque.models.loading.from_scratch import build_model
 from toque.models.loading.model_export import save_model
 from toque.workflows.inference.open_model import open_model
 
-PAIRS = [{"question": f"What is {i} plus 1?", "answer": f"It is {i + 1}."} for i in range(40)]
+PAIRS = [
+    {"question": f"What is {i} plus 1?", "answer": f"It is {i + 1}."} for i in range(40)
+]
 SOURCES: dict[str, dict[str, Any]] = {
     "recipes": {},
     "pairs": {"columns": {"prompt": "question", "target": "answer"}},
@@ -72,7 +74,9 @@ def config_of(kind: str, family: str, tokenizer: str, **more: Any) -> dict[str, 
 
 
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizers_at: dict[str, Path]):
+def trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizers_at: dict[str, Path]
+):
     monkeypatch.chdir(tmp_path)
 
     def train(kind: str, family: str = "gpt2", **more: Any) -> Path:
@@ -90,7 +94,9 @@ def written(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_run_is_asked_in_its_own_form_wherever_it_went(kind: str, trained: Any) -> None:
+def test_a_run_is_asked_in_its_own_form_wherever_it_went(
+    kind: str, trained: Any
+) -> None:
     run = trained(kind)
     expected = written(run)
     assert expected[0] == ASKED.get(kind, TYPED)
@@ -107,12 +113,16 @@ def test_a_run_is_asked_in_its_own_form_wherever_it_went(kind: str, trained: Any
         assert written(Path(folder)) == expected
         card = Path(folder if folder != run else run / "model") / "README.md"
         assert CARD[kind] in card.read_text()
-    assert plain(Path("exported"), [expected[0]], encoder=False, most=8) == [expected[1]]
+    assert plain(Path("exported"), [expected[0]], encoder=False, most=8) == [
+        expected[1]
+    ]
 
 
 def test_the_texts_shown_while_training_are_asked_alike(trained: Any) -> None:
     run = trained("documents", evaluation={"generate": 1, "prompts": [TYPED]})
-    shown = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    shown = [
+        json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()
+    ]
     texts = [one["text"] for one in shown if one["prompt"] == TYPED]
     (one,) = toque.generate(run, TYPED, temperature=0, max_new_tokens=160)
     assert texts[-1] == one.text
@@ -165,7 +175,11 @@ def test_fault_69_a_trained_model_writes_the_same_in_plain_transformers(
 ) -> None:
     """Twenty prompts, of a model that has learnt enough to answer each otherwise."""
     more: dict[str, Any] = {
-        "train": {"stop_after": "80 steps", "batch": "1024 tokens", "micro_batch_rows": 2},
+        "train": {
+            "stop_after": "80 steps",
+            "batch": "1024 tokens",
+            "micro_batch_rows": 2,
+        },
         "optim": {"peak_lr": 0.01, "warmup": "8 steps"},
         "data": {"max_target_tokens": 300},
     }
@@ -186,7 +200,9 @@ def test_fault_69_a_trained_model_writes_the_same_in_plain_transformers(
     assert found == [one.text for one in expected]
 
 
-def test_a_model_whose_tokenizer_was_saved_again_is_scored_on_its_store(trained: Any) -> None:
+def test_a_model_whose_tokenizer_was_saved_again_is_scored_on_its_store(
+    trained: Any,
+) -> None:
     run = trained("pairs")
     before = toque.evaluate(run).metrics["loss"]
     toque.export(run, "exported")
@@ -194,13 +210,19 @@ def test_a_model_whose_tokenizer_was_saved_again_is_scored_on_its_store(trained:
     held = json.loads(Path("exported/tokenizer.json").read_text())
     Path("exported/tokenizer.json").write_text(json.dumps(held, indent=2))
     config = str(run / "config.yaml")
-    assert toque.evaluate("exported", config=config).metrics["loss"] == pytest.approx(before)
+    assert toque.evaluate("exported", config=config).metrics["loss"] == pytest.approx(
+        before
+    )
 
 
 @pytest.mark.parametrize("blank", ["", "  ", "\n\t", " : , "])
-@pytest.mark.parametrize("how", [{"task": "write"}, {"task": None}, {"task": "write", "raw": True}])
+@pytest.mark.parametrize(
+    "how", [{"task": "write"}, {"task": None}, {"task": "write", "raw": True}]
+)
 def test_a_prompt_of_nothing_is_refused(blank: str, how: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=r"prompts, number 2 is blank.*nothing to (write|answer)"):
+    with pytest.raises(
+        ConfigError, match=r"prompts, number 2 is blank.*nothing to (write|answer)"
+    ):
         texts_asked(["soup", blank], None, **{"raw": False} | how)
 
 
@@ -211,7 +233,12 @@ def test_a_model_of_whole_texts_may_begin_one_from_nothing() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ['{"prompt": " "}', '{"title": ""}', '{"title": " ", "ingredients": ["", " "]}', ":"],
+    [
+        '{"prompt": " "}',
+        '{"title": ""}',
+        '{"title": " ", "ingredients": ["", " "]}',
+        ":",
+    ],
 )
 def test_one_of_a_file_is_named_by_its_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "prompts.txt"

@@ -90,7 +90,10 @@ def test_a_folder_that_was_there_is_left_there(say, own_kitchen):
 
 
 UNFIT = [
-    ("model.shape={n_embd: 16, n_layer: 1, n_head: 2, n_positions: 128}", "128 positions"),
+    (
+        "model.shape={n_embd: 16, n_layer: 1, n_head: 2, n_positions: 128}",
+        "128 positions",
+    ),
     ("model.shape={n_embd: 16, n_layer: 1, n_head: 3}", "does not make a gpt2 model"),
     ("model.shape={n_embd: 16, n_heads: 2}", "Nearest: n_head."),
     ("train.row_tokens=64", "train.row_tokens sets rows of 64 tokens"),
@@ -124,7 +127,11 @@ def _settings(setting: str, store: str) -> toque.RunConfig:
 def test_a_model_folder_is_known_as_well(say, own_kitchen):
     assert say("train", "my.yaml")[0] == 0
     words = ["model.start_from=run/model", "model.shape={}", "model.family=auto"]
-    longer = ["data.max_target_tokens=600", "data.store=new", "model.tokenizer=trained:512"]
+    longer = [
+        "data.max_target_tokens=600",
+        "data.store=new",
+        "model.tokenizer=trained:512",
+    ]
     recipe = (own_kitchen / "a.jsonl").read_text().splitlines()
     (own_kitchen / "a.jsonl").write_text("\n".join(recipe[:40]) + "\n")
     code, said = say("prepare", "my.yaml", *words, *longer, "adapter={}")
@@ -140,6 +147,12 @@ def test_a_model_folder_is_known_as_well(say, own_kitchen):
 
 
 def test_a_model_that_is_not_here_is_not_known(say):
-    words = ["model.start_from=org/model-of-nobody", "model.family=gpt2", "model.shape={}"]
-    code, said = say("prepare", "my.yaml", *words, "model.tokenizer=trained:512", "data.store=new")
+    words = [
+        "model.start_from=org/model-of-nobody",
+        "model.family=gpt2",
+        "model.shape={}",
+    ]
+    code, said = say(
+        "prepare", "my.yaml", *words, "model.tokenizer=trained:512", "data.store=new"
+    )
     assert code == 0, said

@@ -19,7 +19,18 @@ from toque.sources.records import Source
 from toque.workflows.report import report, verify
 
 SCRIPT = '<script>alert("1")</script>'
-VOID = {"meta", "br", "img", "input", "link", "hr", "rect", "line", "circle", "polyline"}
+VOID = {
+    "meta",
+    "br",
+    "img",
+    "input",
+    "link",
+    "hr",
+    "rect",
+    "line",
+    "circle",
+    "polyline",
+}
 
 
 class Page(HTMLParser):
@@ -55,14 +66,18 @@ def checked(path: Path) -> Page:
     assert page.open == []
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     names = {name for name, _ in page.attributes}
-    assert not {name for name in names if name in ("src", "href") or name.startswith("on")}
+    assert not {
+        name for name in names if name in ("src", "href") or name.startswith("on")
+    }
     style = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
     return page
 
 
-def recipe(title: str, step: str = "Simmer everything gently for 20 minutes; serve.") -> str:
+def recipe(
+    title: str, step: str = "Simmer everything gently for 20 minutes; serve."
+) -> str:
     return json.dumps(
         {"title": title, "ingredients": ["1 cup lentils", "2 carrots"], "steps": [step]}
     )
@@ -73,13 +88,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of hostile recipes, its tokenizer learnt from them."""
     folder = tmp_path_factory.mktemp("report")
     lines = [
-        recipe(f"Soup {i}", f"Simmer the {SCRIPT} soup {i} for 20 minutes.") for i in range(40)
+        recipe(f"Soup {i}", f"Simmer the {SCRIPT} soup {i} for 20 minutes.")
+        for i in range(40)
     ]
-    lines += ["{broken" + SCRIPT, '{"title": "\\ud800' + '</pre>"}', recipe("Soup [red]")]
+    lines += [
+        "{broken" + SCRIPT,
+        '{"title": "\\ud800' + '</pre>"}',
+        recipe("Soup [red]"),
+    ]
     source = folder / "soups [bold]<b>.jsonl"
     source.write_text("\n".join(lines))
     settings = PrepareSettings(family_kind="decoder", tokenizer="trained:300")
-    prepare([Source(str(source), RecipeReader())], store=folder / "store", settings=settings)
+    prepare(
+        [Source(str(source), RecipeReader())], store=folder / "store", settings=settings
+    )
     return folder / "store"
 
 
@@ -94,7 +116,13 @@ def test_a_store_becomes_a_page(store, tmp_path):
     assert "{broken" + SCRIPT in page.text
     assert page.tags.count("details") == 20 + 2 + 1
     labels = [value for name, value in page.attributes if name == "aria-label"]
-    for plot in ("Prompt lengths", "Target lengths", "Quality", "Difficulty", "Nutrition"):
+    for plot in (
+        "Prompt lengths",
+        "Target lengths",
+        "Quality",
+        "Difficulty",
+        "Nutrition",
+    ):
         assert any(label.startswith(f"{plot}.") for label in labels), plot
 
 
@@ -106,7 +134,9 @@ def test_a_page_stands_beside_its_store_and_does_not_harm_it(store):
 
 def test_all_that_is_damaged_of_a_run_is_named_and_an_absent_store_is_said(own_kitchen):
     run = toque.train(tiny_config()).folder
-    shard = max((own_kitchen / "store" / "shards").rglob("*.*"), key=lambda p: p.stat().st_size)
+    shard = max(
+        (own_kitchen / "store" / "shards").rglob("*.*"), key=lambda p: p.stat().st_size
+    )
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(DataError, match=rf"{shard.name}.* 2 other parts are correct\."):
@@ -115,7 +145,9 @@ def test_all_that_is_damaged_of_a_run_is_named_and_an_absent_store_is_said(own_k
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError) as told:
         verify(run)
-    assert re.search(rf"model.safetensors has .*{shard.name}.* 1 other parts", str(told.value))
+    assert re.search(
+        rf"model.safetensors has .*{shard.name}.* 1 other parts", str(told.value)
+    )
     shutil.move("store", "elsewhere")
     shutil.rmtree(run / "checkpoints")
     shutil.rmtree(run / "best")
@@ -149,7 +181,9 @@ def test_the_terminal_table_takes_names_as_they_are(store, capsys):
 def run_folder(folder: Path, *, end: bool) -> Path:
     """Events of a run as a trainer writes them, with a torn last line."""
     start = {"event": "start", "step": 0, "epoch": 0.0, "stop_after": "40 steps"}
-    events = [start | {"versions": {"toque": SCRIPT}, "parameters": {"total": 1_100_000}}]
+    events = [
+        start | {"versions": {"toque": SCRIPT}, "parameters": {"total": 1_100_000}}
+    ]
     for step in range(1, 31):
         loss = None if step == 7 else 4.0 / step
         events.append(
@@ -160,7 +194,9 @@ def run_folder(folder: Path, *, end: bool) -> Path:
         )  # fmt: skip
         if step % 10 == 0:
             metrics = {"loss": 1.0 + abs(step - 20) / 10, "perplexity": 3.0}
-            events.append({"event": "evaluation", "step": step, "epoch": 1, "metrics": metrics})
+            events.append(
+                {"event": "evaluation", "step": step, "epoch": 1, "metrics": metrics}
+            )
     events.append({"event": "warning", "step": 30, "message": f"disk {SCRIPT}"})
     if end:
         last = {"event": "end", "step": 30, "reason": "early_stopping", "seconds": 15.0}
@@ -179,7 +215,8 @@ def test_a_run_becomes_a_page_going_or_ended(tmp_path, *, end):
     said = "Stopped early, as requested, at step 30." if end else "Running, at step 30."
     assert said in page.text
     assert (
-        "Held-out loss was lowest at step 20 (1.0000). 1 later evaluation was higher." in page.text
+        "Held-out loss was lowest at step 20 (1.0000). 1 later evaluation was higher."
+        in page.text
     )
     assert f"disk {SCRIPT}" in page.text
     assert ("no end recorded" in page.text) is not end
@@ -192,10 +229,17 @@ def test_a_whole_run_shows_scores_samples_and_settings(tmp_path):
     folder = run_folder(tmp_path / "run", end=True)
     (folder / "config.yaml").write_text(f"seed: 17  # {SCRIPT}\n")
     scores = {"step": 30, "heldout": {"loss": 1.5}, "generated": {"bleu": 12.5}}
-    more = {"intervals": {"bleu": [11.0, 14.0]}, "slices": {"length": {"short": {"bleu": [9.5]}}}}
+    more = {
+        "intervals": {"bleu": [11.0, 14.0]},
+        "slices": {"length": {"short": {"bleu": [9.5]}}},
+    }
     (folder / "evaluation.json").write_text(json.dumps(scores | more))
-    samples = [{"step": s, "prompt": "p", "text": f"{SCRIPT} {s}"} for s in range(10, 100, 10)]
-    (folder / "samples.jsonl").write_text("\n".join(map(json.dumps, samples)) + '\n{"torn')
+    samples = [
+        {"step": s, "prompt": "p", "text": f"{SCRIPT} {s}"} for s in range(10, 100, 10)
+    ]
+    (folder / "samples.jsonl").write_text(
+        "\n".join(map(json.dumps, samples)) + '\n{"torn'
+    )
     report(folder)
     text = checked(folder / "report.html").text
     for shown in (

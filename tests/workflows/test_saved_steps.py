@@ -33,7 +33,9 @@ OFTEN = {
 
 
 def trained(folder: Path, **sections) -> Path:
-    config = kitchen_in(folder, train=OFTEN, evaluation={"generate": 2, "texts": 2}, **sections)
+    config = kitchen_in(
+        folder, train=OFTEN, evaluation={"generate": 2, "texts": 2}, **sections
+    )
     assert main(["train", str(config)]) == 0
     return folder / "run"
 
@@ -74,7 +76,9 @@ def saved(run: Path) -> list[Path]:
 
 
 def text_of(model: Path, **options) -> str:
-    [text] = toque.generate(model, "soup", temperature=0, max_new_tokens=8, raw=True, **options)
+    [text] = toque.generate(
+        model, "soup", temperature=0, max_new_tokens=8, raw=True, **options
+    )
     return text.text
 
 
@@ -87,13 +91,18 @@ def test_each_is_opened_with_its_own_weights(run):
     assert not torch.equal(steps["step-00000002"], steps["step-00000006"])
     finished = json.loads((run / "end.json").read_text())["model_step"]
     whole = sample_logits(open_model(run).model)
-    torch.testing.assert_close(whole, steps[f"step-{finished:08d}"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        whole, steps[f"step-{finished:08d}"], rtol=1e-5, atol=1e-5
+    )
     assert open_model(run / "best" / "step-00000002").step == 2
 
 
 def test_commands_take_them(run, capsys):
     folder = run / "best" / "step-00000002"
-    assert main(["generate", str(folder), "--prompt", "soup", "--max-new-tokens", "4"]) == 0
+    assert (
+        main(["generate", str(folder), "--prompt", "soup", "--max-new-tokens", "4"])
+        == 0
+    )
     assert text_of(folder) == text_of(run / "checkpoints" / folder.name)
     record = opening.read_record(folder)
     assert record == opening.read_record(run)
@@ -131,7 +140,9 @@ def test_evaluate_and_compare_leave_the_scores_of_the_run(run):
 def test_one_that_was_not_evaluated_is_compared_by_what_the_run_measured(run):
     first, last = (run / "checkpoints" / f"step-0000000{step}" for step in (4, 6))
     found = toque.compare(first, last, out=run.parent / "page.html")
-    assert any("`toque evaluate" in note and "step-00000004" in note for note in found.notes)
+    assert any(
+        "`toque evaluate" in note and "step-00000004" in note for note in found.notes
+    )
     assert "each on its own texts and without an interval" in found.sentence
 
 
@@ -140,7 +151,16 @@ def test_export_writes_the_model_of_a_step(run, tmp_path, form, capsys):
     adapted = (run / "model" / "adapter_config.json").exists()
     if form == "adapter" and not adapted:
         return
-    words = ["export", str(run), "--step", "2", "--to", str(tmp_path / "out"), "--format", form]
+    words = [
+        "export",
+        str(run),
+        "--step",
+        "2",
+        "--to",
+        str(tmp_path / "out"),
+        "--format",
+        form,
+    ]
     assert main(words) == 0
     load = load_with_adapter(tmp_path / "out") if form == "adapter" else None
     model = load or load_model(str(tmp_path / "out"))
@@ -164,7 +184,9 @@ def test_a_step_that_is_not_there_is_answered_with_those_that_are(run, tmp_path)
 
 
 def test_a_damaged_one_is_refused(plain_run):
-    unfinished, damaged = (plain_run / "best" / f"step-0000000{step}" for step in (2, 4))
+    unfinished, damaged = (
+        plain_run / "best" / f"step-0000000{step}" for step in (2, 4)
+    )
     (unfinished / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="the save did not finish"):
         toque.generate(unfinished, "soup")
@@ -185,11 +207,15 @@ def test_one_that_the_run_removes_meanwhile(plain_run, monkeypatch):
         real(model, checkpoint)
 
     monkeypatch.setattr(opening, "load_weights", removing)
-    with pytest.raises(CheckpointError, match=r"removed .*02 while Toque read it.*step-00000004"):
+    with pytest.raises(
+        CheckpointError, match=r"removed .*02 while Toque read it.*step-00000004"
+    ):
         toque.generate(folder, "soup")
 
 
-def test_the_best_model_of_an_unfinished_run_may_change_while_it_is_read(plain_run, monkeypatch):
+def test_the_best_model_of_an_unfinished_run_may_change_while_it_is_read(
+    plain_run, monkeypatch
+):
     for name in ("model", "end.json"):
         path = plain_run / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -221,7 +247,9 @@ def test_a_run_that_was_moved_away_from_its_store(plain_run, monkeypatch, tmp_pa
 def test_the_list_of_them(run, capsys):
     found = toque.checkpoints(run)
     steps = [(one.place, one.step) for one in found.steps]
-    assert steps == [(f.relative_to(run).as_posix(), read_manifest(f).step) for f in saved(run)]
+    assert steps == [
+        (f.relative_to(run).as_posix(), read_manifest(f).step) for f in saved(run)
+    ]
     by_place = {one.place: one for one in found.steps}
     newest = by_place["checkpoints/step-00000006"]
     assert newest.reason.startswith("newest, from which training continues")
@@ -265,7 +293,9 @@ def test_those_of_a_run_in_a_bucket(s3_service, run, tmp_path, monkeypatch):
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "cache"))
     for path in sorted(run.rglob("*")):
         if path.is_file():
-            s3_service.put(f"runs/mine/{path.relative_to(run).as_posix()}", path.read_bytes())
+            s3_service.put(
+                f"runs/mine/{path.relative_to(run).as_posix()}", path.read_bytes()
+            )
     there = f"{s3_service.scheme}://pantry/runs/mine"
     local, remote = toque.checkpoints(run), toque.checkpoints(there)
     assert remote.steps == local.steps
@@ -279,10 +309,15 @@ def test_those_of_a_run_in_a_bucket(s3_service, run, tmp_path, monkeypatch):
     assert name_models([f"{there}/best/step-00000002"]) == {
         "mine-step-00000002": fetched / "best" / "step-00000002"
     }
-    with pytest.raises(CheckpointError, match=r"has no best/step-00000300 .*best/step-00000006"):
+    with pytest.raises(
+        CheckpointError, match=r"has no best/step-00000300 .*best/step-00000006"
+    ):
         toque.generate(f"{there}/best/step-00000300", "soup")
     with pytest.raises(ConfigError, match="is not the address of a checkpoint"):
         toque.generate(there, "soup")
     two = [f"{there}/best/step-0000000{step}" for step in (2, 6)]
     found = toque.compare(*two, out=tmp_path / "page.html")
-    assert list(found.record["runs"]) == ["mine/best/step-00000002", "mine/best/step-00000006"]
+    assert list(found.record["runs"]) == [
+        "mine/best/step-00000002",
+        "mine/best/step-00000006",
+    ]

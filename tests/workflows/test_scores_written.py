@@ -61,7 +61,9 @@ def test_the_scores_by_text_are_those_of_the_run(own_kitchen, family, pack):
     bits = scored["heldout"]["bits_per_byte"]
     assert losses["bits_per_byte"].value == pytest.approx(bits, rel=1e-5)
     for name, estimate in estimates(by_text.texts.measures, resamples=0).items():
-        assert estimate.value == pytest.approx(scored["generated"][name], abs=1e-5), name
+        assert estimate.value == pytest.approx(scored["generated"][name], abs=1e-5), (
+            name
+        )
     copied_texts_are_found(scored["memorisation"], TokenStore.open("held"))
     toque.train(toque.configure(config, run_dir="other", seed=9))
     found = toque.compare("first", "other")

@@ -17,7 +17,11 @@ from toque.workflows.diagnosis.show_batch import show_batch
 def test_no_weight_is_read_and_the_batch_is_the_runs(adapter):
     run = toque.train(tiny_config())
     model = {"family": "auto", "start_from": str(run.model)}
-    changes = {"model": model, "adapter": adapter, "data": TINY["data"] | {"store": "second"}}
+    changes = {
+        "model": model,
+        "adapter": adapter,
+        "data": TINY["data"] | {"store": "second"},
+    }
     config = toque.configure(TINY | changes)
     toque.prepare(config)
     store = TokenStore.open(Path("second"))
@@ -27,5 +31,9 @@ def test_no_weight_is_read_and_the_batch_is_the_runs(adapter):
     batch = stream.at(Cursor()).batch
     rows = [row for packed in batch.example_ids for row in packed]
     assert shown.startswith(f"step 1: {len(rows)} examples in {batch.n_rows} rows")
-    found = [int(line.split()[3].rstrip(",")) for line in shown.splitlines() if "store row" in line]
+    found = [
+        int(line.split()[3].rstrip(","))
+        for line in shown.splitlines()
+        if "store row" in line
+    ]
     assert found == rows

@@ -43,7 +43,8 @@ def test_the_fit_rewards_text_and_size_and_repeats_ever_less():
 
 
 @pytest.mark.parametrize(
-    ("like", "name"), [(like, name) for like in (OF_RECIPES, OF_PLAIN_TEXT) for name in like.bits]
+    ("like", "name"),
+    [(like, name) for like in (OF_RECIPES, OF_PLAIN_TEXT) for name in like.bits],
 )
 def test_a_forecast_is_what_was_measured_where_something_was(like, name):
     measured, each = like.bits[name], like.bytes_per_token
@@ -56,20 +57,29 @@ def test_a_forecast_is_what_was_measured_where_something_was(like, name):
 
 
 def test_runs_over_plain_text_predict_plain_text():
-    hour, read = Duration.parse("1 hours total"), find_best_size(1e12, 3600.0, by_parameters)
-    plain = find_best_size(1e12, 3600.0, by_parameters, like=OF_PLAIN_TEXT, only=read.name)
+    hour, read = (
+        Duration.parse("1 hours total"),
+        find_best_size(1e12, 3600.0, by_parameters),
+    )
+    plain = find_best_size(
+        1e12, 3600.0, by_parameters, like=OF_PLAIN_TEXT, only=read.name
+    )
     assert plain.bits_per_byte > 1.5 * read.bits_per_byte
     assert plain.tokenizer.bytes_per_token < read.tokenizer.bytes_per_token
     assert "on runs over old cookbooks" in plain.forecast(hour)
     assert "on runs over recipes" in read.forecast(hour)
     own = TextTokenizer("folder", EACH)
-    mine = find_best_size(1e12, 3600.0, by_parameters, tokenizer=own, like=OF_PLAIN_TEXT)
+    mine = find_best_size(
+        1e12, 3600.0, by_parameters, tokenizer=own, like=OF_PLAIN_TEXT
+    )
     assert mine.tokenizer == own
 
 
 def test_the_size_for_ten_cookbooks_is_the_best_of_nine_that_were_trained():
     rates = {64: 35_500.0, 128: 19_200.0, 192: 9_000.0}  # of two Zen 5 cores
-    chosen = find_best_size(7.4e6, 270.0, lambda size: rates[size.width], like=OF_PLAIN_TEXT)
+    chosen = find_best_size(
+        7.4e6, 270.0, lambda size: rates[size.width], like=OF_PLAIN_TEXT
+    )
     assert chosen.name == "1m"
     assert chosen.bits_per_byte == pytest.approx(1.281, rel=0.03)  # what it had
 
@@ -87,9 +97,14 @@ def test_a_size_that_was_never_trained_learns_to_copy_as_the_largest_that_was():
 
 
 def test_more_time_takes_a_larger_model():
-    names = [find_best_size(1e9, 60.0 * n, by_parameters).name for n in (1, 30, 1000, 100_000)]
+    names = [
+        find_best_size(1e9, 60.0 * n, by_parameters).name
+        for n in (1, 30, 1000, 100_000)
+    ]
     order = list(SIZES)
-    assert [order.index(name) for name in names] == sorted(order.index(name) for name in names)
+    assert [order.index(name) for name in names] == sorted(
+        order.index(name) for name in names
+    )
     assert len(set(names)) > 2
     faster = find_best_size(1e9, 60.0, lambda size: 1000 * by_parameters(size))
     assert faster.name == find_best_size(1e9, 60_000.0, by_parameters).name
@@ -119,17 +134,23 @@ def test_measuring_ends_when_it_has_taken_its_share_of_the_time():
 
     choice = find_best_size(1e9, 1e6, rate, is_over=lambda: len(asked) == 2)
     assert asked == list(SIZES.values())[:2]
-    assert "Larger models were not tried" in choice.forecast(Duration.parse("1 hours total"))
+    assert "Larger models were not tried" in choice.forecast(
+        Duration.parse("1 hours total")
+    )
     assert "not tried" not in find_best_size(1e9, 60.0, rate).forecast(
         Duration.parse("1 hours total")
     )
 
 
 def test_few_texts_are_read_a_few_times_however_long_the_time_is():
-    short, long = (find_best_size(2.8e6, seconds, by_parameters) for seconds in (10.0, 1e6))
+    short, long = (
+        find_best_size(2.8e6, seconds, by_parameters) for seconds in (10.0, 1e6)
+    )
     assert not short.passes.ends_early
     assert long.passes.ends_early
-    assert long == find_best_size(2.8e6, 1e7, by_parameters)._replace(passes=long.passes)
+    assert long == find_best_size(2.8e6, 1e7, by_parameters)._replace(
+        passes=long.passes
+    )
     assert long.tokens * EACH == pytest.approx(long.passes.useful * 2.8e6)
     of_small, of_large = (
         find_best_size(2.8e6, 1e6, by_parameters, only=name).passes.useful
@@ -160,15 +181,26 @@ def test_only_texts_that_were_compared_are_told_of_and_unlike_ones_have_a_margin
 def test_no_loss_above_a_random_guess_is_predicted():
     minute = Duration.parse("1 minutes total")
     few = find_best_size(9_000.0, 8.0, by_parameters, only="300k")
-    assert few.bits_per_byte * few.tokenizer.bytes_per_token * math.log(2) > math.log(2048)
-    assert "Forecast: no held-out loss, because the run reads too little" in few.forecast(minute)
+    assert few.bits_per_byte * few.tokenizer.bytes_per_token * math.log(2) > math.log(
+        2048
+    )
+    assert (
+        "Forecast: no held-out loss, because the run reads too little"
+        in few.forecast(minute)
+    )
     assert "runs over" not in few.forecast(minute)
 
 
 def test_passes_and_vocabulary_go_by_the_texts():
     fewest, few, more, short, once = (
         find_best_size(text, seconds, by_parameters, only="300k")
-        for text, seconds in ((5e4, 1e8), (5e5, 1e8), (1.2e7, 1e8), (1.2e7, 3.0), (1e15, 1e8))
+        for text, seconds in (
+            (5e4, 1e8),
+            (5e5, 1e8),
+            (1.2e7, 1e8),
+            (1.2e7, 3.0),
+            (1e15, 1e8),
+        )
     )
     assert [one.passes.useful for one in (fewest, few, more)] == [6.0, 10.0, 18.0]
     assert short.passes.possible < 1.0
@@ -193,9 +225,13 @@ def test_weights_decay_more_where_a_text_comes_again_and_less_an_update_of_a_lon
     assert size.decay(6e5, 3.0) == pytest.approx(size.decay(4e5, 3.0), rel=0.05)
     assert size.decay(1e5, 20.0) == size.decay(2e5, 20.0) == 2.0
     half_a_pass = find_best_size(1e9, 60.0, by_parameters, only="1m")
-    assert half_a_pass.decay == size.decay(half_a_pass.tokens, half_a_pass.passes.possible)
+    assert half_a_pass.decay == size.decay(
+        half_a_pass.tokens, half_a_pass.passes.possible
+    )
     many_passes = find_best_size(2.8e6, 1e6, by_parameters, only="1m")
-    assert many_passes.decay == size.decay(many_passes.tokens, many_passes.passes.useful)
+    assert many_passes.decay == size.decay(
+        many_passes.tokens, many_passes.passes.useful
+    )
 
 
 def test_texts_that_compress_less_than_what_was_measured_are_harder():
@@ -215,12 +251,16 @@ def test_texts_that_compress_less_than_what_was_measured_are_harder():
         < 3.0
     )
     # A sample of a tenth compresses less, as those that were measured do.
-    assert estimate_difficulty(many[:30_000]) == pytest.approx(estimate_difficulty(many), rel=0.35)
+    assert estimate_difficulty(many[:30_000]) == pytest.approx(
+        estimate_difficulty(many), rel=0.35
+    )
     assert estimate_difficulty(b"too short to tell") == estimate_difficulty(b"") == 1.0
 
 
 def test_little_text_has_a_small_model_however_long_it_takes():
-    names = [find_best_size(text, 1e9, by_parameters).name for text in (5e4, 8e5, 2.8e6)]
+    names = [
+        find_best_size(text, 1e9, by_parameters).name for text in (5e4, 8e5, 2.8e6)
+    ]
     assert names == ["300k", "1m", "3m"]
 
 
@@ -228,7 +268,9 @@ def test_the_rate_is_that_of_real_updates():
     assert measure_rate(SIZES["300k"], 400.0, "trained:2048") > 10.0
 
 
-def test_without_a_folder_for_temporary_files_it_says_how_to_name_one(tmp_path, monkeypatch):
+def test_without_a_folder_for_temporary_files_it_says_how_to_name_one(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with pytest.raises(ConfigError, match=r"Set TMPDIR to a folder"):
         measure_rate(SIZES["300k"], 400.0, "trained:2048")
@@ -256,7 +298,9 @@ def test_a_run_that_would_end_a_little_early_takes_the_whole_time():
     nearly = plan_tuning(100_000, 400, 250.0, 1900.0, longest=400)
     assert not nearly.passes.ends_early
     assert nearly.tokens == 475_000.0
-    assert "480,000 tokens in 5 minutes, 4.8 passes over the texts." in nearly.forecast(five)
+    assert "480,000 tokens in 5 minutes, 4.8 passes over the texts." in nearly.forecast(
+        five
+    )
     clearly = plan_tuning(100_000, 400, 250.0, 2100.0, longest=400)
     assert clearly.passes.ends_early
     assert clearly.tokens == 400_000.0
@@ -265,13 +309,19 @@ def test_a_run_that_would_end_a_little_early_takes_the_whole_time():
 def test_an_update_of_a_pretrained_model_grows_with_what_is_read():
     fast = plan_tuning(1e10, 10_000_000, 3000.0, 5000.0, longest=400)
     assert fast.batch == "16384 tokens"
-    assert plan_tuning(1e10, 10_000_000, 3000.0, 1000.0, longest=400).batch == "8192 tokens"
+    assert (
+        plan_tuning(1e10, 10_000_000, 3000.0, 1000.0, longest=400).batch
+        == "8192 tokens"
+    )
     assert plan_tuning(0, 0, 3000.0, 100.0, longest=4000).batch == "4000 tokens"
     assert plan_tuning(2_000, 20, 3000.0, 100.0, longest=400).batch == "4 examples"
 
 
 def test_a_larger_pretrained_model_has_a_smaller_rate():
-    assert [tuned_lr(n, adapted=False) for n in (15_191_712, 134_515_008)] == [3e-4, 1e-4]
+    assert [tuned_lr(n, adapted=False) for n in (15_191_712, 134_515_008)] == [
+        3e-4,
+        1e-4,
+    ]
     assert 2e-5 <= tuned_lr(1_200_000_000, adapted=False) <= 5e-5
     assert tuned_lr(100_000, adapted=False) <= 5e-4
     assert tuned_lr(0, adapted=False) == 1e-4  # nobody has looked at it

@@ -35,14 +35,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(folder: Path, *weights: float, paths: tuple[str, ...] = ("a.jsonl", "dump")) -> Path:
+def config_of(
+    folder: Path, *weights: float, paths: tuple[str, ...] = ("a.jsonl", "dump")
+) -> Path:
     sources = [
         {"path": str(folder / path), "weight": weight}
         for path, weight in zip(paths, weights, strict=True)
     ]
     config = tiny_config(
         run_dir=str(folder / "run"),
-        data={"sources": sources, "store": str(folder / "store"), "validation_fraction": 0.3},
+        data={
+            "sources": sources,
+            "store": str(folder / "store"),
+            "validation_fraction": 0.3,
+        },
         train={"stop_after": "2 steps", "micro_batch_rows": 1},
     )
     (folder / "config.yaml").write_text(to_yaml(config))
@@ -66,7 +72,11 @@ def test_weights_become_draws_of_the_stores_sources(folder: Path) -> None:
     ("weights", "paths", "words"),
     [
         ((2.0,), ("a.jsonl",), "weights for 1 sources"),
-        ((2.0, 1.0), ("dump", "a.jsonl"), r"data\.sources\[0\] is .*dump, but source 0"),
+        (
+            (2.0, 1.0),
+            ("dump", "a.jsonl"),
+            r"data\.sources\[0\] is .*dump, but source 0",
+        ),
         ((2.0, 1.0), ("a.jsonl", "*.json"), r"data\.sources\[1\] is"),
     ],
 )
@@ -93,7 +103,9 @@ def test_a_run_continues_with_its_own_weights_only(
 
 
 def test_held_out_examples_weigh_as_in_training(folder: Path) -> None:
-    config = load_config(str(config_of(folder, 1.0, 2.5)), ["evaluation.max_examples=null"]).config
+    config = load_config(
+        str(config_of(folder, 1.0, 2.5)), ["evaluation.max_examples=null"]
+    ).config
     store = TokenStore.open(folder / "store")
     rows = store.rows("validation")
     sources = np.asarray(store.column("source"))[rows]
@@ -120,7 +132,9 @@ def test_held_out_examples_weigh_as_in_training(folder: Path) -> None:
     sums: list[list[float]] = []
     for part in shares:
         replace(part, total=lambda values: sums.append(list(values)) or values)(model)
-    assert sum(s[0] for s in sums) / sum(s[1] for s in sums) == pytest.approx(found["loss"])
+    assert sum(s[0] for s in sums) / sum(s[1] for s in sums) == pytest.approx(
+        found["loss"]
+    )
 
 
 def test_rows_are_shaped_for_what_is_drawn(folder: Path) -> None:
@@ -130,11 +144,22 @@ def test_rows_are_shaped_for_what_is_drawn(folder: Path) -> None:
     mixture = Mixture(group=np.repeat([0, 1], 200), weights=[0.05, 1.0], seed=3)
     sampled = lengths.sample(mixture)[1]
     assert 10 <= (sampled == 190).sum() <= 11  # 10 of 210 drawn, and the longest of all
-    config = load_config(str(config_of(folder, 1.0, 1.0)), ["train.batch=8192 tokens"]).config
+    config = load_config(
+        str(config_of(folder, 1.0, 1.0)), ["train.batch=8192 tokens"]
+    ).config
     share = []
-    for shape in (row_shape(config.train, lengths), row_shape(config.train, lengths, mixture)):
+    for shape in (
+        row_shape(config.train, lengths),
+        row_shape(config.train, lengths, mixture),
+    ):
         rows = EpochPlan(
-            np.arange(400), source, target, shape, seed=1, update_rows=2, mixture=mixture
+            np.arange(400),
+            source,
+            target,
+            shape,
+            seed=1,
+            update_rows=2,
+            mixture=mixture,
         ).window_rows(0, 0)
         share.append(sum(len(row) for row in rows) * 200 / (len(rows) * shape.tokens))
     assert share[1] > 1.2 * share[0]
@@ -143,8 +168,12 @@ def test_rows_are_shaped_for_what_is_drawn(folder: Path) -> None:
 def test_texts_of_no_task_count_as_none_of_recipes(tmp_path: Path) -> None:
     """Documents in a mixture neither weigh as `write` nor stand in its loss."""
     write_cookbook(tmp_path / "a.jsonl", n=30, seed=1)
-    texts = [{"text": f"Once upon a time in {n} there lived a cook."} for n in range(25)]
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    texts = [
+        {"text": f"Once upon a time in {n} there lived a cook."} for n in range(25)
+    ]
+    (tmp_path / "b.jsonl").write_text(
+        "".join(json.dumps(text) + "\n" for text in texts)
+    )
     config = tiny_config(
         run_dir=str(tmp_path / "run"),
         data={

@@ -23,9 +23,21 @@ def spelled(ids: list[int]) -> str:
 def test_the_second_text_waits_for_the_first() -> None:
     told: list[tuple[int, str]] = []
     watch = InOrder(
-        lambda number, text: told.append((number, text.text)), ["p", "q", "r"], spelled, first=5
+        lambda number, text: told.append((number, text.text)),
+        ["p", "q", "r"],
+        spelled,
+        first=5,
     )
-    for number, token in ((0, 1), (1, 2), (2, 1), (1, None), (0, 3), (0, 4), (2, None), (0, None)):
+    for number, token in (
+        (0, 1),
+        (1, 2),
+        (2, 1),
+        (1, None),
+        (0, 3),
+        (0, 4),
+        (2, None),
+        (0, None),
+    ):
         watch(number, token)
     shown = [(5, "a"), (5, "a"), (5, "aü"), (5, "aü"), (6, "b"), (7, "a")]
     assert told == shown
@@ -42,7 +54,11 @@ def test_half_a_character_is_shown_only_where_the_text_ends_with_it() -> None:
 def test_what_is_printed_bit_by_bit_is_what_is_printed_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    texts = [Written("p", "one two", 2), Written("q", "", 0, "a"), Written("r", "three", 1, "b")]
+    texts = [
+        Written("p", "one two", 2),
+        Written("q", "", 0, "a"),
+        Written("r", "three", 1, "b"),
+    ]
     for text in texts:
         print(text)
     expected = capsys.readouterr().out

@@ -31,7 +31,9 @@ class Ticking:
 @pytest.fixture
 def settings(own_kitchen):
     own = {"warmup": "10 %"}, {"evaluate_every": "10 steps"}, {"generate": 1}
-    config = tiny_config(**dict(zip(("optim", "train", "evaluation"), own, strict=True)))
+    config = tiny_config(
+        **dict(zip(("optim", "train", "evaluation"), own, strict=True))
+    )
     (own_kitchen / "run.yaml").write_text(to_yaml(config))
     return lambda *overrides: load_config("run.yaml", overrides)
 
@@ -42,21 +44,27 @@ def begun(told: list[str]) -> str:
 
 def test_a_total_counts_the_whole_command(settings):
     clock, notices = Ticking(), Notices()
-    command = CommandClock(clock, began=clock.now - 100.0)  # a hundred seconds went into reading
+    command = CommandClock(
+        clock, began=clock.now - 100.0
+    )  # a hundred seconds went into reading
     limited = settings("train.stop_after=2 minutes total")
     run = train(limited, clock=command, callbacks=[clock], reporter=notices)
     assert run.reason == "finished"
     assert run.step > 0
     assert run.model.exists()
     assert 110.0 < clock.now - command.began <= 120.0
-    assert "until 2 minutes total: reading and measuring took 1:40 of it" in begun(notices.notices)
+    assert "until 2 minutes total: reading and measuring took 1:40 of it" in begun(
+        notices.notices
+    )
     assert "the last scores and texts will take about" in begun(notices.notices)
     start = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[0])
     assert float(start["stop_after"].removesuffix(" minutes")) < (120 - 100) / 60
     rates = [e["lr"] for e in run.history if e["event"] == "step"]
     assert rates[-1] < 0.1 * max(rates)
     again = train(settings("train.stop_after=2 minutes total"))
-    assert again.step == run.step  # it is done, however much faster this machine has become
+    assert (
+        again.step == run.step
+    )  # it is done, however much faster this machine has become
 
 
 def test_a_total_that_has_come_to_its_end_goes_on_when_it_is_raised(settings):
@@ -64,31 +72,42 @@ def test_a_total_that_has_come_to_its_end_goes_on_when_it_is_raised(settings):
 
     def go(length: str):
         command = CommandClock(clock, began=clock.now - 20.0)
-        resolved = settings(f"train.stop_after={length} seconds total", "optim.schedule=linear")
+        resolved = settings(
+            f"train.stop_after={length} seconds total", "optim.schedule=linear"
+        )
         return train(resolved, clock=command, callbacks=[clock], reporter=notices)
 
     first = go("30")
     assert (first.reason, 0 < first.step <= 10) == ("finished", True)
     longer = go("60")
     assert (longer.reason, 20 < longer.step <= 40) == ("finished", True)
-    (said,) = [text for text in notices.notices if "it continues to 60 seconds total" in text]
-    assert "what it is at this point of a run of 60 seconds total, which is higher" in said
+    (said,) = [
+        text for text in notices.notices if "it continues to 60 seconds total" in text
+    ]
+    assert (
+        "what it is at this point of a run of 60 seconds total, which is higher" in said
+    )
     assert go("60").step == longer.step
 
 
-def test_a_run_in_steps_ends_at_its_time_limit_and_continues_when_that_is_raised(settings):
+def test_a_run_in_steps_ends_at_its_time_limit_and_continues_when_that_is_raised(
+    settings,
+):
     """A run in epochs had no limit, and took 11 of the 5 minutes that `init --for` was told."""
     clock, notices = Ticking(), Notices()
 
     def go(limit: str):
         command = CommandClock(clock, began=clock.now - 20.0)
-        resolved = settings("train.stop_after=60 steps", f"train.time_limit={limit} seconds")
+        resolved = settings(
+            "train.stop_after=60 steps", f"train.time_limit={limit} seconds"
+        )
         return train(resolved, clock=command, callbacks=[clock], reporter=notices)
 
     first = go("30")
     assert (first.reason, 0 < first.step <= 10) == ("finished", True)
-    assert "or 0:30 for the entire command: reading and measuring took 0:20 of it" in begun(
-        notices.notices
+    assert (
+        "or 0:30 for the entire command: reading and measuring took 0:20 of it"
+        in begun(notices.notices)
     )
     (said,) = [text for text in notices.notices if "ended training after" in text]
     assert "train.time_limit, 30 seconds, " in said
@@ -105,13 +124,18 @@ def test_a_time_limit_that_leaves_nothing_is_refused_by_its_name(settings):
         ConfigError,
         match=r'^train.time_limit is "90 seconds": reading and measuring took 1:40 of it',
     ):
-        train(settings("train.stop_after=9 steps", "train.time_limit=90 seconds"), clock=command)
+        train(
+            settings("train.stop_after=9 steps", "train.time_limit=90 seconds"),
+            clock=command,
+        )
 
 
 def test_a_total_that_leaves_nothing_is_refused_with_what_was_measured(settings):
     clock = Ticking()
     command = CommandClock(clock, began=clock.now - 100.0)
-    with pytest.raises(ConfigError, match=r"took 1:40 of it.* No time remains for training"):
+    with pytest.raises(
+        ConfigError, match=r"took 1:40 of it.* No time remains for training"
+    ):
         train(settings("train.stop_after=90 seconds total"), clock=command)
 
 
@@ -151,8 +175,16 @@ class CostlyReadings(Ticking):
 def test_texts_without_time_are_left_out_and_counted(settings):
     clock, notices = CostlyReadings(), Notices()
     command = CommandClock(clock, began=clock.now)
-    words = ("train.stop_after=100 seconds total", "evaluation.generate=16", "data.store=many")
-    words += ("data.validation_fraction=0.3", "evaluation.texts=0", "evaluation.max_examples=4")
+    words = (
+        "train.stop_after=100 seconds total",
+        "evaluation.generate=16",
+        "data.store=many",
+    )
+    words += (
+        "data.validation_fraction=0.3",
+        "evaluation.texts=0",
+        "evaluation.max_examples=4",
+    )
     run = train(settings(*words), clock=command, callbacks=[clock], reporter=notices)
     assert run.step >= 10
     scores = json.loads((run.folder / "evaluation.json").read_text())["generated"]
@@ -185,7 +217,9 @@ def test_a_finished_run_says_so_without_a_forecast(settings, length):
         clock, notices = Ticking(), Notices()
         command = CommandClock(clock, began=clock.now - 20.0)
         resolved = settings(f"train.stop_after={length}")
-        steps.append(train(resolved, clock=command, callbacks=[clock], reporter=notices).step)
+        steps.append(
+            train(resolved, clock=command, callbacks=[clock], reporter=notices).step
+        )
         return notices.notices
 
     steps = list[int]()
@@ -195,7 +229,9 @@ def test_a_finished_run_says_so_without_a_forecast(settings, length):
     assert f"trained to step {steps[0]:,}." in said
     assert f'raise train.stop_after, which is "{length}"' in said
     assert steps[0] == steps[1]
-    assert not any("in all" in t or "of training" in t or t.startswith("toque ") for t in told)
+    assert not any(
+        "in all" in t or "of training" in t or t.startswith("toque ") for t in told
+    )
 
 
 def test_other_settings_have_no_total(tmp_path):
@@ -223,7 +259,9 @@ def test_loading_and_reading_prompts_are_not_taken_for_tokens(
     loading: float, prompts: float, token: float
 ) -> None:
     """A text of 512 tokens was foreseen by two of the first: 20 to 60 times too long."""
-    told = extrapolate_seconds(machine(loading=loading, prompts=prompts, token=token), 512)
+    told = extrapolate_seconds(
+        machine(loading=loading, prompts=prompts, token=token), 512
+    )
     assert told == pytest.approx(prompts + 512 * token, rel=0.5)
     disturbed = extrapolate_seconds(lambda tokens: 2.0 if tokens < 10 else 1.0, 512)
     assert disturbed == pytest.approx(2.0 + 510 * 0.1)

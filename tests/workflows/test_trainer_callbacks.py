@@ -1,7 +1,12 @@
 """Callbacks of transformers' Trainer, unchanged, on a run of Toque; and every update's loss."""
 
 import pytest
-from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
 
 import toque
 from fixtures.kitchens import tiny_config
@@ -55,14 +60,20 @@ def test_its_events_come_in_a_trainers_order_and_words(config):
     expected = []
     for n in range(1, 6):
         expected.append(("step", n, True))
-        expected += [("log", 4, ["epoch", "grad_norm", "learning_rate", "loss"])] if n == 4 else []
+        expected += (
+            [("log", 4, ["epoch", "grad_norm", "learning_rate", "loss"])]
+            if n == 4
+            else []
+        )
         expected += [("log", n, evaluated), ("evaluate", n, bests[n - 1])]
     # Checkpoints are written in the background: of their order nothing is promised.
     assert [event for event in recorder.seen if event[0] != "save"] == expected
     saves = [event[2] for event in recorder.seen if event[0] == "save"]
     assert saves == [config.run_dir] * 3  # when due, when asked for, and at the end
     assert [step for step, _ in run.losses] == [1, 2, 3, 4, 5]
-    every = tiny_config(run_dir=f"{config.run_dir}-2", train=LENGTH)  # logs each of them
+    every = tiny_config(
+        run_dir=f"{config.run_dir}-2", train=LENGTH
+    )  # logs each of them
     assert toque.train(every).losses[:5] == run.losses
 
 
@@ -70,7 +81,9 @@ def test_early_stopping_counts_through_a_resume_and_the_printer_prints(config, c
     patient = toque.configure(config, train={"stop_after": "2 steps"})
     first = EarlyStoppingCallback(3, early_stopping_threshold=9.0)
     assert toque.train(patient, callbacks=[first]).step == 2
-    assert first.early_stopping_patience_counter == 1  # the first evaluation is the best so far
+    assert (
+        first.early_stopping_patience_counter == 1
+    )  # the first evaluation is the best so far
     second = EarlyStoppingCallback(3, early_stopping_threshold=9.0)
     run = toque.train(config, callbacks=[second, PrinterCallback()])
     assert (run.step, run.reason) == (4, "callback")
@@ -80,5 +93,7 @@ def test_early_stopping_counts_through_a_resume_and_the_printer_prints(config, c
 
 
 def test_events_that_no_run_has_are_refused(config):
-    with pytest.raises(ConfigError, match="ProgressCallback has on_predict, on_prediction_step,"):
+    with pytest.raises(
+        ConfigError, match="ProgressCallback has on_predict, on_prediction_step,"
+    ):
         toque.train(config, callbacks=[ProgressCallback()])

@@ -49,7 +49,9 @@ app = App(
     # Flags are off by default, so the help omits that default.
     default_parameter=Parameter(
         negative=(),
-        show_default=lambda value: None if value is None or value is False else str(value),
+        show_default=lambda value: (
+            None if value is None or value is False else str(value)
+        ),
     ),
     result_action="return_value",
     suppress_keyboard_interrupt=False,  # cyclopts would exit without a message
@@ -101,7 +103,9 @@ def main(argv: list[str] | None = None) -> int:
     except OutputLostError as error:
         code = 0  # the reader closed the pipe: `toque presets | head -1`
         if not isinstance(error.__cause__, BrokenPipeError):
-            _print_error(f"Cannot write to standard output: {error.__cause__}. The result is lost.")
+            _print_error(
+                f"Cannot write to standard output: {error.__cause__}. The result is lost."
+            )
             code = OUTPUT_LOST
     if launch.is_rank():
         launch.exit_immediately(code)

@@ -68,7 +68,10 @@ def chat(
     names = [run_or_model, other] if other else [run_or_model]
     for name in names:  # check both models before the first is loaded
         check_model(name)
-    talks = [open_talk(name, system=system, device=device, reporter=reporter) for name in names]
+    talks = [
+        open_talk(name, system=system, device=device, reporter=reporter)
+        for name in names
+    ]
 
     interactive = sys.stdin.isatty()
     if interactive:
@@ -90,7 +93,9 @@ def _input_lines() -> Iterator[str]:
     """Yield the lines of standard input that are not blank."""
     with suppress(ImportError):
         import readline  # noqa: F401  # line editing and history for `input`
-    if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 is an error of its line only
+    if isinstance(
+        sys.stdin, io.TextIOWrapper
+    ):  # invalid UTF-8 is an error of its line only
         sys.stdin.reconfigure(errors="surrogateescape")
     prompt = "\n> " if sys.stdin.isatty() else ""
     while True:

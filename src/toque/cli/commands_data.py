@@ -17,7 +17,9 @@ from toque.user_paths import named_path
 if TYPE_CHECKING:
     from toque.config import Resolved
 
-Overrides = Annotated[str, Parameter(help="settings to change, as section.field=value.")]
+Overrides = Annotated[
+    str, Parameter(help="settings to change, as section.field=value.")
+]
 
 
 def load(
@@ -30,7 +32,9 @@ def load(
     """Load the configuration of a command line."""
     from toque.config import load_config
 
-    return load_config(config, list(overrides), trust_code=trust_code, hardware=hardware)
+    return load_config(
+        config, list(overrides), trust_code=trust_code, hardware=hardware
+    )
 
 
 def loading(reporter: ConsoleReporter | None = None) -> AbstractContextManager[object]:
@@ -54,7 +58,11 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
     from toque.reports.store_page import store_page
-    from toque.workflows.prepare import describe_result, prepare_store, refuse_untrainable
+    from toque.workflows.prepare import (
+        describe_result,
+        prepare_store,
+        refuse_untrainable,
+    )
 
     result = prepare_store(settings, replace=replace, reporter=ConsoleReporter())
     print_page(store_page(result.store.path, result.report))
@@ -62,7 +70,9 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     command = f"toque report {in_shell(result.store.path)}"
     print(f"{summary} `{command}` writes this report as a web page.", flush=True)
     if not result.reused:
-        refuse_untrainable(settings, result.store)  # after the report, which shows the reason
+        refuse_untrainable(
+            settings, result.store
+        )  # after the report, which shows the reason
 
 
 def show(config: str, /, *overrides: Overrides, hardware: str | None = None) -> None:
@@ -81,7 +91,9 @@ def show(config: str, /, *overrides: Overrides, hardware: str | None = None) -> 
     print(resolved_yaml(resolved).rstrip("\n"))
 
 
-def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int = 4) -> None:
+def show_batch(
+    config: str, /, *overrides: Overrides, step: int = 1, most: int = 4
+) -> None:
     """Print the texts of one update as the model receives them: augmented, one example at a time.
 
     Args:
@@ -123,7 +135,9 @@ def presets() -> None:
         print(f"{name:24}{summary}")
 
 
-def cookbook(out: str, *, n: int = 20_000, seed: int = 17, replace: bool = False) -> None:
+def cookbook(
+    out: str, *, n: int = 20_000, seed: int = 17, replace: bool = False
+) -> None:
     """Write synthetic recipes from a grammar, as JSON lines.
 
     Args:
@@ -172,7 +186,9 @@ def verify(path: str, /) -> None:
 
 
 def init(
-    *sources: Annotated[str, Parameter(help="files, folders or patterns such as 'data/*.csv'.")],
+    *sources: Annotated[
+        str, Parameter(help="files, folders or patterns such as 'data/*.csv'.")
+    ],
     to: str = "my.yaml",
     size: Literal["300k", "1m", "3m", "6m", "14m", "30m"] | None = None,
     start_from: str = "scratch",

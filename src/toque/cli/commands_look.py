@@ -77,7 +77,11 @@ def plan(
 
     share = None if utilisation is None else utilisation / 100.0
     result = workflow(
-        settings, hardware=hardware, utilisation=share, gpus=gpus, reporter=ConsoleReporter()
+        settings,
+        hardware=hardware,
+        utilisation=share,
+        gpus=gpus,
+        reporter=ConsoleReporter(),
     )
     print(dumps(result.record(), indent=1) if json else result)
 
@@ -118,7 +122,9 @@ def watch(
     """
     from toque.workflows.inference.serve import watch as workflow
 
-    workflow(run_or_folder, host=host, port=port, token=token, reporter=ConsoleReporter())
+    workflow(
+        run_or_folder, host=host, port=port, token=token, reporter=ConsoleReporter()
+    )
 
 
 def compare(*runs: str, out: str | None = None, json: bool = False) -> None:

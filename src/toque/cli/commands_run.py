@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, load, loading
-from toque.cli.console import ConsoleReporter, StreamPrinter, flag, for_terminal, print_drill
+from toque.cli.console import (
+    ConsoleReporter,
+    StreamPrinter,
+    flag,
+    for_terminal,
+    print_drill,
+)
 from toque.cli.launch import (
     check_rank_flags,
     is_first_rank,
@@ -91,7 +97,10 @@ def train(
     reporter = ConsoleReporter()
     if no_prepare and not is_launcher:
         _refuse_unprepared(resolved.config)
-    elif not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
+    elif (
+        not no_prepare
+        and not (Path(resolved.config.data.store) / "manifest.json").exists()
+    ):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
         with loading(reporter):
             from toque.workflows.prepare import prepare_before_torch
@@ -151,7 +160,11 @@ def _raise_interrupted(
 
 
 def evaluate(
-    run_or_model: str, config: str | None = None, /, *overrides: Overrides, trust_code: bool = False
+    run_or_model: str,
+    config: str | None = None,
+    /,
+    *overrides: Overrides,
+    trust_code: bool = False,
 ) -> None:
     """Evaluate a run or a model on held-out data, and write evaluation.json.
 
@@ -238,7 +251,9 @@ def generate(
         json: print one JSON object per line.
     """
     reporter = ConsoleReporter()
-    printer = StreamPrinter() if sys.stdout.isatty() and not json and best_of == 1 else None
+    printer = (
+        StreamPrinter() if sys.stdout.isatty() and not json and best_of == 1 else None
+    )
     prompts = prompt or []
     shared: dict[str, Any] = {
         "file": file,
@@ -250,7 +265,9 @@ def generate(
     from toque.workflows.inference import generate as workflow
 
     texts: Sequence[Written | Answer]
-    if choices or (task is not None and workflow.has_classes(run_or_model, task, adapter or [])):
+    if choices or (
+        task is not None and workflow.has_classes(run_or_model, task, adapter or [])
+    ):
         text_options = {
             "adapter": adapter,
             "must_use": must_use,
@@ -268,12 +285,16 @@ def generate(
         parameters = signature(generate).parameters
         for name, value in text_options.items():
             if value != parameters[name].default:
-                shown_flag = flag(f"precision={value}") if name == "precision" else flag(name)
+                shown_flag = (
+                    flag(f"precision={value}") if name == "precision" else flag(name)
+                )
                 raise ConfigError(
                     f"{shown_flag} is for texts. --choices, or a --task with classes, compares "
                     "answers with one model in float32. Leave one of the flags out."
                 )
-        texts = workflow.classify(run_or_model, prompts, choices=choices or [], **shared)
+        texts = workflow.classify(
+            run_or_model, prompts, choices=choices or [], **shared
+        )
     else:
         texts = workflow.generate(
             run_or_model,
@@ -376,7 +397,9 @@ def export(
     from toque.workflows.export import export as workflow
 
     with ConsoleReporter().working(f"writing {to}, reading it back and comparing"):
-        result = workflow(run_or_model, to, step=step, form=form, dtype=dtype, push_to=push_to)
+        result = workflow(
+            run_or_model, to, step=step, form=form, dtype=dtype, push_to=push_to
+        )
     print(result)
 
 

@@ -56,7 +56,9 @@ _FLAGS: Final = {
     "prepare": "--no-prepare",
 }
 """Flags that differ from the names of their arguments in Python."""
-_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except line breaks and tabs
+_CONTROLS: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)  # except line breaks and tabs
 
 
 class OutputLostError(Exception):
@@ -251,7 +253,9 @@ class ConsoleReporter(Reporter):
         # As Text, because rich would read "[red]" in the name of a file as markup.
         self._console.print(Text(text), soft_wrap=True)
 
-    def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
+    def progress(
+        self, text: str, *, done: int = 0, total: int = 0, keep: bool = False
+    ) -> None:
         """Update a terminal's live display, or print a line to a pipe when one is due.
 
         With `keep`, a pipe gets the line even if none is due.
@@ -291,7 +295,9 @@ class ConsoleReporter(Reporter):
             self._start_time = now
         if self._next_line_time is None:
             self._next_line_time = now + self.patience
-        if not keep and now < max(self._next_line_time, self._start_time + self.patience):
+        if not keep and now < max(
+            self._next_line_time, self._start_time + self.patience
+        ):
             return
 
         if total and done:
@@ -319,11 +325,17 @@ class ConsoleReporter(Reporter):
             self._task = self._display.add_task(text, total=None)
 
         now = self._clock()
-        is_due = now - self._refresh_time >= (_BAR_SECONDS if self._has_bar else _LINE_SECONDS)
+        is_due = now - self._refresh_time >= (
+            _BAR_SECONDS if self._has_bar else _LINE_SECONDS
+        )
         if is_due:
             self._refresh_time = now
         self._display.update(
-            self._task, completed=done, total=total or None, description=text, refresh=is_due
+            self._task,
+            completed=done,
+            total=total or None,
+            description=text,
+            refresh=is_due,
         )
 
     def _stop(self) -> None:
@@ -390,7 +402,11 @@ def print_drill(result: DrillResult) -> None:
     table = Table("fault", "action", "expected", "outcome", "", show_lines=True)
     for outcome in result.outcomes:
         table.add_row(
-            outcome.fault, outcome.done, outcome.expected, outcome.happened, outcome.verdict
+            outcome.fault,
+            outcome.done,
+            outcome.expected,
+            outcome.happened,
+            outcome.verdict,
         )
     Console().print(table, highlight=False)
 
@@ -402,10 +418,14 @@ def print_checkup(checkup: Checkup) -> None:
     styles = {"ok": "green", "warning": "yellow", "failed": "red"}
     for check in checkup.checks:
         state = Text(check.state, style=styles[check.state])
-        table.add_row(check.name, state, _safe_text(check.found), _safe_text(check.todo))
+        table.add_row(
+            check.name, state, _safe_text(check.found), _safe_text(check.todo)
+        )
     console.print(table)
     states = [check.state for check in checkup.checks]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in styles if state in states)
+    counts = ", ".join(
+        f"{states.count(state)} {state}" for state in styles if state in states
+    )
     console.print(f"{counts}; checked in {checkup.seconds:.0f} s")
 
 
@@ -418,11 +438,17 @@ def _wide_console() -> Console:
 
 def _table(title: str, grid: Grid) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     for index, head in enumerate(grid.heads):
         is_number = index in grid.numeric
-        table.add_column(head, justify="right" if is_number else "left", no_wrap=is_number)
+        table.add_column(
+            head, justify="right" if is_number else "left", no_wrap=is_number
+        )
     for row in grid.rows:
         table.add_row(*map(_safe_text, row))
     return table

@@ -12,7 +12,9 @@ from toque.errors import ConfigError, Interrupted, ToqueError
 from toque.reporter import Reporter
 from toque.training.distributed.launcher import is_launched
 
-COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar("command line without the program")
+COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar(
+    "command line without the program"
+)
 """Words of the running command. The launcher starts every rank with the same words."""
 RESTARTS: Final = 3
 """Default number of restarts after a lost process, as in torchrun's examples. A restart costs only
@@ -79,7 +81,12 @@ def refuse_repeating(words: Sequence[str]) -> None:
     """
     verb = verb_of(words)
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if verb == "train" and "SLURM_PROCID" in os.environ and tasks != "1" and not is_rank():
+    if (
+        verb == "train"
+        and "SLURM_PROCID" in os.environ
+        and tasks != "1"
+        and not is_rank()
+    ):
         raise ConfigError(
             f"srun started `toque train` {tasks} times, and each process would train alone, "
             "because Toque does not read Slurm's variables. Start one torchrun per machine, as in "
@@ -103,7 +110,9 @@ def prints_error(error: ToqueError) -> bool:
     if isinstance(error, Interrupted):
         return is_first_rank()
     has_group = "toque.training.distributed.process_group" in sys.modules
-    return not error.said_by_another and (has_group or os.environ.get("LOCAL_RANK", "0") == "0")
+    return not error.said_by_another and (
+        has_group or os.environ.get("LOCAL_RANK", "0") == "0"
+    )
 
 
 def exit_immediately(code: int) -> NoReturn:
@@ -120,7 +129,9 @@ def is_secret(word: str) -> bool:
     name, _, value = (part.strip() for part in word.partition("="))
     if name == "observe" and "webhook" in value:
         return "://" in value or "env:" not in value
-    return name == "observe.webhook" and not (value.startswith("env:") or value in ("", "null"))
+    return name == "observe.webhook" and not (
+        value.startswith("env:") or value in ("", "null")
+    )
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

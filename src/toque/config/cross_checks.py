@@ -25,7 +25,11 @@ def find_conflicts(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
 
     The user should change the first setting of a pair.
     """
-    conflicts = (*_model_conflicts(config), *_training_conflicts(config), *_data_conflicts(config))
+    conflicts = (
+        *_model_conflicts(config),
+        *_training_conflicts(config),
+        *_data_conflicts(config),
+    )
     for conflict in conflicts:
         names, _, reason = conflict.partition(": ")
         first, second = names.split(", ")
@@ -142,9 +146,13 @@ def _training_conflicts(config: RunConfig) -> Iterator[str]:
         yield from _curriculum_conflicts(config.curriculum, stop_after)
 
 
-def _curriculum_conflicts(curriculum: CurriculumConfig, stop_after: Duration) -> Iterator[str]:
+def _curriculum_conflicts(
+    curriculum: CurriculumConfig, stop_after: Duration
+) -> Iterator[str]:
     begins = [stage.begins for stage in curriculum.stages]
-    shares = [share for begin in begins if (share := share_of(begin, stop_after)) is not None]
+    shares = [
+        share for begin in begins if (share := share_of(begin, stop_after)) is not None
+    ]
     stages = f"the stages start at {', '.join(map(str, begins))}"
     if stop_after.seconds is not None:
         yield (
@@ -156,7 +164,9 @@ def _curriculum_conflicts(curriculum: CurriculumConfig, stop_after: Duration) ->
             f"curriculum.stages, train.stop_after: {stages}, in another unit than the run. Write "
             f'shares such as "50 %", or {stop_after.unit}.'
         )
-    elif shares[0] != 0 or shares[-1] >= 1 or not all(a < b for a, b in pairwise(shares)):
+    elif (
+        shares[0] != 0 or shares[-1] >= 1 or not all(a < b for a, b in pairwise(shares))
+    ):
         yield (
             f"curriculum.stages, train.stop_after: {stages}. The first must start at 0 %, each "
             "stage after the previous one, and the last before the end of the run."
@@ -169,7 +179,9 @@ def _data_conflicts(config: RunConfig) -> Iterator[str]:
     run = _real_path(config.run_dir)
     store = _real_path(data.store)
 
-    if run.is_relative_to(store) or any(store.is_relative_to(run / name) for name in _RUN_FOLDERS):
+    if run.is_relative_to(store) or any(
+        store.is_relative_to(run / name) for name in _RUN_FOLDERS
+    ):
         yield (
             "data.store, run_dir: one folder is inside the other, and their files would mix. "
             "Choose separate folders, e.g. stores/my and runs/my."
@@ -276,7 +288,10 @@ def explain_new_length(
     else:
         has_ended = old_length.reached(progress)
     is_longer = old_length.unit == length.unit and length.amount > old_length.amount
-    if not (has_ended or (is_longer and _is_independent_of_length(new, old_length, progress))):
+    if not (
+        has_ended
+        or (is_longer and _is_independent_of_length(new, old_length, progress))
+    ):
         return None
 
     schedule = new.optim.schedule
@@ -297,7 +312,9 @@ def explain_new_length(
     )
 
 
-def _is_independent_of_length(config: RunConfig, length: Duration, progress: Progress) -> bool:
+def _is_independent_of_length(
+    config: RunConfig, length: Duration, progress: Progress
+) -> bool:
     """Check whether the schedule up to `progress` is the same for a run of any longer length."""
     optim = config.optim
     if optim.warmup.amount and optim.warmup.unit == "%":

@@ -70,7 +70,9 @@ def differences(old: RunConfig, new: RunConfig) -> list[ChangedSetting]:
 def config_sha256(config: RunConfig) -> str:
     """Hash all values of a configuration. Equal configurations have the same hash everywhere."""
     values = config.model_dump(mode="json")
-    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    canonical = json.dumps(
+        values, sort_keys=True, separators=(",", ":"), ensure_ascii=True
+    )
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
@@ -81,11 +83,17 @@ def to_yaml(config: RunConfig) -> str:
 
 def resolved_yaml(resolved: Resolved) -> str:
     """Convert a configuration to YAML, with comments about the origins of its values."""
-    origins = {path: origin for path, origin in resolved.origins.items() if origin != DEFAULT}
-    return HEADER + "".join(_yaml_lines(resolved.config.model_dump(mode="json"), (), origins))
+    origins = {
+        path: origin for path, origin in resolved.origins.items() if origin != DEFAULT
+    }
+    return HEADER + "".join(
+        _yaml_lines(resolved.config.model_dump(mode="json"), (), origins)
+    )
 
 
-def _yaml_lines(values: Mapping[str, Any], path: Path, origins: Mapping[str, str]) -> Iterator[str]:
+def _yaml_lines(
+    values: Mapping[str, Any], path: Path, origins: Mapping[str, str]
+) -> Iterator[str]:
     indent = "  " * sum(isinstance(part, str) for part in path)
     for name, value in values.items():
         value_path = (*path, name)
@@ -93,7 +101,9 @@ def _yaml_lines(values: Mapping[str, Any], path: Path, origins: Mapping[str, str
         if isinstance(value, Mapping) and value:
             yield f"{head}\n"
             yield from _yaml_lines(value, value_path, origins)
-        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        elif isinstance(value, list) and any(
+            isinstance(item, Mapping) for item in value
+        ):
             yield f"{head}\n"
             for index, item in enumerate(value):
                 first, *rest = _yaml_lines(item, (*value_path, index), origins)
@@ -110,7 +120,11 @@ def _yaml_lines(values: Mapping[str, Any], path: Path, origins: Mapping[str, str
 def flow(value: Any) -> str:
     """Convert a plain value to YAML on one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{flow(name)}: {flow(item)}" for name, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{flow(name)}: {flow(item)}" for name, item in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(flow, value)) + "]"
     if not isinstance(value, str):

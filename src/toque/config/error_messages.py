@@ -65,9 +65,16 @@ ELSEWHERE: Mapping[str, str] = {
     "warmup_steps": "optim.warmup",
 }
 """Options of other trainers -> equivalent settings."""
-GONE = {"optim.averaging": "use an optim.schedule that falls to zero, or average two checkpoints"}
+GONE = {
+    "optim.averaging": "use an optim.schedule that falls to zero, or average two checkpoints"
+}
 """Removed settings -> alternatives."""
-_SCALARS = {types.NoneType: "null", int: "a whole number", float: "a number", str: "text"}
+_SCALARS = {
+    types.NoneType: "null",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+}
 _MISSING = object()
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
@@ -138,7 +145,9 @@ def unknown_names(
                 yield (*path, name)
             elif (subsection := section_of(field)) is None:
                 continue
-            elif mapping_types(field.annotation) is not None and isinstance(item, Mapping):
+            elif mapping_types(field.annotation) is not None and isinstance(
+                item, Mapping
+            ):
                 for key, entry in item.items():
                     yield from unknown_names(entry, subsection, (*path, name, key))
             else:
@@ -156,12 +165,16 @@ def nearest(path: Path) -> str | None:
         return ELSEWHERE[last]
     section = "".join(f"{part}." for part in above)
     # For a name in several sections, prefer the section of the user.
-    ranked = sorted(setting_paths(), key=lambda path: path.rpartition(".")[0] + "." != section)
+    ranked = sorted(
+        setting_paths(), key=lambda path: path.rpartition(".")[0] + "." != section
+    )
     by_last_name = {path.rpartition(".")[2]: path for path in reversed(ranked)}
     close_names = difflib.get_close_matches(last, by_last_name, n=1, cutoff=0.7)
     if close_names:
         return by_last_name[close_names[0]]
-    close_paths = difflib.get_close_matches(section + last, setting_paths(), n=1, cutoff=0.6)
+    close_paths = difflib.get_close_matches(
+        section + last, setting_paths(), n=1, cutoff=0.6
+    )
     return next(iter(close_paths), None)
 
 
@@ -183,7 +196,9 @@ def explain(error: ValidationError, values: Mapping[str, Any], origin: Origin) -
     """Write the message about the first validation error in `values`, and count the rest."""
     details = error.errors(include_url=False)
     paths = {_setting_path(detail["loc"]) for detail in details}
-    others = f" ({len(paths) - 1} more to correct after this.)" if len(paths) > 1 else ""
+    others = (
+        f" ({len(paths) - 1} more to correct after this.)" if len(paths) > 1 else ""
+    )
     return _explain_value(details[0], values, origin) + others
 
 
@@ -198,7 +213,9 @@ def explain_combination(
     return message
 
 
-def _explain_value(detail: ErrorDetails, values: Mapping[str, Any], origin: Origin) -> str:
+def _explain_value(
+    detail: ErrorDetails, values: Mapping[str, Any], origin: Origin
+) -> str:
     if detail["loc"][-1] == "[key]":
         *above, key, _ = detail["loc"]  # a key may look like a tag: "(a)"
         return _explain_key((*_setting_path(tuple(above)), key), origin)
@@ -227,7 +244,11 @@ def _explain_value(detail: ErrorDetails, values: Mapping[str, Any], origin: Orig
     if isinstance(path[-1], int):
         return f"{problem}, which is not allowed in this list. Allowed: {allowed}."
     is_text = allowed.startswith(("a folder", "a file", "text"))
-    hint = " Quote it to make it text." if is_text and isinstance(value, int | float) else ""
+    hint = (
+        " Quote it to make it text."
+        if is_text and isinstance(value, int | float)
+        else ""
+    )
     return f"{problem}. Allowed: {allowed}.{hint}{meaning}"
 
 
@@ -301,12 +322,18 @@ def _branches(annotation: Any, metadata: Sequence[Any]) -> list[str]:
     if origin is Literal:
         return [as_written(value) for value in arguments]
     if origin is tuple:
-        return [f"a list of {'texts' if arguments[0] is str else allowed_words(arguments[0])}"]
+        return [
+            f"a list of {'texts' if arguments[0] is str else allowed_words(arguments[0])}"
+        ]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return ["{" + ", ".join(f"{name}: ..." for name in annotation.model_fields) + "}"]
+        return [
+            "{" + ", ".join(f"{name}: ..." for name in annotation.model_fields) + "}"
+        ]
     if annotation is bool:
         return ["true", "false"]
-    return [_SCALARS.get(annotation, "a mapping of names to values") + _bounds(metadata)]
+    return [
+        _SCALARS.get(annotation, "a mapping of names to values") + _bounds(metadata)
+    ]
 
 
 def as_written(value: object) -> str:
@@ -315,7 +342,9 @@ def as_written(value: object) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    constraints = [inner for item in metadata for inner in getattr(item, "metadata", (item,))]
+    constraints = [
+        inner for item in metadata for inner in getattr(item, "metadata", (item,))
+    ]
     return "".join(
         f" {word} {getattr(constraint, bound)}"
         for bound, word in _BOUNDS.items()

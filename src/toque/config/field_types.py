@@ -81,7 +81,10 @@ _WORD = re.compile(r"[A-Za-z]\w*", re.ASCII)
 def _is_possible_path(value: str) -> bool:
     """Check whether a file system allows a folder with this path."""
     path = os.fsencode(value)
-    return len(path) <= _MAX_PATH_BYTES and max(map(len, path.split(b"/"))) <= _MAX_NAME_BYTES
+    return (
+        len(path) <= _MAX_PATH_BYTES
+        and max(map(len, path.split(b"/"))) <= _MAX_NAME_BYTES
+    )
 
 
 def _is_tokenizer(value: str) -> bool:
@@ -95,16 +98,23 @@ def _is_address(value: str) -> bool:
     if _FROM_ENVIRONMENT.fullmatch(value):
         return True
     parts = urlsplit(value)
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not _BLANK.search(value)
+    return (
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and not _BLANK.search(value)
+    )
 
 
 _Duration = Annotated[
-    Duration, PlainValidator(_duration_without_total), PlainSerializer(str, return_type=str)
+    Duration,
+    PlainValidator(_duration_without_total),
+    PlainSerializer(str, return_type=str),
 ]
 _UNITS = ", ".join(unit for unit in UNITS if unit != "%")
 
 AnyDuration = Annotated[
-    _Duration, Allowed(f'a number and a unit ({_UNITS} or %), e.g. "200 steps" or "10 %"')
+    _Duration,
+    Allowed(f'a number and a unit ({_UNITS} or %), e.g. "200 steps" or "10 %"'),
 ]
 """A point or a part of a run. 0 is allowed."""
 
@@ -134,14 +144,20 @@ RunLength = Annotated[
     PlainValidator(_duration),
     PlainSerializer(str, return_type=str),
     Predicate(lambda value: value.amount > 0 and value.unit != "%"),
-    Allowed(f'a number above 0 and a unit ({_UNITS}), e.g. "3 epochs" or "10 minutes total"'),
+    Allowed(
+        f'a number above 0 and a unit ({_UNITS}), e.g. "3 epochs" or "10 minutes total"'
+    ),
 ]
 """Length of a run."""
 
 BatchSize = Annotated[
     _Duration,
-    Predicate(lambda value: value.unit in ("tokens", "examples") and _is_whole_number(value)),
-    Allowed('a whole number of tokens or examples, e.g. "16384 tokens" or "64 examples"'),
+    Predicate(
+        lambda value: value.unit in ("tokens", "examples") and _is_whole_number(value)
+    ),
+    Allowed(
+        'a whole number of tokens or examples, e.g. "16384 tokens" or "64 examples"'
+    ),
 ]
 """Amount of data per update."""
 
@@ -163,13 +179,19 @@ ANY_TEXTS = (*METRIC_GROUPS, "exact_match", "token_f1", "valid_json")
 OF_CLASSES = ("accuracy", "macro_f1")
 MetricName = Annotated[
     str,
-    Predicate(lambda value: value in ("auto", *ANY_TEXTS) or _PYTHON_NAME.fullmatch(value)),
+    Predicate(
+        lambda value: value in ("auto", *ANY_TEXTS) or _PYTHON_NAME.fullmatch(value)
+    ),
     Allowed(f"auto, {', '.join(ANY_TEXTS)} or module:function"),
 ]
 """A metric of generated texts: a metric of Toque or a function of the user."""
 TaskMetricName = Annotated[
     str,
-    Predicate(lambda value: value in (*ANY_TEXTS, *OF_CLASSES) or _PYTHON_NAME.fullmatch(value)),
+    Predicate(
+        lambda value: (
+            value in (*ANY_TEXTS, *OF_CLASSES) or _PYTHON_NAME.fullmatch(value)
+        )
+    ),
     Allowed(f"{', '.join((*ANY_TEXTS, *OF_CLASSES))} or module:function"),
 ]
 """A metric of the answers to a task."""
@@ -205,7 +227,9 @@ Day = Annotated[str, Predicate(_is_day), Allowed("a day such as 2026-01-31")]
 ScoreName = Annotated[
     str,
     Predicate(str.strip),
-    Allowed("loss, perplexity, or a score of the texts such as bleu, rougeL or recipe_score"),
+    Allowed(
+        "loss, perplexity, or a score of the texts such as bleu, rougeL or recipe_score"
+    ),
 ]
 """A metric of the evaluations during training. A run that does not measure it is refused."""
 
@@ -223,13 +247,18 @@ SecretAddress = Annotated[
     Secret(),
     # Only the name of an environment variable is serialized, not an address.
     PlainSerializer(
-        lambda value: value if (value or "").startswith("env:") else None, return_type=str | None
+        lambda value: value if (value or "").startswith("env:") else None,
+        return_type=str | None,
     ),
-    Allowed("null, env:NAME (the address is in that environment variable), or an http(s) address"),
+    Allowed(
+        "null, env:NAME (the address is in that environment variable), or an http(s) address"
+    ),
 ]
 """Address to which messages are sent."""
 
-TaskName = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
+TaskName = Literal[
+    "write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"
+]
 """Task of a recipe. `toque.cooking.prompts` has a table of their prompts."""
 ColumnPart = Literal[
     "title", "ingredients", "steps", "text", "prompt", "target", "messages", "system"
@@ -249,5 +278,7 @@ Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 Auto = Literal["auto"]
 Once = Predicate(lambda values: len(set(values)) == len(values))
 """Values without duplicates."""
-AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+AsTuple = BeforeValidator(
+    lambda value: tuple(value) if isinstance(value, list) else value
+)
 """Conversion of YAML's lists to tuples, because the settings are frozen."""

@@ -46,11 +46,17 @@ def _sections(model: type[Config]) -> list[type[Config]]:
     sections = [model]
     for section in sections:  # grows during the loop
         for field in section.model_fields.values():
-            sections += [kind for kind in _models_in(field.annotation) if kind not in sections]
+            sections += [
+                kind for kind in _models_in(field.annotation) if kind not in sections
+            ]
     return sections
 
 
 def _models_in(annotation: Any) -> list[type[Config]]:
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
-    return [kind for part in getattr(annotation, "__args__", ()) for kind in _models_in(part)]
+    return [
+        kind
+        for part in getattr(annotation, "__args__", ())
+        for kind in _models_in(part)
+    ]

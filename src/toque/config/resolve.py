@@ -61,7 +61,9 @@ class _Settings:
     def __init__(self, document: Document) -> None:
         self.values: Any = dict(document.value)
         self._name = document.name
-        self._origins = {path: f"{document.name}:{n}" for path, n in document.lines.items()}
+        self._origins = {
+            path: f"{document.name}:{n}" for path, n in document.lines.items()
+        }
         overlays = self.values.pop(_HARDWARE, None) or {}
         if not isinstance(overlays, Mapping) or not all(
             isinstance(overlay, Mapping) for overlay in overlays.values()
@@ -70,7 +72,9 @@ class _Settings:
                 f"{self.origin((_HARDWARE,))}: `{_HARDWARE}` must map GPUs to settings, e.g. "
                 "{rtx-4090: {train: {micro_batch_rows: 8}}}."
             )
-        self._overlays = {_normalise(name): (name, overlay) for name, overlay in overlays.items()}
+        self._overlays = {
+            _normalise(name): (name, overlay) for name, overlay in overlays.items()
+        }
         if len(self._overlays) < len(overlays):
             raise ConfigError(
                 f"{self.origin((_HARDWARE,))}: `{_HARDWARE}` names a GPU twice: "
@@ -166,7 +170,9 @@ class _Settings:
             ) from error
 
         above = {path[:n]: COMMAND_LINE for n in range(1, len(path))}
-        unchanged = {p: origin for p, origin in self._origins.items() if p[: len(path)] != path}
+        unchanged = {
+            p: origin for p, origin in self._origins.items() if p[: len(path)] != path
+        }
         below = {value_path: COMMAND_LINE for value_path, _ in _nodes(value, path)}
         self._origins = above | unchanged | below
 
@@ -203,13 +209,17 @@ def load_config(
         settings.override(text)
     resolved = _resolve(settings)
     if trust_code is None:
-        trust_code = document.name != str(name_or_path) or not is_of_a_run(named_path(name_or_path))
+        trust_code = document.name != str(name_or_path) or not is_of_a_run(
+            named_path(name_or_path)
+        )
     if trust_code:
         return resolved
 
     foreign = {
         setting: dict.fromkeys(names, settings.origin(tuple(setting.split("."))))
-        for setting, names in names_of_code(resolved.config.model_dump(mode="json")).items()
+        for setting, names in names_of_code(
+            resolved.config.model_dump(mode="json")
+        ).items()
         if resolved.origins[setting] != COMMAND_LINE
     }
     return replace(resolved, config=resolved.config.with_foreign_code(foreign))
@@ -230,7 +240,10 @@ def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
 def presets() -> dict[str, str]:
     """Return the names of the presets with their descriptions."""
     files = sorted(PRESETS.glob("*.yaml"))
-    return {f.stem: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in files}
+    return {
+        f.stem: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        for f in files
+    }
 
 
 def leaves(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, Any]]:
@@ -249,7 +262,9 @@ def _items(value: Any) -> list[tuple[str | int, Any]]:
     """List the items of a mapping or of a list of mappings."""
     if isinstance(value, Mapping):
         return list(value.items())
-    if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+    if isinstance(value, list | tuple) and any(
+        isinstance(item, Mapping) for item in value
+    ):
         return list(enumerate(value))
     return []
 
@@ -258,7 +273,10 @@ def _merge(values: Any, changes: Any) -> Any:
     """Replace the values that `changes` contains, recursively in mappings."""
     if not isinstance(values, Mapping) or not isinstance(changes, Mapping):
         return changes
-    return {**values, **{key: _merge(values.get(key), item) for key, item in changes.items()}}
+    return {
+        **values,
+        **{key: _merge(values.get(key), item) for key, item in changes.items()},
+    }
 
 
 def _resolve(settings: _Settings) -> Resolved:
@@ -319,7 +337,11 @@ def _explain_missing(name: str, preset_names: Iterable[str]) -> str:
     path, files = Path(name), list[str]()
     with suppress(OSError, ValueError):
         siblings = sorted(path.parent.iterdir())
-        files = [str(path.with_name(f.name)) for f in siblings if f.suffix in (".yaml", ".yml")]
+        files = [
+            str(path.with_name(f.name))
+            for f in siblings
+            if f.suffix in (".yaml", ".yml")
+        ]
     problem = f"{name} is neither a file nor a preset."
     files_by_stem = {Path(file).stem: file for file in files}
     if similar := difflib.get_close_matches(path.stem, files_by_stem, n=1):
@@ -329,7 +351,9 @@ def _explain_missing(name: str, preset_names: Iterable[str]) -> str:
     file_hint = ""
     if files:
         ellipsis = " ..." if len(files) > _MAX_LISTED_FILES else ""
-        file_hint = f" YAML files there: {', '.join(files[:_MAX_LISTED_FILES])}{ellipsis}."
+        file_hint = (
+            f" YAML files there: {', '.join(files[:_MAX_LISTED_FILES])}{ellipsis}."
+        )
     return (
         f"{problem}{preset_hint}{file_hint} Presets: {', '.join(preset_names)}. Give one of them, "
         "or the path of a YAML file."

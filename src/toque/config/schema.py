@@ -67,9 +67,9 @@ class ModelConfig(Config):
 
     family: Literal["t5", "gpt2", "neox", "llama", "auto"] = "t5"
     """Architecture. auto: the architecture of the checkpoint in `start_from`."""
-    start_from: Annotated[FileName, Allowed("scratch, a Hugging Face folder or a hub name")] = (
-        "scratch"
-    )
+    start_from: Annotated[
+        FileName, Allowed("scratch, a Hugging Face folder or a hub name")
+    ] = "scratch"
     """scratch (random weights), a Hugging Face folder, or a hub name."""
     shape: dict[str, Any] = {}  # noqa: RUF012  # pydantic copies it
     """Arguments of the family's Hugging Face config, e.g. {d_model: 256}. From scratch only."""
@@ -96,7 +96,10 @@ class FilesConfig(Config):
     """One file, folder or pattern of raw data, on this machine, in a bucket or on the hub."""
 
     path: Annotated[
-        FileName, Allowed("a file, a folder or a pattern, also at gs:// or s3://, or hf:NAME:SPLIT")
+        FileName,
+        Allowed(
+            "a file, a folder or a pattern, also at gs:// or s3://, or hf:NAME:SPLIT"
+        ),
     ]
     """A file, a folder or a pattern such as "dump/*.jsonl.gz" or "gs://bucket/dumps/"; or a Hugging
     Face dataset, "hf:NAME:SPLIT", in full "hf:NAME@REVISION:CONFIGURATION:SPLIT[:ROWS]". With ROWS,
@@ -150,7 +153,9 @@ class TaskConfig(Config):
         tuple[TaskMetricName, ...],
         AsTuple,
         Once,
-        Allowed(f"a list of {', '.join((*ANY_TEXTS, *OF_CLASSES))}, module:function, each once"),
+        Allowed(
+            f"a list of {', '.join((*ANY_TEXTS, *OF_CLASSES))}, module:function, each once"
+        ),
     ] = ()
     """Metrics of the model's answers, shown as NAME_METRIC, e.g. sentiment_accuracy. A function of
     your own is module:function. []: accuracy and macro_f1 if the task has classes, else
@@ -161,21 +166,29 @@ class DataConfig(Config):
     """Raw files, and the store prepared from them."""
 
     sources: Annotated[
-        tuple[SourceConfig, ...], AsTuple, Allowed("a list such as [{path: recipes.jsonl.gz}]")
+        tuple[SourceConfig, ...],
+        AsTuple,
+        Allowed("a list such as [{path: recipes.jsonl.gz}]"),
     ] = ()
     """Raw files. `train` refuses files that differ from the files of the store. May be empty if the
     store exists already."""
     validation: Annotated[
-        tuple[FilesConfig, ...], AsTuple, Allowed("a list such as [{path: heldout.jsonl}]")
+        tuple[FilesConfig, ...],
+        AsTuple,
+        Allowed("a list such as [{path: heldout.jsonl}]"),
     ] = ()
     """Raw files that are held out completely from training. `validation_fraction` then does not
     apply. A record that is also in `sources` is dropped from `sources` as a duplicate."""
     store: FolderName = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[
-        Annotated[tuple[TaskName, ...], AsTuple, Once, Field(min_length=1), Tag("(names)")]
+        Annotated[
+            tuple[TaskName, ...], AsTuple, Once, Field(min_length=1), Tag("(names)")
+        ]
         | Annotated[dict[OwnTaskName, TaskConfig], Field(min_length=1), Tag("(own)")],
-        Discriminator(lambda value: "(own)" if isinstance(value, Mapping) else "(names)"),
+        Discriminator(
+            lambda value: "(own)" if isinstance(value, Mapping) else "(names)"
+        ),
         Allowed(
             f"a list of {', '.join(get_args(TaskName))}, each once; or tasks of your own, "
             "{NAME: {prompt: ..., target: ...}}, each NAME a word that is not in this list"
@@ -254,7 +267,10 @@ class OptimConfig(Config):
     slowly. module:function, e.g. torch.optim:NAdam: your own optimizer, called with groups of
     weights, lr, and each of betas, eps and momentum that is set."""
     betas: (
-        Annotated[tuple[Fraction, Fraction], AsTuple, Allowed("two numbers from 0 below 1")] | None
+        Annotated[
+            tuple[Fraction, Fraction], AsTuple, Allowed("two numbers from 0 below 1")
+        ]
+        | None
     ) = None
     """Decay rates of AdamW's averages of gradients and of squared gradients. null: 0.9 and 0.999.
     """
@@ -265,9 +281,9 @@ class OptimConfig(Config):
     for muon."""
     peak_lr: Annotated[float, Field(gt=0)] = 3e-4
     """Highest learning rate, reached when warmup ends."""
-    schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd"] = (
-        "cosine"
-    )
+    schedule: Literal[
+        "constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd"
+    ] = "cosine"
     """Decay of the rate from the peak to `min_lr`. linear, cosine: until the end of the run;
     cosine_restarts: in cycles; inverse_sqrt: as 1 / sqrt(time), without reaching `min_lr`; wsd:
     constant, then a linear cooldown at the end."""
@@ -381,7 +397,9 @@ class CheckpointConfig(Config):
         Annotated[
             str,
             Field(pattern=r"^(gs|s3)://[^/@\s]+/[^/\s]"),
-            Allowed("an address such as gs://bucket/runs/cookbook or s3://bucket/runs/cookbook"),
+            Allowed(
+                "an address such as gs://bucket/runs/cookbook or s3://bucket/runs/cookbook"
+            ),
         ]
         | None
     ) = None
@@ -447,7 +465,9 @@ class ObserveConfig(Config):
     """Address notified when a run starts, has a new lowest held-out loss, ends or fails. Discord's
     addresses get Discord's format, others plain JSON. No file or message contains the address.
     Prefer env:NAME, so that the run's own config.yaml also works."""
-    callbacks: Annotated[tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")] = ()
+    callbacks: Annotated[
+        tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")
+    ] = ()
     """Classes of your own that observe the run, e.g. [mymodule:Watcher]
     (docs/guides/callbacks-and-trackers.md)."""
 

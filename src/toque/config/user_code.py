@@ -28,7 +28,9 @@ The metrics of a task in data.tasks can also name code.
 """
 _RUN_CONFIG: Final = "config.yaml"
 """Name of the configuration in a run folder."""
-HEADER: Final = "# All settings of this run. Comments show the origin of values except defaults.\n"
+HEADER: Final = (
+    "# All settings of this run. Comments show the origin of values except defaults.\n"
+)
 """First line of the configuration in a run folder."""
 _RUN_FILES: Final = ("checkpoints", "best", "model", "metrics.jsonl", "evaluation.json")
 """Files and folders that only a run folder contains."""
@@ -62,12 +64,16 @@ def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
     names_by_setting = {}
     for setting, value in candidates.items():
         items = [value] if isinstance(value, str) else value
-        if isinstance(items, list | tuple) and (names := [item for item in items if ":" in item]):
+        if isinstance(items, list | tuple) and (
+            names := [item for item in items if ":" in item]
+        ):
             names_by_setting[setting] = names
     return names_by_setting
 
 
-def refuse_foreign_code(foreign: ForeignCode, settings: Sequence[str] | None = None) -> None:
+def refuse_foreign_code(
+    foreign: ForeignCode, settings: Sequence[str] | None = None
+) -> None:
     """Check that the settings, or all settings if None, do not name untrusted code.
 
     Raises:
@@ -76,7 +82,9 @@ def refuse_foreign_code(foreign: ForeignCode, settings: Sequence[str] | None = N
     names, overrides = list[str](), list[str]()
     for setting in foreign if settings is None else settings:
         places = foreign.get(setting, {})
-        names += [f"{name} ({setting}, {at}){_file_of(name)}" for name, at in places.items()]
+        names += [
+            f"{name} ({setting}, {at}){_file_of(name)}" for name, at in places.items()
+        ]
         if places:
             overrides.append(CODE_SETTINGS.get(setting, f"{setting}=[]"))
     if names:
@@ -88,7 +96,9 @@ def refuse_foreign_code(foreign: ForeignCode, settings: Sequence[str] | None = N
         )
 
 
-def import_user_code(foreign: ForeignCode, path: str, *, setting: str, kind: str) -> Any:
+def import_user_code(
+    foreign: ForeignCode, path: str, *, setting: str, kind: str
+) -> Any:
     """Import the object "module:name" that a setting names, from the current folder or a package.
 
     Args:
@@ -103,7 +113,9 @@ def import_user_code(foreign: ForeignCode, path: str, *, setting: str, kind: str
     refuse_foreign_code(foreign, [setting])
     module, _, attribute = path.partition(":")
     folder = str(Path.cwd())
-    if folder not in sys.path:  # Python adds it for `python -m toque`, but not for `toque`
+    if (
+        folder not in sys.path
+    ):  # Python adds it for `python -m toque`, but not for `toque`
         sys.path.append(folder)
     try:
         return getattr(importlib.import_module(module), attribute)

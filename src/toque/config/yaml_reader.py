@@ -33,7 +33,12 @@ _BOOL = r"true|True|TRUE|false|False|FALSE"
 _NULL = r"~|null|Null|NULL|"
 _SCALARS = {
     name: re.compile(rf"\A(?:{text})\Z")
-    for name, text in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT))
+    for name, text in (
+        ("null", _NULL),
+        ("bool", _BOOL),
+        ("int", _INT),
+        ("float", _FLOAT),
+    )
 }
 """Tag of a plain scalar -> its format. The first match decides."""
 _TAG = "tag:yaml.org,2002:"
@@ -115,7 +120,9 @@ def read_yaml(text: str, name: str) -> Document:
     try:
         node = yaml.compose(text, Loader=_Loader)
     except _TooDeep as error:
-        raise ConfigError(f"{name} is nested too deeply. Settings need five levels.") from error
+        raise ConfigError(
+            f"{name} is nested too deeply. Settings need five levels."
+        ) from error
     except _TooMany as error:
         raise ConfigError(
             f"{name} has more than {MAX_NODES:,} values. A configuration needs about a hundred."
@@ -127,7 +134,9 @@ def read_yaml(text: str, name: str) -> Document:
     return document
 
 
-def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ...]) -> Any:
+def _value(
+    node: yaml.Node, path: Path, document: Document, above: tuple[int, ...]
+) -> Any:
     line = node.start_mark.line + 1
     document.lines.setdefault(path, line)
     if id(node) in above or len(document.lines) > MAX_NODES:
@@ -140,7 +149,8 @@ def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ..
         return _mapping(node, path, document, above)
     if isinstance(node, yaml.SequenceNode):
         return [
-            _value(item, (*path, index), document, above) for index, item in enumerate(node.value)
+            _value(item, (*path, index), document, above)
+            for index, item in enumerate(node.value)
         ]
     try:
         return _READ[node.tag.removeprefix(_TAG)](str(node.value))

@@ -56,8 +56,13 @@ class Rewriting:
         self._store = store
         self._encoder = encoder
         self._codec = store.codec()
-        self._bounds = prompt_bounds(self._codec, "encoder-decoder" if encoder else "decoder")
-        prompt_lengths, target_lengths = store.prompt_lengths[rows], store.target_lengths[rows]
+        self._bounds = prompt_bounds(
+            self._codec, "encoder-decoder" if encoder else "decoder"
+        )
+        prompt_lengths, target_lengths = (
+            store.prompt_lengths[rows],
+            store.target_lengths[rows],
+        )
         self._max_prompt = int(prompt_lengths.max())
         self._max_target = int(target_lengths.max())
         self._max_length = int((prompt_lengths + target_lengths).max())
@@ -69,7 +74,9 @@ class Rewriting:
 
     def in_words(self, rows: NDArray[np.int64], *, seed: int) -> str:
         """Describe the effect on a sample of `rows` in the first epoch."""
-        sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64)]
+        sample = rows[
+            np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64)
+        ]
         changed, left = self.counts(sample, key_of(seed, 0))
         return (
             f"augmentation: in the first epoch, {changed:,} of {len(sample):,} sampled examples "
@@ -88,7 +95,9 @@ class Rewriting:
 
     def _rewrite(self, row: int, key: int) -> tuple[Sides, Outcome]:
         prompt, target = self._store.prompt(row), self._store.target(row)
-        if self._store.spans(row):  # positions in a conversation, which an edit would shift
+        if self._store.spans(
+            row
+        ):  # positions in a conversation, which an edit would shift
             return (prompt, target), "plain"
         head, request, tail = _split_off(prompt, *self._bounds)
         _, text, end = _split_off(target, None, self._codec.eos_id)
@@ -112,7 +121,10 @@ class Rewriting:
             fits = n_prompt + n_target <= self._max_length
         if not fits or (new_request is request and new_text is text):
             return (prompt, target), "left"
-        sides = np.concatenate([head, new_request, tail]), np.concatenate([new_text, end])
+        sides = (
+            np.concatenate([head, new_request, tail]),
+            np.concatenate([new_text, end]),
+        )
         return sides, "changed"
 
 
@@ -126,7 +138,10 @@ def _split_off(ids: Ids, begin: int | None, end: int | None) -> tuple[Ids, Ids, 
 _FORMAT, _CONNECTION, _PARAPHRASE, _SUBSTITUTE, _TIP = range(5)
 _ASKS: Final = tuple(ASKS_FOR.split())
 _WITH: Final = tuple(WITH_INGREDIENTS.split())
-_FORMATS: Final = (_ASKS, *(tuple(form.partition("{text}")[0].split()) for form in PROMPT_FORMATS))
+_FORMATS: Final = (
+    _ASKS,
+    *(tuple(form.partition("{text}")[0].split()) for form in PROMPT_FORMATS),
+)
 _TARGET_BEGINS: Final = "Ingredients:"
 _STEPS_BEGIN: Final = "Instructions:"
 
@@ -160,14 +175,18 @@ def edits_of(
     target_edits: Edits = []
     # Position of the first name, after "using ingredients:".
     positions = range(len(_WITH), len(prompt))
-    names_at = next((at for at in positions if tuple(prompt[at - len(_WITH) : at]) == _WITH), None)
+    names_at = next(
+        (at for at in positions if tuple(prompt[at - len(_WITH) : at]) == _WITH), None
+    )
     if tuple(prompt[: len(_ASKS)]) == _ASKS:
         form = _FORMATS[key_of(key, _FORMAT) % len(_FORMATS)]
         if rules.prompt_formats and form != _ASKS:
             prompt_edits.append(Edit(0, len(_ASKS), form))
         if names_at and applies(_CONNECTION, rules.instructions):
             words = CONNECTIONS[key_of(key, _CONNECTION, 1) % len(CONNECTIONS)]
-            prompt_edits.append(Edit(names_at - len(_WITH), names_at, tuple(words.split())))
+            prompt_edits.append(
+                Edit(names_at - len(_WITH), names_at, tuple(words.split()))
+            )
     if names_at and applies(_SUBSTITUTE, rules.substitute):
         swaps = substitution(prompt, target, names_at, key=key_of(key, _SUBSTITUTE, 1))
         prompt_edits += swaps[0]
@@ -176,7 +195,9 @@ def edits_of(
         target_edits += _paraphrase(target, key)
     if is_complete and applies(_TIP, rules.tips):
         tip = TIPS[key_of(key, _TIP, 1) % len(TIPS)]
-        target_edits.append(Edit(len(target), len(target), (BREAK, "Tip:", *tip.split())))
+        target_edits.append(
+            Edit(len(target), len(target), (BREAK, "Tip:", *tip.split()))
+        )
 
     disjoint_edits: Edits = []
     for edit in sorted(target_edits):

@@ -11,7 +11,8 @@ from toque.cooking.ingredients.tokens import number, plain
 _REST: Final = r"\d*+(?:[ -]\d{1,2}/[1-9]\d?+|/[1-9]\d?+|\.\d++)?+"
 _NUMBER: Final = rf"([0-9](?<![0-9/][0-9]){_REST})(?:\s*+(?:-|to|or)\s*+(\d{_REST}))?"
 _IN_STEPS: Final = re.compile(
-    rf"{_NUMBER}\s*+(?:more |additional )?+(hours?|hrs?|minutes?|mins?)\b", re.IGNORECASE
+    rf"{_NUMBER}\s*+(?:more |additional )?+(hours?|hrs?|minutes?|mins?)\b",
+    re.IGNORECASE,
 )
 _DAYS: Final = re.compile(rf"{_NUMBER}\s*+d(?:ays?)?+\b", re.IGNORECASE)
 _HOURS: Final = re.compile(
@@ -24,7 +25,13 @@ _ISO: Final = re.compile(
     r"(?:(\d{1,9}(?:\.\d++)?+)H)?+(?:(\d{1,9}(?:\.\d++)?+)M)?+(?:(\d{1,9}(?:\.\d++)?+)S)?+",
     re.IGNORECASE,
 )
-_MINUTES_IN: Final = (7 * 1440.0, 1440.0, 60.0, 1.0, 1 / 60.0)  # week, day, hour, minute, second
+_MINUTES_IN: Final = (
+    7 * 1440.0,
+    1440.0,
+    60.0,
+    1.0,
+    1 / 60.0,
+)  # week, day, hour, minute, second
 
 
 def minutes_in_step(text: str) -> list[float]:
@@ -53,7 +60,9 @@ def minutes_of(text: str) -> float | None:
         return sum(float(part or 0) * minutes for part, minutes in parts)
     if clock := _CLOCK.fullmatch(text):
         return 60.0 * int(clock[1]) + int(clock[2])
-    days, hours, minutes = (pattern.search(text) for pattern in (_DAYS, _HOURS, _MINUTES))
+    days, hours, minutes = (
+        pattern.search(text) for pattern in (_DAYS, _HOURS, _MINUTES)
+    )
     if not (days or hours or minutes):
         return None
     total = sum(

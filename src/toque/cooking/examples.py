@@ -42,7 +42,9 @@ from toque.keyed_random import key_of
 from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
 UNKNOWN: Final = 255  # column value of an unknown label
-UNCLEAN_NAMES: Final = "ingredient names left out of prompts: not only the name of a food"
+UNCLEAN_NAMES: Final = (
+    "ingredient names left out of prompts: not only the name of a food"
+)
 BY_RULE = 0  # our rule
 BY_FIGURES = 1  # the source's figures
 BY_SOURCE = 2  # the source's label
@@ -69,14 +71,24 @@ def examples_of(
             continue
         form = RECIPE_TASKS[task]
         try:
-            prompt_and_target = str(form.prompt).format_map(fields), form.target.format_map(fields)
+            prompt_and_target = (
+                str(form.prompt).format_map(fields),
+                form.target.format_map(fields),
+            )
         except KeyError:
             notes[missing_note(task, NEEDS[task])] += 1
             continue
         if tuple(tasks) != ("write",):  # every recipe has a "write" example
             notes[examples_note(task)] += 1
         examples.append(
-            Example(*prompt_and_target, key, title_key, record_key, task=number, columns=columns)
+            Example(
+                *prompt_and_target,
+                key,
+                title_key,
+                record_key,
+                task=number,
+                columns=columns,
+            )
         )
     return examples or f"{NO_LABEL} for {', '.join(tasks)}"
 
@@ -115,7 +127,9 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
         "quality": quality.score,
         "difficulty": DIFFICULTIES.index(difficulty),
         "difficulty_from": difficulty_from,
-        "nutrition": UNKNOWN if nutrition is None else NUTRITION_CLASSES.index(nutrition),
+        "nutrition": UNKNOWN
+        if nutrition is None
+        else NUTRITION_CLASSES.index(nutrition),
         "nutrition_from": nutrition_from,
         "nutrition_coverage": coverage,
         "cuisine": UNKNOWN if cuisine is None else cuisine,
@@ -130,7 +144,9 @@ _ORIGINS: Final = {
 }
 
 
-SHOWN_STEPS: Final = 3  # maximum steps before the requested step; a full prompt would truncate more
+SHOWN_STEPS: Final = (
+    3  # maximum steps before the requested step; a full prompt would truncate more
+)
 _FOODS_OF_A_REQUEST: Final = 3
 _REQUEST, _NEXT_STEP = 1, 2
 
@@ -163,7 +179,9 @@ class _Fields:
         return _FIELDS[name](self)
 
     def names(self) -> list[str]:
-        return distinct_names(facts.name for facts in self.reading.lines if facts.has_clean_name)
+        return distinct_names(
+            facts.name for facts in self.reading.lines if facts.has_clean_name
+        )
 
     def using(self) -> str:
         names = self.names()
@@ -171,7 +189,9 @@ class _Fields:
 
     def steps(self, first: int = 0, end: int | None = None) -> str:
         steps = self.reading.recipe.steps[first:end]
-        return "\n".join(f"{n}. {step}" for n, step in enumerate(steps, start=first + 1))
+        return "\n".join(
+            f"{n}. {step}" for n, step in enumerate(steps, start=first + 1)
+        )
 
     def steps_before(self) -> str:
         return self.steps(max(0, self.n_before - SHOWN_STEPS), self.n_before)
@@ -199,7 +219,9 @@ _FIELDS: Final[dict[str, Callable[[_Fields], str]]] = {
     "recipe": lambda of: to_text(of.reading.recipe),
     "using": _Fields.using,
     "request": _Fields.request,
-    "lines": lambda of: "".join(f"\n- {line}" for line in of.reading.recipe.ingredients),
+    "lines": lambda of: "".join(
+        f"\n- {line}" for line in of.reading.recipe.ingredients
+    ),
     "foods": lambda of: ", ".join(of.names()),
     "steps": _Fields.steps,
     "steps_before": _Fields.steps_before,

@@ -39,7 +39,8 @@ MINUTES: Final = (0.0, 3 * 24 * 60.0)
 
 # Only such lines can exceed a limit above 9, so other lines need no parser.
 _MAY_BE_MANY: Final = re.compile(
-    r"\d\d|(?<![\d.,/])0(?![\d.,/])|\bhundred|\bthousand|\bmillion|\bdozen", re.IGNORECASE
+    r"\d\d|(?<![\d.,/])0(?![\d.,/])|\bhundred|\bthousand|\bmillion|\bdozen",
+    re.IGNORECASE,
 )
 _MEASURE: Final = re.compile(
     r"(\d(?<!\d\d)\d*+(?:\.\d++)?+)\s*+(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)",
@@ -50,7 +51,9 @@ _MEASURE: Final = re.compile(
 def quantity_sanity(recipe: ParsedRecipe) -> float | None:
     """Compute the share of plausible amounts, temperatures and times, or None without any."""
     verdicts = [is_sane_line(line) for line in recipe.ingredients]
-    verdicts += [is_plausible for step in recipe.steps for _, is_plausible in _measures(step)]
+    verdicts += [
+        is_plausible for step in recipe.steps for _, is_plausible in _measures(step)
+    ]
     return sum(verdicts) / len(verdicts) if verdicts else None
 
 

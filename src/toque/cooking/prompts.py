@@ -34,7 +34,9 @@ RECIPE_TASKS: Final[dict[Task, TaskTemplate]] = {
         DIFFICULTIES,
     ),
     "cuisine": TaskTemplate(
-        "Name the cuisine of this recipe: {title}\nIngredients: {foods}", "{cuisine}", CUISINES
+        "Name the cuisine of this recipe: {title}\nIngredients: {foods}",
+        "{cuisine}",
+        CUISINES,
     ),
     "next_step": TaskTemplate(
         "Write the next step of this recipe: {title}\nIngredients: {foods}\n{steps_before}",
@@ -50,7 +52,9 @@ The index of a task is its code in the store's column `task`. The index of a cla
 the column of its label.
 """
 TASKS: Final = tuple(RECIPE_TASKS)
-CLASSES: Final = {name: task.classes for name, task in RECIPE_TASKS.items() if task.classes}
+CLASSES: Final = {
+    name: task.classes for name, task in RECIPE_TASKS.items() if task.classes
+}
 QUESTIONS: Final[dict[Task, str]] = {
     name: f"{str(task.prompt).partition('{')[0].splitlines()[0].rstrip()} "
     for name, task in RECIPE_TASKS.items()
@@ -143,10 +147,13 @@ def distinct_names(names: Iterable[str]) -> list[str]:
 
 _POLITE: Final = r"(?:please |can you |could you |would you |will you |kindly ){0,4}"
 _VERB: Final = (
-    r"(?:create|make|write|generate|cook|prepare|bake|give|show|suggest|invent|design|tell|find)"
+    r"(?:create|make|write|generate|cook|prepare|bake|give|show|suggest|invent"
+    r"|design|tell|find)"
 )
 _FOR_WHOM: Final = r"(?: me| us)?"
-_WISH: Final = r"i(?: want| need| would like|'d like)(?: to (?:make|cook|bake|prepare|eat|have))?"
+_WISH: Final = (
+    r"i(?: want| need| would like|'d like)(?: to (?:make|cook|bake|prepare|eat|have))?"
+)
 _ARTICLE: Final = r"(?:an?|the|some)"
 _DETAIL: Final = r"(?:(?:simple|detailed|good|easy|quick|complete|full|new) ){0,4}"
 _FREE_FORMS: Final = tuple(

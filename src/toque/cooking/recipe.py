@@ -75,11 +75,19 @@ LONGEST_HEADER = 40
 _DECORATION = " \t#*_=:"
 _INGREDIENT_HEADERS = frozenset({"ingredients", "ingredient list"})
 _FORM_HEADERS = frozenset({"instructions", "steps"})
-_STEP_HEADERS = _FORM_HEADERS | {"directions", "method", "preparation", "cooking instructions"}
+_STEP_HEADERS = _FORM_HEADERS | {
+    "directions",
+    "method",
+    "preparation",
+    "cooking instructions",
+}
 _INLINE_HEADER = re.compile(
-    r"\W*(ingredients|instructions|steps|directions|method|preparation)\s*:\W*(?=\w)", re.IGNORECASE
+    r"\W*(ingredients|instructions|steps|directions|method|preparation)\s*:\W*(?=\w)",
+    re.IGNORECASE,
 )
-_BULLET = re.compile(r"\s*(?:[-*•·–]\s*)+")  # also "--", because small models repeat characters
+_BULLET = re.compile(
+    r"\s*(?:[-*•·–]\s*)+"
+)  # also "--", because small models repeat characters
 _NUMBER = re.compile(r"\s*(?:step\s*)?\d{1,3}\s*[.):](?!\d)\s*", re.IGNORECASE)
 
 
@@ -99,7 +107,11 @@ def parse_text(text: str) -> ParsedRecipe:
         if not content:
             continue
         line = full_line
-        header = " ".join(content.casefold().split()) if len(content) <= LONGEST_HEADER else ""
+        header = (
+            " ".join(content.casefold().split())
+            if len(content) <= LONGEST_HEADER
+            else ""
+        )
         first_item = ""
         if inline := _INLINE_HEADER.match(line):
             header = inline[1].casefold()

@@ -36,15 +36,22 @@ def _any_of(words: frozenset[str]) -> str:
 
 _FRACTIONS: Final = "½¼¾⅓⅔⅛⅜⅝⅞"
 _DIGITS: Final = rf"[0-9{_FRACTIONS}]{{1,5}}(?:[./,-][0-9]{{1,3}})?"
-_COUNT: Final = rf"(?:{_DIGITS}(?: (?:to |or |x )?{_DIGITS})?|{_any_of(frozenset(WORDS) | {'a'})})"
+_COUNT: Final = (
+    rf"(?:{_DIGITS}(?: (?:to |or |x )?{_DIGITS})?|{_any_of(frozenset(WORDS) | {'a'})})"
+)
 _SIZE_OF_CAN: Final = r"\([0-9][0-9A-Za-z ./-]{0,20}\)"
 _UNIT: Final = rf"{_any_of(frozenset(SPELLINGS))}\.?(?: of)?"
 _PLAIN_ADVERBS: Final = frozenset(filter(str.isalpha, ADVERBS))  # without "fresh-"
 _DONE: Final = rf"(?:{_any_of(_PLAIN_ADVERBS)} )?{_any_of(PREPARED)}"
-_STATES: Final = frozenset(w for w in SEGMENT_PREPARED if w in PREPARED or w.endswith("ed"))
-_STATE: Final = rf"(?:{_any_of(_PLAIN_ADVERBS)} )?{_any_of(_STATES | {'split', 'cold', 'warm'})}"
+_STATES: Final = frozenset(
+    w for w in SEGMENT_PREPARED if w in PREPARED or w.endswith("ed")
+)
+_STATE: Final = (
+    rf"(?:{_any_of(_PLAIN_ADVERBS)} )?{_any_of(_STATES | {'split', 'cold', 'warm'})}"
+)
 _AMOUNT: Final = (
-    rf"(?:{_COUNT} ?)?(?: ?{_SIZE_OF_CAN} )?(?:{_UNIT} )?(?:{_any_of(SIZES)} )?(?:{_DONE} )?"
+    rf"(?:{_COUNT} ?)?(?: ?{_SIZE_OF_CAN} )?(?:{_UNIT} )?(?:{_any_of(SIZES)} )?"
+    rf"(?:{_DONE} )?"
 )
 _LATE: Final = rf"(?: {_any_of(LATE_SPELLINGS)})?"
 _REMARK: Final = (
@@ -70,7 +77,9 @@ def recipe_form(ingredients: Sequence[str]) -> Generator[str, str, None]:
         line = text.rstrip("\n").rpartition("\n")[2] + "\n"
         # Prefer the longest name, because a line with "olive oil" also matches "oil".
         names = sorted(missing, key=len, reverse=True)
-        missing.remove(next(name for name in names if re.fullmatch(_item([name]), line)))
+        missing.remove(
+            next(name for name in names if re.fullmatch(_item([name]), line))
+        )
         header = ""
 
     steps = rf"{MOST_STEPS}\. {_STEP}"  # 1. S(?:\n2. S(?:\n3. S)?)?
@@ -90,7 +99,9 @@ def _name(name: str) -> str:
     first_words, space, last_word = name.strip().rpartition(" ")
     prefix = first_words + space
     prefixes = _any_of(frozenset({prefix, prefix.casefold()}))
-    return prefixes + _any_of(frozenset({last_word, *forms(stem(last_word.casefold()))}))
+    return prefixes + _any_of(
+        frozenset({last_word, *forms(stem(last_word.casefold()))})
+    )
 
 
 def answer_schema(schema: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -73,7 +73,9 @@ its meaning."""
 RECIPE_SCORES: Final = frozenset(NAMES)
 
 
-def text_metrics(prompt: str, text: str, *, knows_recipes: bool = True) -> dict[str, float]:
+def text_metrics(
+    prompt: str, text: str, *, knows_recipes: bool = True
+) -> dict[str, float]:
     """Compute all recipe scores of a text. Empty if the prompt does not request a recipe.
 
     Args:
@@ -88,7 +90,9 @@ def text_metrics(prompt: str, text: str, *, knows_recipes: bool = True) -> dict[
     if requested:
         all_scores["ingredient_coverage"] = ingredient_coverage(requested, text)
         if len(requested) < MAX_PROMPT_INGREDIENTS:  # a longer list was truncated
-            all_scores["hallucinated_ingredients"] = hallucinated_ingredients(requested, recipe)
+            all_scores["hallucinated_ingredients"] = hallucinated_ingredients(
+                requested, recipe
+            )
     all_scores |= {
         "ingredients_used": ingredients_used(recipe),
         "steps_listed": steps_listed(recipe),
@@ -160,7 +164,9 @@ MAX_CHARS = 2000
 def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
     """Compute the scores of the form of a text. `recipe` is the parsed text."""
     is_long_enough = MIN_CHARS <= len(text.strip()) <= MAX_CHARS
-    parts = 33 * bool(recipe.ingredients) + 33 * bool(recipe.steps) + 34 * is_long_enough
+    parts = (
+        33 * bool(recipe.ingredients) + 33 * bool(recipe.steps) + 34 * is_long_enough
+    )
     headers = recipe.has_ingredients_header + recipe.has_instructions_header
     scores = {
         "ingredient_coherence": share(map(has_quantity, recipe.ingredients)),
@@ -182,10 +188,14 @@ def variety(recipe: ParsedRecipe) -> float:
 
     `FREE_SHARE` of them may be repetitions.
     """
-    words = [word for text in (*recipe.ingredients, *recipe.steps) for word in words_of(text)]
+    words = [
+        word for text in (*recipe.ingredients, *recipe.steps) for word in words_of(text)
+    ]
     sequences = list(zip(*(words[start:] for start in range(RUN_WORDS)), strict=False))
     shares = (
-        share_different([ingredient_name(line).casefold() for line in recipe.ingredients]),
+        share_different(
+            [ingredient_name(line).casefold() for line in recipe.ingredients]
+        ),
         share_different([" ".join(words_of(step)) for step in recipe.steps]),
         share_different(sequences),
     )
@@ -239,7 +249,9 @@ def unlisted_ingredients(ingredients: Sequence[str], recipe: ParsedRecipe) -> li
     return [line for line in unlisted if line not in unused]
 
 
-def hallucinated_ingredients(names: Sequence[str], recipe: ParsedRecipe) -> float | None:
+def hallucinated_ingredients(
+    names: Sequence[str], recipe: ParsedRecipe
+) -> float | None:
     """Compute the share of ingredients in the list that were not requested. None if it is empty.
 
     An ingredient was requested if its head noun is a word of the requested `names`.
@@ -269,7 +281,9 @@ def structure_score(text: str, recipe: ParsedRecipe) -> float:
     folded = text.lower()
     lines = "\n".join((*recipe.ingredients, *recipe.steps)).lower().split("\n")
     properties = (
-        0 <= folded.find("ingredients") < max(folded.rfind("instructions"), folded.rfind("steps")),
+        0
+        <= folded.find("ingredients")
+        < max(folded.rfind("instructions"), folded.rfind("steps")),
         len(recipe.ingredients) > 1,
         len(recipe.steps) > 1,
         numbers == list(range(1, len(recipe.steps) + 1)),  # consecutive numbers from 1
@@ -312,7 +326,10 @@ def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
 def foods_of_title(title: str) -> frozenset[str]:
     """Extract the foods of a title, before the name of the dish and after "with"."""
     dish, *additions = (words_of(part) for part in parts_of_title(title))
-    words = {stem(word) for word in (*dish[:-1], *(word for part in additions for word in part))}
+    words = {
+        stem(word)
+        for word in (*dish[:-1], *(word for part in additions for word in part))
+    }
     return frozenset(word for word in words - _NAMES_DISHES if _is_food(word))
 
 

@@ -43,7 +43,9 @@ def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
         line = parse_line(text)
         if name := ingredient_name(text):
             key = " ".join(map(stem, words_of(name))) or name
-            foods.setdefault(key, _Food(f"{line.size} {name}".strip())).add(line, factor)
+            foods.setdefault(key, _Food(f"{line.size} {name}".strip())).add(
+                line, factor
+            )
     return [food.item() for food in foods.values()]
 
 
@@ -68,7 +70,9 @@ class _Food:
     def add(self, line: IngredientLine, factor: float) -> None:
         for amount, piece_size in _measures(line):
             low, high = amount.quantity or _ONE  # "pinch of salt"
-            total_low, total_high = self.measures.get((amount.unit, piece_size), (0.0, 0.0))
+            total_low, total_high = self.measures.get(
+                (amount.unit, piece_size), (0.0, 0.0)
+            )
             total = (total_low + low * factor, total_high + high * factor)
             self.measures[amount.unit, piece_size] = total
         notes = (line.purpose or line.comment, "optional" if line.optional else "")
@@ -88,7 +92,12 @@ def _measures(line: IngredientLine) -> list[tuple[Amount, str]]:
     for amount in line.amounts:
         if amount.role in ("whole", "plus"):
             measures.append((amount, ""))
-        elif amount.role == "each" and measures and amount.quantity and not measures[-1][1]:
+        elif (
+            amount.role == "each"
+            and measures
+            and amount.quantity
+            and not measures[-1][1]
+        ):
             size = write_amount(amount.quantity, amount.unit, keep_unit=True)
             measures[-1] = (measures[-1][0], f" of {size}")
     return measures
@@ -159,7 +168,8 @@ def _convert(quantity: Range, unit: str | None) -> tuple[Range, str | None]:
     for step in reversed(ladder):
         converted = (low / step.size, high / step.size)
         is_close = step.unit in _ABBREVIATED or all(
-            abs(sum(_fraction(value)[:2]) - value) <= _MAX_ERROR * value for value in converted
+            abs(sum(_fraction(value)[:2]) - value) <= _MAX_ERROR * value
+            for value in converted
         )
         if converted[0] >= step.min_amount and is_close:
             return converted, step.unit

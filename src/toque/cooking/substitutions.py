@@ -93,7 +93,9 @@ def splice(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
     words = words_of(codec, ids)
     if not edits or codec.encode(join_words(words)) != ids.tolist():
         return ids
-    return np.array(codec.encode(codec.normalise(join_words(apply_edits(words, edits)))), np.int64)
+    return np.array(
+        codec.encode(codec.normalise(join_words(apply_edits(words, edits)))), np.int64
+    )
 
 
 def substitution(
@@ -109,12 +111,16 @@ def substitution(
         (old, new)
         for one, other in PAIRS
         for old, new in ((one, other), (other, one))
-        if names & set(old) and not any(stem(word) in text for word in _distinct_words(new, old))
+        if names & set(old)
+        and not any(stem(word) in text for word in _distinct_words(new, old))
     ]
     if not swaps:
         return [], []
     old, new = swaps[key_of(key) % len(swaps)]
-    prompt_edits, target_edits = _replace_food(prompt, old, new), _replace_food(target, old, new)
+    prompt_edits, target_edits = (
+        _replace_food(prompt, old, new),
+        _replace_food(target, old, new),
+    )
     return (prompt_edits, target_edits) if prompt_edits and target_edits else ([], [])
 
 
@@ -145,7 +151,9 @@ def _replace_food(words: Sequence[str], old: Forms, new: Forms) -> list[Edit] | 
     return edits
 
 
-def _replace_food_at(words: Sequence[str], index: int, old: Forms, new: Forms) -> Edit | None:
+def _replace_food_at(
+    words: Sequence[str], index: int, old: Forms, new: Forms
+) -> Edit | None:
     """Replace a food that begins at this word, with the same case and punctuation."""
     for old_form, new_form in zip(old, new, strict=True):
         n_words = len(old_form.split())

@@ -8,7 +8,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
 _LETTERS: Final = bytes(
-    ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32 for code in range(256)
+    ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32
+    for code in range(256)
 )
 """Translation of ASCII: letters to lower case, other characters to spaces."""
 _LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
@@ -18,7 +19,9 @@ _NOT_ALPHANUMERIC: Final = bytes(
 _SIGNS: Final = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
-_PARTING: Final = re.compile(r"\b(?:with|and|in|on|over|of|for|from)\b|[&,:;(/-]", re.IGNORECASE)
+_PARTING: Final = re.compile(
+    r"\b(?:with|and|in|on|over|of|for|from)\b|[&,:;(/-]", re.IGNORECASE
+)
 
 
 def words_of(text: str) -> list[str]:
@@ -35,7 +38,9 @@ def normalised(text: str) -> bytes:
     '1½cupscrème'
     """
     if not text.isascii():
-        text = _FOREIGN.sub(lambda run: "".join(filter(str.isalnum, run[0])), text.casefold())
+        text = _FOREIGN.sub(
+            lambda run: "".join(filter(str.isalnum, run[0])), text.casefold()
+        )
     return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
 
 

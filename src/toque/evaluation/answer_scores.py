@@ -51,10 +51,16 @@ def _refuse(name: str) -> object:
     raise ValueError(name)
 
 
-def class_counts(texts: Sequence[str], references: Sequence[str], classes: Sequence[str]) -> Floats:
+def class_counts(
+    texts: Sequence[str], references: Sequence[str], classes: Sequence[str]
+) -> Floats:
     """Mark the true class, the answered class and right answers by 1. Shape: [texts, 3 classes]."""
-    true = np.array([[text.strip() == name for name in classes] for text in references], float)
-    answered = np.array([[text.strip() == name for name in classes] for text in texts], float)
+    true = np.array(
+        [[text.strip() == name for name in classes] for text in references], float
+    )
+    answered = np.array(
+        [[text.strip() == name for name in classes] for text in texts], float
+    )
     return np.concatenate([true, answered, true * answered], axis=1)
 
 

@@ -59,7 +59,9 @@ class BestOf:
                 f"{', '.join(NAMES)}."
             )
         if self.n < 1:
-            raise ConfigError(f"{argument('best_of')} is {self.n}; it must be at least 1.")
+            raise ConfigError(
+                f"{argument('best_of')} is {self.n}; it must be at least 1."
+            )
         if self.by is not None and self.n == 1:
             raise ConfigError(
                 f"{self.by} needs several texts to choose among, and there is one for each prompt. "
@@ -132,13 +134,18 @@ class BestOf:
             in_json: See `check_prompts`.
             knows_recipes: See `check_prompts`.
         """
-        is_recipe = asks_for_a_recipe(prompt, knows_recipes=knows_recipes) and not in_json
+        is_recipe = (
+            asks_for_a_recipe(prompt, knows_recipes=knows_recipes) and not in_json
+        )
         by = self.by or ("recipe_score" if is_recipe else LIKELIHOOD)
         likelihoods = [fmean(values) for values in logprobs]
         scores: list[float | None] = [*likelihoods]
         misses_oven = [False] * len(texts)
         if by != LIKELIHOOD:
-            metrics = [text_metrics(prompt, text, knows_recipes=knows_recipes) for text in texts]
+            metrics = [
+                text_metrics(prompt, text, knows_recipes=knows_recipes)
+                for text in texts
+            ]
             scores = [values.get(by) for values in metrics]
             if self.by is None:
                 misses_oven = [values.get("oven_fits") == 0.0 for values in metrics]
@@ -154,7 +161,14 @@ class BestOf:
         def sort_key(number: int) -> tuple[bool, bool, float, float]:
             score = scores[number]
             is_missing = score is None
-            return is_missing, misses_oven[number], -sign * (score or 0.0), -likelihoods[number]
+            return (
+                is_missing,
+                misses_oven[number],
+                -sign * (score or 0.0),
+                -likelihoods[number],
+            )
 
         ranking = sorted(range(len(texts)), key=sort_key)
-        return [(number, Chosen(by, scores[number], mean, len(texts))) for number in ranking]
+        return [
+            (number, Chosen(by, scores[number], mean, len(texts))) for number in ranking
+        ]

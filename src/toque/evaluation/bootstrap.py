@@ -54,7 +54,9 @@ class PerText:
     def ratio(cls, above: Floats, below: Floats) -> PerText:
         """Describe the ratio of two sums over texts. A text whose denominator is 0 is left out."""
         applies = below > 0
-        both = np.stack([np.where(applies, above, 0.0), np.where(applies, below, 0.0)], axis=1)
+        both = np.stack(
+            [np.where(applies, above, 0.0), np.where(applies, below, 0.0)], axis=1
+        )
 
         def quotient(sums: Floats) -> Floats:
             ratio: Floats = np.full(sums.shape[:-1], np.nan)
@@ -107,7 +109,11 @@ class Interval:
     @property
     def decided(self) -> bool:
         """True if the interval excludes zero."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+        return (
+            self.low is not None
+            and self.high is not None
+            and (self.low > 0 or self.high < 0)
+        )
 
 
 def estimates(
@@ -123,7 +129,9 @@ def estimates(
     """
     if rows is not None:
         measures = {name: measure.at(rows) for name, measure in measures.items()}
-    measures = {name: measure for name, measure in measures.items() if measure.applies.any()}
+    measures = {
+        name: measure for name, measure in measures.items() if measure.applies.any()
+    }
     if not measures:
         return {}
 
@@ -171,7 +179,9 @@ def draws(n: int, replicate: int, *, seed: int = SEED) -> NDArray[np.int64]:
     return np.random.Generator(bits).integers(0, n, size=n, dtype=np.int64)
 
 
-def paired(with_it: Sequence[float | None], without: Sequence[float | None]) -> Interval | None:
+def paired(
+    with_it: Sequence[float | None], without: Sequence[float | None]
+) -> Interval | None:
     """Compute the mean difference of runs with the same seed. Return None without a complete pair.
 
     The interval is Student's t over the differences (Student 1908), exact for normal differences.
@@ -180,7 +190,9 @@ def paired(with_it: Sequence[float | None], without: Sequence[float | None]) -> 
     Interval(mean=2.0, low=-0.484..., high=4.484..., pairs=3)
     """
     pairs = [
-        a - b for a, b in zip(with_it, without, strict=True) if a is not None and b is not None
+        a - b
+        for a, b in zip(with_it, without, strict=True)
+        if a is not None and b is not None
     ]
     if not pairs:
         return None
@@ -224,7 +236,9 @@ def over_texts(ours: PerText, theirs: PerText) -> Interval | None:
     def difference(sums: Floats) -> Floats:
         return ours.score(sums[..., :k]) - theirs.score(sums[..., k:])
 
-    estimate = estimates({"difference": PerText(values, difference, both[both])})["difference"]
+    estimate = estimates({"difference": PerText(values, difference, both[both])})[
+        "difference"
+    ]
     bounds = (estimate.low, estimate.high) if estimate.n >= MIN_TEXTS else (None, None)
     return Interval(estimate.value, *bounds, estimate.n)
 
@@ -269,7 +283,11 @@ class TextTable:
 
 
 def losses_table(
-    keys: Sequence[str], nats: Floats, tokens: Floats, size: Floats, weight: Floats | float = 1.0
+    keys: Sequence[str],
+    nats: Floats,
+    tokens: Floats,
+    size: Floats,
+    weight: Floats | float = 1.0,
 ) -> TextTable:
     """Make a table of the loss and the bits per byte of held-out examples.
 

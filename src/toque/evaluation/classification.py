@@ -48,7 +48,11 @@ class ClassScores:
 
     @property
     def _sums(self) -> NDArray[np.float64]:
-        counts = self.confusion.sum(axis=1), self.confusion.sum(axis=0), np.diag(self.confusion)
+        counts = (
+            self.confusion.sum(axis=1),
+            self.confusion.sum(axis=0),
+            np.diag(self.confusion),
+        )
         return np.concatenate(counts).astype(float)
 
     def lines(self) -> list[str]:
@@ -61,7 +65,9 @@ class ClassScores:
         ]
 
 
-def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tuple[_Row, list[_Row]]:
+def class_rows(
+    names: Sequence[str], confusion: Sequence[Sequence[int]]
+) -> tuple[_Row, list[_Row]]:
     """Make the column heads and rows of a table of classes.
 
     The columns are the true class, its examples, the right answers, F1 and the most frequent
@@ -81,7 +87,15 @@ def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tupl
         if n_other := -sum(n for n, _ in wrong[MAX_MISTAKES:]):
             mistakes.append(f"others {n_other:,}")
         f1 = 2 * counts[at] / (n_true + answered[at])
-        rows.append((names[at], f"{n_true:,}", f"{counts[at]:,}", f"{f1:.3f}", ", ".join(mistakes)))
+        rows.append(
+            (
+                names[at],
+                f"{n_true:,}",
+                f"{counts[at]:,}",
+                f"{f1:.3f}",
+                ", ".join(mistakes),
+            )
+        )
     return ("true class", "of it", "right", "F1", "taken for"), rows
 
 
@@ -106,7 +120,9 @@ def class_scores(
     index = {key(name): i for i, name in enumerate(names)}
     unknown = {name for name in (*truths, *answers) if key(name.strip()) not in index}
     if unknown:
-        raise ValueError(f"{min(unknown)!r} is not one of the classes {', '.join(classes)}.")
+        raise ValueError(
+            f"{min(unknown)!r} is not one of the classes {', '.join(classes)}."
+        )
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     for truth, answer in zip(truths, answers, strict=True):
         confusion[index[key(truth.strip())], index[key(answer.strip())]] += 1

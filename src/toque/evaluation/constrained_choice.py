@@ -58,7 +58,9 @@ def choose(
     No random numbers are used, and the training mode of the model is restored. Without the
     `autocast` of a training run, the model computes in the precision of its weights.
     """
-    answer_ids = [[*codec.encode(codec.normalise(answer)), codec.eos_id] for answer in answers]
+    answer_ids = [
+        [*codec.encode(codec.normalise(answer)), codec.eos_id] for answer in answers
+    ]
     examples = _Answered(
         [np.array(ids, np.int64) for ids in prompts],
         [np.array(ids, np.int64) for ids in answer_ids],
@@ -81,14 +83,22 @@ def choose(
     on_progress(0, len(prompts))
 
     with evaluating(model), torch.no_grad():
-        for part in neighbours(sizes, max_wasted=TOKENS_PER_BATCH, max_tokens=TOKENS_PER_BATCH):
+        for part in neighbours(
+            sizes, max_wasted=TOKENS_PER_BATCH, max_tokens=TOKENS_PER_BATCH
+        ):
             chosen = order[part]
             batch = layout.batch([(i * n + a,) for i in chosen for a in range(n)])
             batch = batch.to(model.device)
             with computing(model) if autocast is None else autocast():
                 logprobs = log_probabilities(model, batch).float()
-            segments = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
-            sums = torch.where(segments > 0, logprobs, 0.0).sum(1).reshape(len(chosen), n)
+            segments = (
+                batch.segments
+                if isinstance(batch, DecoderBatch)
+                else batch.target_segments
+            )
+            sums = (
+                torch.where(segments > 0, logprobs, 0.0).sum(1).reshape(len(chosen), n)
+            )
             scores[chosen] = sums.double().cpu().numpy()
             on_progress(part.stop, len(prompts))
 

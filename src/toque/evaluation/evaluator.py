@@ -122,7 +122,9 @@ class Evaluator:
     def losses(self) -> dict[str, float]:
         """Compute the metrics of the held-out examples: loss, perplexity and bits per byte."""
         with counting(self.reporter, "evaluating", "held-out examples") as count:
-            count_or_stop = self._stop_if_interrupted(count, together=self.heldout.in_step)
+            count_or_stop = self._stop_if_interrupted(
+                count, together=self.heldout.in_step
+            )
             return self.heldout(self.model, count_or_stop)
 
     def record(self) -> dict[str, Any]:
@@ -146,7 +148,12 @@ class Evaluator:
             return self.written(self.sampler, model, self._stop_if_interrupted(count))
 
     def written(
-        self, sampler: Sampler, model: nn.Module, on_progress: Count, *, final: bool = False
+        self,
+        sampler: Sampler,
+        model: nn.Module,
+        on_progress: Count,
+        *,
+        final: bool = False,
     ) -> dict[int, Sample]:
         """Generate as many texts as the time limit permits. Return the samples by prompt number.
 
@@ -161,7 +168,9 @@ class Evaluator:
             fit: tuple[int, float] = (len(prompts) - start, math.inf)
             if self.limit is not None:
                 fit = self.limit.texts_that_fit(fit[0], final=final)
-            n, seconds = self.ranks.broadcast(fit)  # all ranks use the numbers of the first
+            n, seconds = self.ranks.broadcast(
+                fit
+            )  # all ranks use the numbers of the first
             if n == 0:
                 break
 
@@ -236,10 +245,14 @@ def sample_on_all_ranks(
     """
     n = len(sampler.prompts)
     numbers = range(ranks.rank, n, ranks.world_size)
-    local_sampler = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
+    local_sampler = replace(
+        sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size]
+    )
 
     def count(done: int, total: int, share: float | None = None) -> None:
-        on_progress(round(n * done / max(1, total)), n, share)  # estimated from this rank
+        on_progress(
+            round(n * done / max(1, total)), n, share
+        )  # estimated from this rank
 
     local_samples: list[tuple[int, dict[str, Any]]] | None = None
     with suppress(Interrupted):
@@ -285,7 +298,9 @@ def watched_metrics(
     has_user_metrics = False
     table = task_table(data)
     for task in dict.fromkeys(prompt.task for prompt in prompts):
-        names: Sequence[str] = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
+        names: Sequence[str] = (
+            ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
+        )
         if task:
             names = metrics_of(table[task])
         has_user_metrics |= any(":" in name for name in names)

@@ -105,7 +105,9 @@ class HeldOut:
         encoder = trained.shape.source > 0
         spans = None
         if span_corruption is not None:
-            spans = SpanCorruption.from_settings(span_corruption, store, encoder=encoder)
+            spans = SpanCorruption.from_settings(
+                span_corruption, store, encoder=encoder
+            )
         lengths = ExampleLengths.of(store, rows, encoder=encoder, spans=spans)
         shape = choose_shape(*lengths.sample(), encoder=encoder)
         chosen = subset(rows, evaluation.max_examples)
@@ -146,9 +148,13 @@ class HeldOut:
 
     def alone(self) -> HeldOut:
         """Return the same examples for an evaluation of the entire model in this process."""
-        return replace(self, loss_sum=loss_sum, in_step=False, share=(0, 1), total=tuple)
+        return replace(
+            self, loss_sum=loss_sum, in_step=False, share=(0, 1), total=tuple
+        )
 
-    def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> dict[str, float]:
+    def __call__(
+        self, model: nn.Module, on_progress: Count = uncounted
+    ) -> dict[str, float]:
         """Compute `loss` (nats per target token), `perplexity`, `target_tokens`, `bits_per_byte`.
 
         The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i. Bits per
@@ -186,7 +192,9 @@ class HeldOut:
             is_interrupted = False
 
         local_sums = (nats, weighted_targets, targets, unweighted_nats, is_interrupted)
-        nats, weighted_targets, n_targets, unweighted_nats, n_interrupted = self.total(local_sums)
+        nats, weighted_targets, n_targets, unweighted_nats, n_interrupted = self.total(
+            local_sums
+        )
         if n_interrupted:
             raise Interrupted(LEFT)
         loss = nats / weighted_targets
@@ -205,10 +213,14 @@ class HeldOut:
         """Compute store row, nats and weight of every example, in this process alone."""
         losses: list[tuple[int, float, float]] = []
         with evaluating(model), torch.no_grad():
-            computed = self._compute_all(self._batches(), partial(nats_by_example, model))
+            computed = self._compute_all(
+                self._batches(), partial(nats_by_example, model)
+            )
             for weight, batch, nats in computed:
                 for ids, row in zip(batch.example_ids, nats, strict=True):
-                    losses += [(i, value, weight) for i, value in zip(ids, row, strict=True)]
+                    losses += [
+                        (i, value, weight) for i, value in zip(ids, row, strict=True)
+                    ]
                 on_progress(len(losses), self.n_examples)
         return losses
 
@@ -257,14 +269,19 @@ class HeldOut:
         batches: list[tuple[float, Sequence[Sequence[int]]]] = []
         weights = self.weights or [1.0] * len(self.rows)
         n = self.rows_per_batch
-        for weight, same_weight in groupby(zip(weights, self.rows, strict=True), key=itemgetter(0)):
+        for weight, same_weight in groupby(
+            zip(weights, self.rows, strict=True), key=itemgetter(0)
+        ):
             rows = [row for _, row in same_weight]
             batches += [(weight, rows[i : i + n]) for i in range(0, len(rows), n)]
         return batches
 
 
 def choose_rows(
-    store: TokenStore, rows: np.ndarray, shape: RowShape, spans: SpanCorruption | None = None
+    store: TokenStore,
+    rows: np.ndarray,
+    shape: RowShape,
+    spans: SpanCorruption | None = None,
 ) -> list[tuple[int, ...]]:
     """Pack held-out examples in order. `spans` may change their length."""
     lengths = ExampleLengths.of(store, rows, encoder=shape.source > 0, spans=spans)

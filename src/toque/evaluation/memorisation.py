@@ -19,7 +19,13 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from toque.data.store.token_store import TokenStore
-from toque.evaluation.ngram_metrics import I64, U64, HashedTokens, count_ngrams, hash_ngrams
+from toque.evaluation.ngram_metrics import (
+    I64,
+    U64,
+    HashedTokens,
+    count_ngrams,
+    hash_ngrams,
+)
 from toque.keyed_random import mixed
 from toque.reporter import Count, uncounted
 
@@ -86,10 +92,13 @@ class Memorisation:
         baseline = max((run.tokens for run in self.references), default=0)
         texts = "text" if n == 1 else "texts"
         sentence = (
-            f"Of {n:,} {texts}, the longest run shared with a training example has {longest} tokens"
+            f"Of {n:,} {texts}, the longest run shared with a training example "
+            f"has {longest} tokens"
         )
         if baseline:
-            sentence += f", compared with {baseline} for the held-out texts of the same prompts"
+            sentence += (
+                f", compared with {baseline} for the held-out texts of the same prompts"
+            )
         if self.n_read < self.n_examples:
             sentence += f" ({self.n_read:,} of {self.n_examples:,} examples were read)"
         return f"{sentence}."
@@ -151,7 +160,9 @@ def measure_memorisation(
 
     runs = finder.longest_runs()
     n_generated = len(generated)
-    return Memorisation(runs[:n_generated], runs[n_generated:], len(rows_to_read), len(rows))
+    return Memorisation(
+        runs[:n_generated], runs[n_generated:], len(rows_to_read), len(rows)
+    )
 
 
 class RunFinder:
@@ -161,18 +172,28 @@ class RunFinder:
     does not count towards the length of a longer run.
     """
 
-    def __init__(self, texts: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, texts: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]]
+    ) -> None:
         ids, self._counts = concatenate(texts)
         self._n = len(ids)
-        self._text = np.repeat(np.arange(len(texts)), self._counts)  # [tokens] number of the text
+        self._text = np.repeat(
+            np.arange(len(texts)), self._counts
+        )  # [tokens] number of the text
         hashes, positions = _hash_runs(ids, self._counts)
         self._n_repeated = self._count_repeated(hashes, positions, prompts)
 
         # Different runs of the texts, by hash and by tokens.
-        self._hashes, first, run = np.unique(hashes, return_index=True, return_inverse=True)
+        self._hashes, first, run = np.unique(
+            hashes, return_index=True, return_inverse=True
+        )
         windows = sliding_window_view(ids, RUN)
-        self._windows = windows[positions[first]]  # [different runs, RUN] tokens of each run
-        is_equal = (windows[positions] == self._windows[run]).all(axis=1)  # not a hash collision
+        self._windows = windows[
+            positions[first]
+        ]  # [different runs, RUN] tokens of each run
+        is_equal = (windows[positions] == self._windows[run]).all(
+            axis=1
+        )  # not a hash collision
 
         # All positions of each run: run * tokens + position, ascending.
         self._keys = np.sort((run * self._n + positions)[is_equal])
@@ -187,12 +208,16 @@ class RunFinder:
         self._best = np.zeros(len(texts), np.int64)
         self._example = np.full(len(texts), -1, np.int64)
 
-    def _count_repeated(self, hashes: U64, positions: I64, prompts: Sequence[Sequence[int]]) -> I64:
+    def _count_repeated(
+        self, hashes: U64, positions: I64, prompts: Sequence[Sequence[int]]
+    ) -> I64:
         """[tokens + 1] number of tokens before a position that repeat the prompt of their text."""
         prompt_hashes, prompt = hash_ngrams(HashedTokens(*concatenate(prompts)), RUN)
         # Runs in the prompts of other texts do not count, so the text is part of the hash.
         salt = mixed(np.arange(len(prompts), dtype=np.uint64))
-        is_repeated = np.isin(hashes ^ salt[self._text[positions]], prompt_hashes ^ salt[prompt])
+        is_repeated = np.isin(
+            hashes ^ salt[self._text[positions]], prompt_hashes ^ salt[prompt]
+        )
         repeats = np.zeros(self._n + 1, np.int64)
         repeats[positions[is_repeated][:, None] + np.arange(1, RUN + 1)] = 1
         return repeats.cumsum()
@@ -225,7 +250,9 @@ class RunFinder:
 
         # A shared run is at most as long as the stretch of positions with a match in any text. A
         # stretch that is too short to improve any text is skipped: in a large store, nearly all.
-        stretches = np.diff(np.flatnonzero(np.diff(at, prepend=-2) != 1), append=len(at))
+        stretches = np.diff(
+            np.flatnonzero(np.diff(at, prepend=-2) != 1), append=len(at)
+        )
         best = self._best[self._text[self._keys % self._n]]
         to_beat = np.minimum.reduceat(best, self._begins[:-1])
         may_improve = np.repeat(stretches + RUN - 1, stretches) > to_beat[run]

@@ -62,7 +62,9 @@ def words(texts: Sequence[str]) -> HashedTokens:
         for token in vocabulary
     }
     counts = np.array([len(line) for line in tokens], np.int64)
-    hashes = np.fromiter((hash_of[token] for line in tokens for token in line), np.uint64)
+    hashes = np.fromiter(
+        (hash_of[token] for line in tokens for token in line), np.uint64
+    )
     return HashedTokens(hashes, counts)
 
 
@@ -72,7 +74,13 @@ def mteval_tokens(text: str) -> list[str]:
     >>> mteval_tokens("1,000 eggs, 3...5 (large)")
     ['1,000', 'eggs', ',', '3', '.', '.', '.5', '(', 'large', ')']
     """
-    line = with_blanks(text).rstrip().replace("<skipped>", "").replace("-\n", "").replace("\n", " ")
+    line = (
+        with_blanks(text)
+        .rstrip()
+        .replace("<skipped>", "")
+        .replace("-\n", "")
+        .replace("\n", " ")
+    )
     if "&" in line:
         for escaped, mark in _ESCAPES:
             line = line.replace(escaped, mark)
@@ -124,7 +132,9 @@ def repetition(words: HashedTokens) -> NDArray[np.float64]:
     The result is [texts], with NaN for texts of fewer than four words.
     """
     n_total = count_ngrams(words.counts, REPETITION_ORDER)
-    text = (np.unique(_sorting_keys(words, REPETITION_ORDER)) >> _PAIR_SHIFT).astype(np.int64)
+    text = (np.unique(_sorting_keys(words, REPETITION_ORDER)) >> _PAIR_SHIFT).astype(
+        np.int64
+    )
     n_repeated = n_total - np.bincount(text, minlength=len(n_total))
     share = np.full(len(n_total), np.nan)
     np.divide(n_repeated, n_total, out=share, where=n_total > 0)
@@ -177,7 +187,9 @@ def bleu_counts(ours: HashedTokens, theirs: HashedTokens) -> NDArray[np.float64]
     orders = range(1, BLEU_ORDER + 1)
     matches = [count_shared_ngrams(ours, theirs, n) for n in orders]
     totals = [count_ngrams(ours.counts, n) for n in orders]
-    return np.stack([ours.counts, theirs.counts, *matches, *totals], axis=1).astype(float)
+    return np.stack([ours.counts, theirs.counts, *matches, *totals], axis=1).astype(
+        float
+    )
 
 
 def bleu_of(counts: NDArray[np.float64]) -> NDArray[np.float64]:

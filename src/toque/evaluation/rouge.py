@@ -23,7 +23,9 @@ from toque.evaluation.script_words import folded_words
 NAMES: Final = ("rouge1", "rouge2", "rougeL")
 
 
-def rouge_f1(predictions: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
+def rouge_f1(
+    predictions: Sequence[str], references: Sequence[str]
+) -> NDArray[np.float64]:
     """Score text i against reference i. The result is [pairs, 3], a column for each of `NAMES`.
 
     >>> rouge_f1(["the cat sat"], ["the cat ran"])[0, 1].item()

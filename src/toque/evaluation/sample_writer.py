@@ -62,7 +62,9 @@ class SampleWriter(Callback):
         """Store the texts. Log their scores, their cost, and the texts for the user's prompts."""
         evaluated = self.evaluator.last
         samples = [*evaluated.held_out, *evaluated.own]
-        path = current_path(self.path.parent) / self.path.name  # the run may have been moved
+        path = (
+            current_path(self.path.parent) / self.path.name
+        )  # the run may have been moved
         warning = append_samples(path, samples, step=at.step) if samples else None
         if warning is not None:
             self.warn(at, warning)
@@ -70,7 +72,9 @@ class SampleWriter(Callback):
         if evaluated.left_out and self.evaluator.limit is not None:
             if not self._left_out:
                 n_texts = len(samples) + evaluated.left_out
-                self.warn(at, self.evaluator.limit.left_out(evaluated.left_out, n_texts))
+                self.warn(
+                    at, self.evaluator.limit.left_out(evaluated.left_out, n_texts)
+                )
             self._left_out.append(evaluated.left_out)
         for name, error in evaluated.failed.items():
             if name not in self._failed:
@@ -87,7 +91,9 @@ class SampleWriter(Callback):
         """Report the total number of omitted texts, if several evaluations omitted any."""
         if len(self._left_out) > 1:
             n, times = sum(self._left_out), len(self._left_out)
-            self.warn(end.progress, f"{n:,} texts of {times:,} evaluations were not written")
+            self.warn(
+                end.progress, f"{n:,} texts of {times:,} evaluations were not written"
+            )
 
 
 def main_score(names: Collection[str], watched: Sequence[str] = ()) -> str:
@@ -110,7 +116,9 @@ def excerpt(sample: Sample, *, columns: int) -> str:
         Butter.
         ... (1 more line in samples.jsonl)
     """
-    lines = [one_line(line, columns - 4) for line in sample.text.splitlines() if line.strip()]
+    lines = [
+        one_line(line, columns - 4) for line in sample.text.splitlines() if line.strip()
+    ]
     n_hidden = len(lines) - _EXCERPT_LINES
     if n_hidden > 0:
         noun = "line" if n_hidden == 1 else "lines"
@@ -142,7 +150,9 @@ def block(
 
     noun = "text" if n == 1 else "texts"
     lines = [f"  {n} {noun} for held-out prompts:"]
-    prefixes = tuple({f"{sample.task}_" for sample in evaluated.held_out if sample.task})
+    prefixes = tuple(
+        {f"{sample.task}_" for sample in evaluated.held_out if sample.task}
+    )
     of_tasks = [name for name in evaluated.texts if name.startswith(prefixes)]
     for name in dict.fromkeys((*_SHOWN, *watched, *of_tasks)):
         if name not in evaluated.texts:
@@ -197,7 +207,12 @@ def shown(sample: Sample, *, step: int) -> str:
         lines.append(f"  quality: {', '.join(quality)}")
 
     text = [line for line in sample.text.splitlines() if line.strip()] or ["(nothing)"]
-    text = [line if len(line) <= MAX_LETTERS else f"{line[:MAX_LETTERS]} ..." for line in text]
+    text = [
+        line if len(line) <= MAX_LETTERS else f"{line[:MAX_LETTERS]} ..."
+        for line in text
+    ]
     if len(text) > MAX_LINES:
-        text[MAX_LINES:] = [f"... ({len(text) - MAX_LINES} more lines in samples.jsonl)"]
+        text[MAX_LINES:] = [
+            f"... ({len(text) - MAX_LINES} more lines in samples.jsonl)"
+        ]
     return "\n".join([*lines, *(f"    {line}" for line in text)])

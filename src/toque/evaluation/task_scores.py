@@ -41,7 +41,11 @@ class TaskScores:
     def measured(self) -> dict[str, float]:
         """Return the scores by metric name."""
         numbers = self._numbers()
-        return {name: numbers[field] for name, field in TASK_SCORES.items() if field in numbers}
+        return {
+            name: numbers[field]
+            for name, field in TASK_SCORES.items()
+            if field in numbers
+        }
 
     def _numbers(self) -> dict[str, float]:
         numbers = {"loss": self.loss, "perplexity": self.perplexity}
@@ -119,7 +123,11 @@ def _score(
         shares, truths = choose_classes(model, heldout, store, classes, rows, count)
     answers = [classes[i] for i in shares.argmax(axis=1).tolist()]
     right = [a == t for a, t in zip(answers, truths, strict=True)]
-    full = int((store.prompt_lengths[rows] >= store.manifest.settings["max_prompt_tokens"]).sum())
+    full = int(
+        (
+            store.prompt_lengths[rows] >= store.manifest.settings["max_prompt_tokens"]
+        ).sum()
+    )
     return replace(
         scores,
         classes=class_scores(answers, truths, classes),
@@ -139,13 +147,17 @@ def choose_classes(
     """Compute the [rows, classes] probabilities of classes. Also return the true class per row."""
     codec = store.codec()
     prompts = [store.prompt(row) for row in rows.tolist()]
-    shares = choose(model, codec, prompts, classes, on_progress, autocast=heldout.autocast)
+    shares = choose(
+        model, codec, prompts, classes, on_progress, autocast=heldout.autocast
+    )
     return shares, [codec.decode(store.target(row)) for row in rows.tolist()]
 
 
 def classes_of(store: TokenStore, task: str, classes: Sequence[str]) -> list[str]:
     """List the classes of a task that occur in the store, in the order of their codes."""
-    if task not in RECIPE_TASKS or not classes:  # in the user's tasks, every class occurs
+    if (
+        task not in RECIPE_TASKS or not classes
+    ):  # in the user's tasks, every class occurs
         return list(classes)
     codes = np.asarray(store.column(task)).astype(np.float64)
     used = np.unique(codes[(codes >= 0) & (codes < UNKNOWN)]).astype(int)

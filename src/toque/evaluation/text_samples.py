@@ -103,23 +103,32 @@ class Sampler:
     """Record of the model, with the maximum length of its texts."""
     on_notice: Callable[[str], object] = lambda _: None
 
-    def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
+    def __call__(
+        self, model: nn.Module, on_progress: Count = uncounted
+    ) -> list[Sample]:
         """Generate a sample per prompt, in their order. `on_progress` is passed to `generate`.
 
         If `on_progress` raises TimeIsUp, only the prompts with a finished text have a sample.
         """
         return [*self.by_number(model, on_progress).values()]
 
-    def by_number(self, model: nn.Module, on_progress: Count = uncounted) -> dict[int, Sample]:
+    def by_number(
+        self, model: nn.Module, on_progress: Count = uncounted
+    ) -> dict[int, Sample]:
         """Generate a sample per prompt, as `__call__` does. Return them by prompt number."""
         longest = self.record.max_new_tokens
         limits = [min(prompt.max_tokens or longest, longest) for prompt in self.prompts]
         written: dict[int, list[int]] = {}
-        for max_tokens in dict.fromkeys(limits):  # short and long answers in separate batches
+        for max_tokens in dict.fromkeys(
+            limits
+        ):  # short and long answers in separate batches
             rows = [row for row, limit in enumerate(limits) if limit == max_tokens]
 
             def count(
-                done: int, _total: int, share: float | None = None, before: int = len(written)
+                done: int,
+                _total: int,
+                share: float | None = None,
+                before: int = len(written),
             ) -> None:
                 on_progress(before + done, len(limits), share)
 
@@ -174,7 +183,9 @@ class Sampler:
         )
 
 
-def scored(prompt: Prompt, text: str, *, tokens: int = 0, knows_recipes: bool = True) -> Sample:
+def scored(
+    prompt: Prompt, text: str, *, tokens: int = 0, knows_recipes: bool = True
+) -> Sample:
     """Score a text by the recipe metrics, or record the error that they raised."""
     result = attempted(text_metrics, prompt.text, text, knows_recipes=knows_recipes)
     return Sample(
@@ -195,7 +206,9 @@ def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str |
 
     Return a warning if the file system refused: a run does not stop for its samples.
     """
-    lines = [json.dumps({"step": step} | s.record(), ensure_ascii=False) for s in samples]
+    lines = [
+        json.dumps({"step": step} | s.record(), ensure_ascii=False) for s in samples
+    ]
     # A model may write half a surrogate pair, which is not valid UTF-8.
     error = append_json_lines(path, [line.encode("utf-8", "replace") for line in lines])
     if error is None:
@@ -212,23 +225,34 @@ def held_out_prompts(store: TokenStore, n: int, data: DataConfig) -> list[Prompt
     The prompts of the rest come first. Documents have no prompts.
     """
     table, codec = task_table(data), store.codec()
-    separate = {name: code for code, name in enumerate(table) if metrics_of(table[name])}
+    separate = {
+        name: code for code, name in enumerate(table) if metrics_of(table[name])
+    }
     held_out = store.rows("validation")
     codes = np.asarray(store.column("task"))[held_out]
 
     common = _first_prompts(store, held_out[~np.isin(codes, [*separate.values()])], n)
     references = [prompt.reference or "" for prompt in common.values()]
     slices = slices_of(store, list(common), references, tuple(table))
-    prompts = [replace(p, slices=labels) for p, labels in zip(common.values(), slices, strict=True)]
+    prompts = [
+        replace(p, slices=labels)
+        for p, labels in zip(common.values(), slices, strict=True)
+    ]
     for name, code in separate.items():
-        sizes = [len(codec.encode(codec.normalise(answer))) for answer in table[name].classes]
+        sizes = [
+            len(codec.encode(codec.normalise(answer))) for answer in table[name].classes
+        ]
         max_tokens = max(sizes) + _EXTRA_TOKENS if sizes else None
         task_prompts = _first_prompts(store, held_out[codes == code], n).values()
-        prompts += [replace(prompt, task=name, max_tokens=max_tokens) for prompt in task_prompts]
+        prompts += [
+            replace(prompt, task=name, max_tokens=max_tokens) for prompt in task_prompts
+        ]
     return prompts
 
 
-def _first_prompts(store: TokenStore, rows: NDArray[np.int64], n: int) -> dict[int, Prompt]:
+def _first_prompts(
+    store: TokenStore, rows: NDArray[np.int64], n: int
+) -> dict[int, Prompt]:
     """Choose the first `n` prompts in the held-out order, by store row."""
     codec = store.codec()
     prompts: dict[int, Prompt] = {}
@@ -250,7 +274,10 @@ def _length_label(reference: str) -> str:
 
 
 def slices_of(
-    store: TokenStore, rows: Sequence[int], references: Sequence[str], names: Sequence[str]
+    store: TokenStore,
+    rows: Sequence[int],
+    references: Sequence[str],
+    names: Sequence[str],
 ) -> list[dict[str, str]]:
     """Label each store row by length, difficulty, task and source. `names` are the task names."""
     slices = [{"length": _length_label(reference)} for reference in references]
@@ -258,7 +285,9 @@ def slices_of(
         levels = store.column("difficulty")[list(rows)].astype(float).tolist()
         for labels, level in zip(slices, levels, strict=True):
             # The comparison is also false for NaN.
-            labels["difficulty"] = DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown"
+            labels["difficulty"] = (
+                DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown"
+            )
     tasks = store.column("task")[list(rows)].astype(int).tolist()
     if len(set(tasks)) > 1:
         for labels, task in zip(slices, tasks, strict=True):

@@ -153,7 +153,9 @@ class TextScores:
         self._rows: dict[str, list[tuple[int, Floats]]] = defaultdict(list)
         self._labels: dict[str, list[str]] = defaultdict(list)
         self._texts: tuple[list[str], list[str]] = ([], [])
-        self._grams: dict[int, list[U64]] = {1: [], 2: []} if "repetition" in self.groups else {}
+        self._grams: dict[int, list[U64]] = (
+            {1: [], 2: []} if "repetition" in self.groups else {}
+        )
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Add the scores of these texts."""
@@ -167,7 +169,9 @@ class TextScores:
         first = self.n_texts
         self.n_texts += len(samples)
         if "recipe" in self.groups:  # recipe scores come first in every table
-            for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
+            for name in dict.fromkeys(
+                name for sample in samples for name in sample.metrics
+            ):
                 values = [sample.metrics.get(name, np.nan) for sample in samples]
                 self._rows[name].append((first, np.array(values, float)[:, None]))
             self._unscored.update(sample.failed for sample in samples if sample.failed)
@@ -211,7 +215,10 @@ class TextScores:
         return columns
 
     def _compare_texts(
-        self, texts: Sequence[str], references: Sequence[str], tokens: HashedTokens | None
+        self,
+        texts: Sequence[str],
+        references: Sequence[str],
+        tokens: HashedTokens | None,
     ) -> dict[str, Floats]:
         """Compute the metrics that compare texts with references, [texts, k] each."""
         columns: dict[str, Floats] = {}
@@ -233,7 +240,9 @@ class TextScores:
 
         A user's metric that raises an error is left out, and its error is in `Scores.failed`.
         """
-        measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
+        measures = {
+            name: self._measure(name, rows) for name, rows in self._rows.items()
+        }
         # Distinct n-grams have no interval, because resampled texts always have fewer.
         totals = {
             f"distinct_{n}": Estimate(score, None, None, self.n_texts)
@@ -259,9 +268,13 @@ class TextScores:
             }
 
         if n := self._unscored.total():
-            reasons = "; ".join(f"{n} {reason}" for reason, n in self._unscored.most_common())
+            reasons = "; ".join(
+                f"{n} {reason}" for reason, n in self._unscored.most_common()
+            )
             self.failed["recipe"] = f"left out {n} of {self.n_texts} texts: {reasons}"
-        return Scores(self.n_texts, overall, slices, sizes, self.failed, measures, self._keys)
+        return Scores(
+            self.n_texts, overall, slices, sizes, self.failed, measures, self._keys
+        )
 
     def _measure(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
         rows = np.full((self.n_texts, parts[0][1].shape[1]), np.nan)
@@ -292,7 +305,9 @@ class TextScores:
         n = len(self._texts[0])
         for name, values in scores.items():
             if values.shape not in {(), (n,)}:
-                raise ValueError(f"{name} must be one number or {n}, not of shape {values.shape}")
+                raise ValueError(
+                    f"{name} must be one number or {n}, not of shape {values.shape}"
+                )
             if name in measures or name in totals or name in self.reserved_names:
                 raise ValueError(f"the name {name} is taken; give the score another")
             # NaN for a text means that the metric does not apply to it.
@@ -308,7 +323,9 @@ class TextScores:
 def groups_in(names: Collection[str]) -> list[str]:
     """List Toque's named metrics in a fixed order. "auto" is replaced by the default ones."""
     defaults = METRIC_GROUPS if "auto" in names else ()
-    return [name for name in (*ANY_TEXTS, *OF_CLASSES) if name in names or name in defaults]
+    return [
+        name for name in (*ANY_TEXTS, *OF_CLASSES) if name in names or name in defaults
+    ]
 
 
 @dataclass(frozen=True)
@@ -335,7 +352,9 @@ class ScoresByTask:
             if names := metrics_of(table[name]):
                 setting = f"data.tasks.{name}.metrics"
                 classes = tuple(map(str.strip, table[name].classes))
-                parts[name] = TextScores.named(names, foreign, setting, classes, TASK_SCORES)
+                parts[name] = TextScores.named(
+                    names, foreign, setting, classes, TASK_SCORES
+                )
         return cls(parts)
 
     def add(self, samples: Sequence[Sample]) -> None:
@@ -360,18 +379,28 @@ class ScoresByTask:
         keys: list[str] = []
         for prefix, scores in results.items():
             overall |= {f"{prefix}{name}": e for name, e in scores.overall.items()}
-            failed |= {f"{prefix}{name}": error for name, error in scores.failed.items()}
+            failed |= {
+                f"{prefix}{name}": error for name, error in scores.failed.items()
+            }
             each |= {
-                f"{prefix}{name}": m.among(len(keys), total) for name, m in scores.each.items()
+                f"{prefix}{name}": m.among(len(keys), total)
+                for name, m in scores.each.items()
             }
             keys += scores.keys
         return replace(
-            results[""], n_texts=total, overall=overall, failed=failed, each=each, keys=keys
+            results[""],
+            n_texts=total,
+            overall=overall,
+            failed=failed,
+            each=each,
+            keys=keys,
         )
 
 
 def _rows_of(labels: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the rows of the most frequent labels, sorted by label."""
-    names, label, counts = np.unique(np.array(labels), return_inverse=True, return_counts=True)
+    names, label, counts = np.unique(
+        np.array(labels), return_inverse=True, return_counts=True
+    )
     frequent = sorted(np.argsort(-counts, kind="stable")[:MAX_SLICES].tolist())
     return {str(names[i]): np.flatnonzero(label == i) for i in frequent}

@@ -36,7 +36,9 @@ class Card:
 def cards() -> dict[str, Card]:
     """Read all cards, by name."""
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
-    rows = csv.DictReader((line for line in lines if not line.startswith("#")), delimiter="\t")
+    rows = csv.DictReader(
+        (line for line in lines if not line.startswith("#")), delimiter="\t"
+    )
     by_name = {}
     for row in rows:
         rates = {kind: row[kind] for kind in ("bf16", "fp16", "tf32", "fp32")}

@@ -12,14 +12,26 @@ import torch
 from toque.errors import ConfigError
 
 # Torch reads the first of these variables that is set.
-_ALLOCATORS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-_HIDING: Final = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
+_ALLOCATORS: Final = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+)
+_HIDING: Final = (
+    "",
+    "-1",
+    "NoDevFiles",
+)  # values of CUDA_VISIBLE_DEVICES that hide every GPU
 # torch's messages on a machine without a GPU. Any other message means that a GPU fails.
 _NO_GPU: Final = (
     "Found no NVIDIA driver", "GPUs are available", "might not have a CUDA gpu",
     "Cannot re-initialize CUDA",  # in a child of a process that has found no GPU
 )  # fmt: skip
-_UNTRIED: Final = {"mps": "Apple's GPU", "xpu": "Intel's GPU", "meta": "a device without numbers"}
+_UNTRIED: Final = {
+    "mps": "Apple's GPU",
+    "xpu": "Intel's GPU",
+    "meta": "a device without numbers",
+}
 _WITHOUT: Final = "CUDA_VISIBLE_DEVICES= before the command continues on the processor"
 
 
@@ -53,7 +65,9 @@ def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"{name!r} is not a device. Use auto, cpu, cuda or cuda:N.") from None
+        raise ConfigError(
+            f"{name!r} is not a device. Use auto, cpu, cuda or cuda:N."
+        ) from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(
             f"Device {name} is {_UNTRIED.get(device.type, 'of a kind that torch knows')}, and no "
@@ -63,7 +77,11 @@ def device_named(name: str, *, local_rank: int | None = None) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if cuda_available else 0
         if (device.index or 0) >= count:
-            why = f": {why}. Use cpu" if why else ". Use a lower number (each rank needs its own)"
+            why = (
+                f": {why}. Use cpu"
+                if why
+                else ". Use a lower number (each rank needs its own)"
+            )
             raise ConfigError(
                 f"Device {name} was asked for and torch sees {count} CUDA devices{why}, or auto."
             )
@@ -92,7 +110,11 @@ def unusable(device: torch.device) -> str:
         warnings.simplefilter("ignore")  # torch prints a dozen lines about such devices
         name = torch.cuda.get_device_name(device)
         capability = torch.cuda.get_device_capability(device)
-    codes = [code for code in torch.cuda.get_arch_list() if code.startswith(("sm_", "compute_"))]
+    codes = [
+        code
+        for code in torch.cuda.get_arch_list()
+        if code.startswith(("sm_", "compute_"))
+    ]
     if codes and not any(_runs_on(capability, code) for code in codes):
         major, minor = capability
         return (

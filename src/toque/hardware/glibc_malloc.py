@@ -21,7 +21,9 @@ def keep_freed_memory() -> bool:
     By default glibc maps new memory for every large tensor. The page faults of the first writes
     are a third of a small T5's step on a CPU. Results do not change. Only glibc has these settings.
     """
-    return _set((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
+    return _set(
+        (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20)
+    )
 
 
 def return_freed_memory() -> bool:

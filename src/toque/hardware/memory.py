@@ -17,7 +17,10 @@ BESIDE_TRAINING: Final = 0.25
 """Share of the free memory for writing texts or for an evaluation (a guess)."""
 _LIMITS: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
 )
 """Files with a container's limit and usage, in control groups of version 2 and 1."""
 _RAN_OUT: Final = re.compile(
@@ -42,7 +45,9 @@ def free_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )
         return free + unused
     free = psutil.virtual_memory().available
     for limit, used in _LIMITS:
@@ -100,4 +105,8 @@ def in_words(n_bytes: float) -> str:
     >>> in_words(3 * 2**30), in_words(5_000_000)
     ('3.0 GiB', '5 MiB')
     """
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**29 else f"{n_bytes / 2**20:.0f} MiB"
+    return (
+        f"{n_bytes / 2**30:.1f} GiB"
+        if n_bytes >= 2**29
+        else f"{n_bytes / 2**20:.0f} MiB"
+    )

@@ -22,7 +22,9 @@ EMULATED_BF16: Final = (
     "This {device} has no bf16 in hardware. It emulates bf16 products, which are slower than "
     "float32. Use precision auto for the fastest one."
 )
-_USUAL_ROWS: Final = 64  # the packed order is fastest for this number of rows, and works for any
+_USUAL_ROWS: Final = (
+    64  # the packed order is fastest for this number of rows, and works for any
+)
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -46,7 +48,9 @@ def onednn_is_faster() -> bool:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
-    vendors = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
+    vendors = (
+        line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")
+    )
     is_intel = next(vendors, "GenuineIntel") == "GenuineIntel"
     return not is_intel and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
@@ -82,7 +86,12 @@ class PackedLinear(nn.Module):
     """Linear layer with its own copy of a weight [out, in], in any precision, packed or not."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, is_packed: bool
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        is_packed: bool,
     ) -> None:
         super().__init__()
         self.dtype, self.is_packed = dtype, is_packed

@@ -35,7 +35,10 @@ class ProcessorUse:
         cores = psutil.cpu_times(percpu=True)
         mine = [cores[i] for i in usable_cores() if i < len(cores)]
         busy = sum(
-            value for core in mine for name, value in core._asdict().items() if name not in _IDLE
+            value
+            for core in mine
+            for name, value in core._asdict().items()
+            if name not in _IDLE
         )
         process_times = os.times()
         return cls(time.monotonic(), busy, process_times.user + process_times.system)

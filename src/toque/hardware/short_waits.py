@@ -17,7 +17,9 @@ from toque.hardware.processor import ProcessorUse, contended, usable_cores
 from toque.hardware.thread_waits import chosen_by_user, waits_in
 
 _LOOK_SECONDS: Final = 1.0
-_PARALLEL_ELEMENTS: Final = 1 << 20  # torch divides a sum of this size among its threads
+_PARALLEL_ELEMENTS: Final = (
+    1 << 20
+)  # torch divides a sum of this size among its threads
 
 
 def teams_needed(threads: int, cores: int) -> int:
@@ -32,7 +34,9 @@ def teams_needed(threads: int, cores: int) -> int:
 class ShortWaits:
     """Idle teams that exist while other programs compute. `look` compares two readings."""
 
-    def __init__(self, threads: int, read: Callable[[], ProcessorUse] = ProcessorUse.now) -> None:
+    def __init__(
+        self, threads: int, read: Callable[[], ProcessorUse] = ProcessorUse.now
+    ) -> None:
         self._threads, self._read = threads, read
         self._cores = len(usable_cores())
         self._before = read()
@@ -61,7 +65,9 @@ class ShortWaits:
 
 
 def _idle_team(end: threading.Event) -> None:
-    torch.ones(_PARALLEL_ELEMENTS).sum()  # creates the team of this thread, which then sleeps
+    torch.ones(
+        _PARALLEL_ELEMENTS
+    ).sum()  # creates the team of this thread, which then sleeps
     end.wait()
 
 
@@ -81,4 +87,6 @@ def shorten_waits_when_busy() -> None:
         return
     _started.set()
     waits = ShortWaits(threads)
-    threading.Thread(target=_watch, args=(waits,), name="short waits", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(waits,), name="short waits", daemon=True
+    ).start()

@@ -44,7 +44,9 @@ class Family:
 
     name: FamilyName
     is_encoder_decoder: bool
-    model_types: tuple[str, ...]  # `model_type` in config.json; the first is built from scratch
+    model_types: tuple[
+        str, ...
+    ]  # `model_type` in config.json; the first is built from scratch
     config_class: type[PretrainedConfig]  # its arguments are the keys of `model.shape`
 
     @property
@@ -67,8 +69,12 @@ CAUSAL: Final = Family("causal", False, (), PretrainedConfig)
 """Dense causal models of any other type or with sliding windows. They are never built from scratch.
 """
 _LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
-_EXPERTS = re.compile(r"(?:moe_)?(?:n|num)_(?:\w+_)?experts")  # entries with a number of experts
-MODEL_TYPES = frozenset(name for family in FAMILIES.values() for name in family.model_types)
+_EXPERTS = re.compile(
+    r"(?:moe_)?(?:n|num)_(?:\w+_)?experts"
+)  # entries with a number of experts
+MODEL_TYPES = frozenset(
+    name for family in FAMILIES.values() for name in family.model_types
+)
 
 
 def is_read(model_type: object) -> bool:
@@ -91,16 +97,26 @@ def refuse_unfit(config: PretrainedConfig) -> None:
     if family_of(config) != CAUSAL:
         return
 
-    experts = [n for n in vars(config) if _EXPERTS.fullmatch(n) and (getattr(config, n) or 0) > 1]
+    experts = [
+        n
+        for n in vars(config)
+        if _EXPERTS.fullmatch(n) and (getattr(config, n) or 0) > 1
+    ]
     layer_types = {*(getattr(config, "layer_types", None) or ())} - _LAYER_TYPES
-    parts = [name for name in config.sub_configs if getattr(config, name, None) is not None]
+    parts = [
+        name for name in config.sub_configs if getattr(config, name, None) is not None
+    ]
     if experts:
         counts = ", ".join(f"{name}={getattr(config, name)}" for name in experts)
         problem = f"has mixtures of experts ({counts})"
     elif layer_types:
-        problem = f"has layers without plain attention ({', '.join(sorted(layer_types))})"
+        problem = (
+            f"has layers without plain attention ({', '.join(sorted(layer_types))})"
+        )
     elif getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
-        problem = "passes a state from token to token (a state-space or recurrent model)"
+        problem = (
+            "passes a state from token to token (a state-space or recurrent model)"
+        )
     elif parts:
         problem = f"has parts for more than text ({', '.join(parts)})"
     else:
@@ -145,7 +161,9 @@ def vocabulary_rows(model: nn.Module) -> int:
     return int(embedding(model).shape[0])
 
 
-def exchange_parameters(model: nn.Module, replacements: Mapping[int, nn.Parameter]) -> None:
+def exchange_parameters(
+    model: nn.Module, replacements: Mapping[int, nn.Parameter]
+) -> None:
     """Replace every parameter of a model, by the id of the old one. Shared ones stay shared."""
     for module in model.modules():
         for name, old in module._parameters.items():  # noqa: SLF001  # what __setattr__ writes to

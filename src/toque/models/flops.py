@@ -25,7 +25,10 @@ class ParameterCounts:
 def parameter_counts(model: nn.Module) -> ParameterCounts:
     """Count the parameters of a model with its adapters."""
     core = unwrapped(model)
-    tables: list[nn.Module] = [core.get_input_embeddings(), core.get_submodule("lm_head")]
+    tables: list[nn.Module] = [
+        core.get_input_embeddings(),
+        core.get_submodule("lm_head"),
+    ]
     positions = getattr(core.base_model, "wpe", None)
     if positions is not None:  # GPT-2 learns its positions
         tables.append(positions)
@@ -34,7 +37,8 @@ def parameter_counts(model: nn.Module) -> ParameterCounts:
     quantised = sum(layer.shape.numel() for _, layer in quantised_layers(model))
     return ParameterCounts(
         total=quantised + sum(p.numel() for p in parameters),
-        non_embedding=quantised + sum(p.numel() for p in parameters if id(p) not in table_ids),
+        non_embedding=quantised
+        + sum(p.numel() for p in parameters if id(p) not in table_ids),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
     )
 
@@ -67,7 +71,9 @@ def flops_per_token(
         cross_context: Average source keys per target token; `source_context` by default.
     """
     config = unwrapped(model).config
-    products = products_of(model, labelled_share=labelled_share, source_share=source_share)
+    products = products_of(
+        model, labelled_share=labelled_share, source_share=source_share
+    )
     weights = sum(products.values())
     if not family_of(config).is_encoder_decoder:
         columns = int(config.num_attention_heads) * head_size(config)
@@ -112,8 +118,12 @@ def products_of(
         passes = source_share if is_source else 1.0 - source_share
         if name.startswith("lm_head"):
             passes *= labelled_share
-        shape = module.shape if isinstance(module, QuantisedLinear) else module.weight.shape
-        is_trained = not isinstance(module, QuantisedLinear) and module.weight.requires_grad
+        shape = (
+            module.shape if isinstance(module, QuantisedLinear) else module.weight.shape
+        )
+        is_trained = (
+            not isinstance(module, QuantisedLinear) and module.weight.requires_grad
+        )
         rows, columns = shape
         size = (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
         cost = passes * (6.0 if is_trained else 4.0) * rows * columns

@@ -55,7 +55,12 @@ class Finding:
 
 def findings(facts: Facts) -> list[Finding]:
     """List everything that notably slows the run down, the most important cause first."""
-    notable = [finding for rule in RULES for finding in rule(facts) if finding.weight >= NOTABLE]
+    notable = [
+        finding
+        for rule in RULES
+        for finding in rule(facts)
+        if finding.weight >= NOTABLE
+    ]
     return sorted(notable, key=lambda finding: -finding.weight)
 
 
@@ -190,7 +195,9 @@ def _evaluation(facts: Facts) -> Iterator[Finding]:
     fewer: tuple[str, ...] = ()
     if not is_enough:
         # A missing max_examples means all examples. Missing texts means no texts.
-        used = {"max_examples": None, "texts": 0} | dict(mapping(facts.start.get("evaluation")))
+        used = {"max_examples": None, "texts": 0} | dict(
+            mapping(facts.start.get("evaluation"))
+        )
         fewer = tuple(
             f"evaluation.{name}={enough}"
             for name, enough in _SMALL_EVALUATION.items()
@@ -215,10 +222,14 @@ def _evaluation(facts: Facts) -> Iterator[Finding]:
 
 def _saving(facts: Facts) -> Iterator[Finding]:
     n, n_skipped = facts.n_saves, facts.skipped_saves
-    if n + n_skipped == 0:  # the last part of a run may be timed as saving without a save
+    if (
+        n + n_skipped == 0
+    ):  # the last part of a run may be timed as saving without a save
         return
     share = facts.share(shares.SAVING)
-    interval, saved = _longer_interval(facts, share, n + n_skipped, setting="save_every")
+    interval, saved = _longer_interval(
+        facts, share, n + n_skipped, setting="save_every"
+    )
     sentence = (
         f"{_of_time(facts, shares.SAVING)} of the time went into {n:,} "
         f"{'checkpoint' if n == 1 else 'checkpoints'}"
@@ -297,10 +308,16 @@ def _dense_attention(facts: Facts) -> Iterator[Finding]:
     products = facts.start_number("arithmetic", "products") or 0.0
     needed = facts.start_number("arithmetic", "attention") or 0.0
     computed = facts.start_number("arithmetic", "attention_computed") or 0.0
-    if facts.device != "cpu" or not facts.computes_padding or products + computed <= 0.0:
+    if (
+        facts.device != "cpu"
+        or not facts.computes_padding
+        or products + computed <= 0.0
+    ):
         return
     excess = (computed - needed) / (products + computed)
-    saved = facts.computing * (1.0 - facts.pad_fraction) * excess  # padding is a separate finding
+    saved = (
+        facts.computing * (1.0 - facts.pad_fraction) * excess
+    )  # padding is a separate finding
     yield Finding(
         "dense attention",
         saved,
@@ -379,7 +396,9 @@ def _micro_batch(facts: Facts) -> Iterator[Finding]:
     rows = number(facts.start.get("micro_batch_rows"))
     if rows is None:
         return
-    row_tokens = sum(facts.start_number("row", side) or 0.0 for side in ("source", "target"))
+    row_tokens = sum(
+        facts.start_number("row", side) or 0.0 for side in ("source", "target")
+    )
     update_tokens = facts.tokens / facts.n_updates / max(0.05, 1.0 - facts.pad_fraction)
     tokens = min(rows * row_tokens, update_tokens)
     stalled = facts.share(shares.PAGING)
@@ -388,7 +407,8 @@ def _micro_batch(facts: Facts) -> Iterator[Finding]:
     sentence = f"train.micro_batch_rows is {rows:.0f}, about {tokens:,.0f} tokens"
     if stalled:
         sentence += (
-            f", and {_of_time(facts, shares.PAGING)} of the time went into waiting for memory"
+            f", and {_of_time(facts, shares.PAGING)} of the time went into "
+            "waiting for memory"
         )
     yield Finding(
         "oversized micro-batch",
@@ -410,7 +430,9 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
             idle,
             f"the GPU computes {busy:.0%} of the time, and waits for the host the rest of it",
             lever="use larger micro-batches" if is_compiled else "compile the model",
-            settings=("train.micro_batch_rows=auto",) if is_compiled else ("train.compile=true",),
+            settings=("train.micro_batch_rows=auto",)
+            if is_compiled
+            else ("train.compile=true",),
             gain=gain_of(idle),
             at_most=True,
         )
@@ -427,9 +449,17 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
 def _threads(facts: Facts) -> Iterator[Finding]:
     threads = facts.start_number("hardware", "threads")
     cores = facts.start_number("hardware", "cores")
-    if facts.device != "cpu" or not threads or not cores or facts.start.get("ranks", 1) != 1:
+    if (
+        facts.device != "cpu"
+        or not threads
+        or not cores
+        or facts.start.get("ranks", 1) != 1
+    ):
         return
-    one_per_core = {"OMP_NUM_THREADS": f"{cores:.0f}", "MKL_NUM_THREADS": f"{cores:.0f}"}
+    one_per_core = {
+        "OMP_NUM_THREADS": f"{cores:.0f}",
+        "MKL_NUM_THREADS": f"{cores:.0f}",
+    }
     if threads > cores:
         yield _lost_time(
             "threads",
@@ -440,7 +470,9 @@ def _threads(facts: Facts) -> Iterator[Finding]:
             environment=one_per_core,
         )
     elif facts.host and threads < cores - facts.host["others_cores"] - 0.5:
-        saved = (facts.computing + facts.share(shares.OPTIMIZER)) * (1.0 - threads / cores)
+        saved = (facts.computing + facts.share(shares.OPTIMIZER)) * (
+            1.0 - threads / cores
+        )
         yield Finding(
             "threads",
             saved,

@@ -7,7 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from toque.evaluation.bootstrap import MIN_TEXTS, ByText, Interval, TextTable, over_texts
+from toque.evaluation.bootstrap import (
+    MIN_TEXTS,
+    ByText,
+    Interval,
+    TextTable,
+    over_texts,
+)
 from toque.reporter import clock_text
 from toque.reports.figures import MAX_OVERLAID, figures_over, losses_over
 from toque.reports.page import (
@@ -87,7 +93,9 @@ class ScoreDifference:
         """True if the second run is better, or None if the interval includes zero."""
         if not self.interval.decided:
             return None
-        return (self.interval.mean < 0) == (metric_named(self.measure).better == "lower")
+        return (self.interval.mean < 0) == (
+            metric_named(self.measure).better == "lower"
+        )
 
     def record(self) -> dict[str, Any]:
         """Return the difference as JSON values."""
@@ -189,7 +197,9 @@ class Comparison:
         ]
         curves.append(losses_over(histories))
         if len(histories) > MAX_OVERLAID:
-            curves.append(Sentence(f"The curves show the first {MAX_OVERLAID} runs.", "soft"))
+            curves.append(
+                Sentence(f"The curves show the first {MAX_OVERLAID} runs.", "soft")
+            )
         curves.append(Figures(figures_over(histories)))
         names = list(self.runs)
         title = " and ".join(names) if len(names) == 2 else f"{len(names)} runs"
@@ -204,9 +214,13 @@ class Comparison:
     def _settings(self) -> dict[str, dict[str, str]]:
         """Return the settings that differ between runs, with "-" if a run lacks one."""
         different: dict[str, dict[str, str]] = {}
-        names = dict.fromkeys(name for run in self.runs.values() for name in run.settings)
+        names = dict.fromkeys(
+            name for run in self.runs.values() for name in run.settings
+        )
         for name in names:
-            values = {key: run.settings.get(name, _NONE) for key, run in self.runs.items()}
+            values = {
+                key: run.settings.get(name, _NONE) for key, run in self.runs.items()
+            }
             if name != "run_dir" and len(set(values.values())) > 1:
                 different[name] = values
         return different
@@ -214,7 +228,9 @@ class Comparison:
     def _grids(self) -> Iterator[Grid]:
         names = list(self.runs)
         first = names[0]
-        settings = [(name, *values.values()) for name, values in self._settings().items()]
+        settings = [
+            (name, *values.values()) for name, values in self._settings().items()
+        ]
         yield Grid(("setting", *names), settings, title="Settings that differ")
         for other, differences in self.differences.items():
             heads = ("measure", first, other, "difference", "95 % interval", "over", "")
@@ -222,7 +238,10 @@ class Comparison:
             yield Grid(heads, rows, title=f"{other} against {first}")
 
         runs = list(self.runs.values())
-        shown = [{d.measure for d in differences} for differences in self.differences.values()]
+        shown = [
+            {d.measure for d in differences}
+            for differences in self.differences.values()
+        ]
         covered = COUNTS.union(set.intersection(*shown) if shown else ())
         final = [
             (_title(name), *(written(run.scores.get(name, _NONE)) for run in runs))
@@ -232,7 +251,9 @@ class Comparison:
         best = [run.record.history.best for run in runs]
         lowest = [_NONE if b is None else f"{b[0]:.4f} at step {b[1]:,}" for b in best]
         final.append(("lowest held-out loss while training", *lowest))
-        yield Grid(("", *names), final, title="Other final scores, each run on its own texts")
+        yield Grid(
+            ("", *names), final, title="Other final scores, each run on its own texts"
+        )
 
         cost = [("state", *(state_of(run.record).kind for run in runs))]
         costs = [run.cost() for run in runs]
@@ -266,7 +287,9 @@ class Comparison:
             if undecided:
                 text += f" Not significant: {_join(undecided)}."
         else:
-            text = f"{other} and {first} do not differ significantly: {_join(undecided)}."
+            text = (
+                f"{other} and {first} do not differ significantly: {_join(undecided)}."
+            )
 
         first_seconds = self.runs[first].record.history.progress.seconds
         other_seconds = self.runs[other].record.history.progress.seconds
@@ -290,7 +313,9 @@ class Comparison:
         )
 
 
-def differences_of(first: ByText, other: ByText) -> tuple[list[ScoreDifference], list[str]]:
+def differences_of(
+    first: ByText, other: ByText
+) -> tuple[list[ScoreDifference], list[str]]:
     """Compare the measures that both runs have over the same texts.
 
     Also return notes about scores that could not be compared.
@@ -345,7 +370,11 @@ def _compare_measures(
 ) -> Iterator[ScoreDifference]:
     for name, ours in first.measures.items():
         theirs = other.measures.get(name)
-        if theirs is None or name == left_out or ours.values.shape != theirs.values.shape:
+        if (
+            theirs is None
+            or name == left_out
+            or ours.values.shape != theirs.values.shape
+        ):
             continue
         interval = over_texts(theirs, ours)
         if interval is None:

@@ -15,16 +15,34 @@ MAX_OVERLAID: Final = len(STYLES)
 _WIDE: Final = Frame(1000.0, 330.0)
 _MAX_DOTS: Final = 60
 """Points of a curve up to which they are shown as dots."""
-_CURVES: Final = ("lr", "grad_norm", "tokens_per_second", "data_wait", "pad_fraction", "mfu")
+_CURVES: Final = (
+    "lr",
+    "grad_norm",
+    "tokens_per_second",
+    "data_wait",
+    "pad_fraction",
+    "mfu",
+)
 _SHOWN_SEPARATELY: Final = ("held-out loss", "held-out perplexity")
 """Curves that are shown in a separate plot."""
 _MACHINE: Final = (
-    ("Processor", "per cent", (("all cores", "cpu_percent"), ("this run", "process_cpu_percent"))),
-    ("Memory", "GB", (("in use", "memory_used_bytes"), ("this run", "process_resident_bytes"))),
+    (
+        "Processor",
+        "per cent",
+        (("all cores", "cpu_percent"), ("this run", "process_cpu_percent")),
+    ),
+    (
+        "Memory",
+        "GB",
+        (("in use", "memory_used_bytes"), ("this run", "process_resident_bytes")),
+    ),
     (
         "Disk",
         "MB per second",
-        (("read", "disk_read_bytes_per_second"), ("written", "disk_write_bytes_per_second")),
+        (
+            ("read", "disk_read_bytes_per_second"),
+            ("written", "disk_write_bytes_per_second"),
+        ),
     ),
     (
         "Network",
@@ -52,7 +70,9 @@ def loss_of(history: RunHistory) -> Figure:
     curves = history.curves
     held_out = curves.points_of("held-out loss")
     series = [
-        Series("training, each update logged", *curves.points_of("loss"), style="faint"),
+        Series(
+            "training, each update logged", *curves.points_of("loss"), style="faint"
+        ),
         Series("training, smoothed", *curves.points_of("loss smoothed")),
         Series("held out", *held_out, style="two", dots=len(held_out[0]) < _MAX_DOTS),
     ]
@@ -60,12 +80,19 @@ def loss_of(history: RunHistory) -> Figure:
     if history.best is not None and history.n_evaluations > 1:
         best, at = history.best
         since = sum(
-            row.step > at and row.metrics.get("loss") is not None for row in history.evaluations
+            row.step > at and row.metrics.get("loss") is not None
+            for row in history.evaluations
         )
         note = f"Held-out loss was lowest at the last evaluation, step {at:,}."
         if since:
-            later = "1 later evaluation was" if since == 1 else f"{since} later evaluations were"
-            note = f"Held-out loss was lowest at step {at:,} ({best:.4f}). {later} higher."
+            later = (
+                "1 later evaluation was"
+                if since == 1
+                else f"{since} later evaluations were"
+            )
+            note = (
+                f"Held-out loss was lowest at step {at:,} ({best:.4f}). {later} higher."
+            )
     return _wide("Training and held-out loss", series, note)
 
 
@@ -76,7 +103,9 @@ def figures_of(history: RunHistory) -> list[Figure]:
     groups = [name for name in history.curves if name.startswith(start)][-MAX_OVERLAID:]
     if groups:
         series = [
-            Series(name.removeprefix(start), *history.curves.points_of(name), style=style)
+            Series(
+                name.removeprefix(start), *history.curves.points_of(name), style=style
+            )
             for name, style in zip(groups, STYLES, strict=False)
         ]
         figures.append(_figure(f"{_title(info.title)} by group", info.unit, series))
@@ -91,7 +120,9 @@ def losses_over(runs: Runs) -> Figure:
 def figures_over(runs: Runs) -> list[Figure]:
     """Plot the curves of several runs except the training loss."""
     held_out = _figure(
-        "Held-out loss", METRIC_NAMES["loss"].unit, _over(runs, "held-out loss", dots=True)
+        "Held-out loss",
+        METRIC_NAMES["loss"].unit,
+        _over(runs, "held-out loss", dots=True),
     )
     return [held_out, *_of_updates(runs), *_scores(runs)]
 
@@ -104,7 +135,11 @@ def machine_figures(history: RunHistory) -> list[Figure]:
         for title, unit, parts in _MACHINE
     ]
     for title, unit, name in _GPUS:
-        of_gpus = [c for c in curves if c.startswith(f"{SYSTEM}gpu ") and c.endswith(f" {name}")]
+        of_gpus = [
+            c
+            for c in curves
+            if c.startswith(f"{SYSTEM}gpu ") and c.endswith(f" {name}")
+        ]
         plots.append((title, unit, [(f"GPU {c.split()[2]}", c) for c in of_gpus]))
     figures = []
     for title, unit, named in plots:
@@ -114,7 +149,9 @@ def machine_figures(history: RunHistory) -> list[Figure]:
             if name in curves
         ]
         if series:
-            figures.append(_figure(title, unit, series, x_name="minutes", from_zero=True))
+            figures.append(
+                _figure(title, unit, series, x_name="minutes", from_zero=True)
+            )
     return figures
 
 
@@ -122,7 +159,9 @@ def _of_updates(runs: Runs) -> Iterable[Figure]:
     for name in _CURVES:
         info = METRIC_NAMES[name]
         # The utilisation is missing if the speed of the machine is unknown.
-        if any(name in run.curves and run.curves[name].values() for run in runs.values()):
+        if any(
+            name in run.curves and run.curves[name].values() for run in runs.values()
+        ):
             series = _over(runs, name, label=_title(info.title))
             yield _figure(_title(info.title), info.unit, series, from_zero=True)
 
@@ -141,7 +180,9 @@ def _scores(runs: Runs) -> Iterable[Figure]:
         yield _figure(_title(info.title), info.unit, series)
 
 
-def _over(runs: Runs, name: str, *, label: str = "", dots: bool = False) -> list[Series]:
+def _over(
+    runs: Runs, name: str, *, label: str = "", dots: bool = False
+) -> list[Series]:
     """Make a curve per run. The curve of a single run has the label of the metric."""
     series = []
     for (run, history), style in zip(runs.items(), STYLES, strict=False):
@@ -154,7 +195,8 @@ def _over(runs: Runs, name: str, *, label: str = "", dots: bool = False) -> list
 def _wide(title: str, series: Sequence[Series], note: str = "") -> Figure:
     unit = METRIC_NAMES["loss"].unit
     broad, narrow = (
-        lines(title, series, x_name="step", y_name=unit, frame=frame) for frame in (_WIDE, Frame())
+        lines(title, series, x_name="step", y_name=unit, frame=frame)
+        for frame in (_WIDE, Frame())
     )
     return Figure(title, broad, note, narrow)
 
@@ -167,7 +209,9 @@ def _figure(
     x_name: str = "step",
     from_zero: bool = False,
 ) -> Figure:
-    return Figure(title, lines(title, series, x_name=x_name, y_name=unit, from_zero=from_zero))
+    return Figure(
+        title, lines(title, series, x_name=x_name, y_name=unit, from_zero=from_zero)
+    )
 
 
 def _title(name: str) -> str:

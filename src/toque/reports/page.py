@@ -76,7 +76,10 @@ class Grid:
     @cached_property
     def numeric(self) -> frozenset[int]:
         """Columns with numbers in most cells."""
-        counts = [sum(map(bool, map(_NUMBER, cells))) for cells in zip(*self.rows, strict=True)]
+        counts = [
+            sum(map(bool, map(_NUMBER, cells)))
+            for cells in zip(*self.rows, strict=True)
+        ]
         return frozenset(at for at, n in enumerate(counts) if 2 * n > len(self.rows))
 
 
@@ -137,7 +140,9 @@ class Section:
     @property
     def shown(self) -> list[Part]:
         """Parts that are not empty."""
-        return [p for p in self.parts if getattr(p, "rows", getattr(p, "figures", True))]
+        return [
+            p for p in self.parts if getattr(p, "rows", getattr(p, "figures", True))
+        ]
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,9 @@ def write_page(target: Path, page: Page) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError), open_plain(target) as file:
             if (head := file.read(1000)) and _MARK not in head:
-                raise OSError(errno.EEXIST, "the file exists and is not a page of Toque")
+                raise OSError(
+                    errno.EEXIST, "the file exists and is not a page of Toque"
+                )
         atomic_write(target, html)
     except OSError as error:
         raise ConfigError(
@@ -204,8 +211,16 @@ def written(value: object) -> str:
     ('0.2500', '31,000', '1e-07', 'fp32', 'True')
     """
     if isinstance(value, float):
-        return f"{value:,.4f}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        return (
+            f"{value:,.4f}"
+            if 1e-3 <= abs(value) < 1e6 or value == 0
+            else f"{value:.4g}"
+        )
+    return (
+        f"{value:,}"
+        if isinstance(value, int) and not isinstance(value, bool)
+        else str(value)
+    )
 
 
 def aligned(grid: Grid) -> Iterator[str]:
@@ -213,10 +228,16 @@ def aligned(grid: Grid) -> Iterator[str]:
 
     def shorten(cell: str) -> str:
         printable = "".join(c if c.isprintable() else "?" for c in cell)
-        return printable if len(printable) <= _MAX_CELL else printable[: _MAX_CELL - 1] + "…"
+        return (
+            printable
+            if len(printable) <= _MAX_CELL
+            else printable[: _MAX_CELL - 1] + "…"
+        )
 
     rows = [list(map(shorten, row)) for row in (grid.heads, *grid.rows)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(grid.heads))]
+    widths = [
+        max(len(row[column]) for row in rows) for column in range(len(grid.heads))
+    ]
     for row in rows:
         cells = [
             cell.rjust(width) if column in grid.numeric else cell.ljust(width)

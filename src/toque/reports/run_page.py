@@ -11,7 +11,13 @@ from typing import Any, Final
 from toque.cooking.recipe_scores import hint
 from toque.data.prepare.data_report import Report
 from toque.reporter import clock_text, millions
-from toque.reports.figures import figures_of, figures_over, loss_of, losses_over, machine_figures
+from toque.reports.figures import (
+    figures_of,
+    figures_over,
+    loss_of,
+    losses_over,
+    machine_figures,
+)
 from toque.reports.page import (
     Figures,
     Folded,
@@ -94,12 +100,19 @@ def run_page(
     sessions = [
         (f"{one.from_step:,}", "-", "-", "no end recorded")
         if one.to_step is None
-        else (f"{one.from_step:,}", f"{one.to_step:,}", clock_text(one.seconds), one.reason)
+        else (
+            f"{one.from_step:,}",
+            f"{one.to_step:,}",
+            clock_text(one.seconds),
+            one.reason,
+        )
         for one in history.sessions
     ]
 
     fields = {k: v for k, v in history.start.items() if k not in _SHOWN_ELSEWHERE}
-    environment = [(name.replace("_", " "), written(value)) for name, value in _flatten(fields)]
+    environment = [
+        (name.replace("_", " "), written(value)) for name, value in _flatten(fields)
+    ]
 
     configuration: Sentence | Folded = Sentence("The run folder has no config.yaml.")
     if text := run.text(CONFIG):
@@ -124,7 +137,9 @@ def run_page(
         Section("scores", "Scores", score_grids(evaluation)),
         Section("data", "Data", _data(run)),
         Section(
-            "sessions", "Sessions", [Grid(("from step", "to step", "time", "ended"), sessions)]
+            "sessions",
+            "Sessions",
+            [Grid(("from step", "to step", "time", "ended"), sessions)],
         ),
         Section("environment", "Where it ran", [Grid(("what", "value"), environment)]),
         Section("configuration", "Configuration", [configuration]),
@@ -146,7 +161,9 @@ def _facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     if step is not None and step.loss is not None:
         pairs.append(("training loss", f"{step.loss:.4f}"))
     if history.best is not None:
-        pairs.append(("lowest held-out loss", "{:.4f} at step {:,}".format(*history.best)))
+        pairs.append(
+            ("lowest held-out loss", "{:.4f} at step {:,}".format(*history.best))
+        )
     if done.tokens and done.seconds:
         pairs.append(("tokens", f"{done.tokens:,}"))
         pairs.append(("tokens/s", f"{done.tokens / done.seconds:,.0f}"))
@@ -166,7 +183,9 @@ def _facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     pairs.append(("training time", clock_text(done.seconds)))
     if history.saved:
         pairs.append(("newest checkpoint", f"step {history.saved:,}"))
-    return pairs + (_machine_facts(history.system) if running and history.system else [])
+    return pairs + (
+        _machine_facts(history.system) if running and history.system else []
+    )
 
 
 def _machine_facts(system: SystemRow) -> list[tuple[str, str]]:
@@ -179,7 +198,9 @@ def _machine_facts(system: SystemRow) -> list[tuple[str, str]]:
     for gpu in system.gpus[:_MAX_GPUS]:
         if gpu.utilisation_percent is not None:
             power = "" if gpu.power_watts is None else f", {gpu.power_watts:.0f} W"
-            pairs.append((f"GPU {gpu.index}", f"{gpu.utilisation_percent:.0f} %{power}"))
+            pairs.append(
+                (f"GPU {gpu.index}", f"{gpu.utilisation_percent:.0f} %{power}")
+            )
     return pairs
 
 
@@ -216,19 +237,28 @@ def texts_of(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
     texts: list[Passage] = []
     for sample in samples[::-1][::gap]:
         metrics = mapping(sample.get("metrics"))
-        scores = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
-        texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", scores))
+        scores = ", ".join(
+            f"{name} {written(value)}" for name, value in metrics.items()
+        )
+        texts.append(
+            Passage(str(sample.get("text", "")), f"step {sample.get('step')}", scores)
+        )
     if samples[-1].get("reference"):
         texts.append(Passage(str(samples[-1]["reference"]), "reference"))
     steps = [sample.get("step") for sample in samples]
-    tag = f"steps {steps[0]} to {steps[-1]}" if len(samples) > 1 else f"step {steps[-1]}"
+    tag = (
+        f"steps {steps[0]} to {steps[-1]}" if len(samples) > 1 else f"step {steps[-1]}"
+    )
     return Folded(" ".join(prompt.split()), texts, [tag])
 
 
 def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
     if verdict is None:
         return []
-    rows = [(one.name, clock_text(one.seconds), f"{one.share:.1%}") for one in verdict.shares]
+    rows = [
+        (one.name, clock_text(one.seconds), f"{one.share:.1%}")
+        for one in verdict.shares
+    ]
     return [
         Sentence(verdict.sentence),
         *(Sentence(advice(finding)) for finding in verdict.findings[:1]),
@@ -240,7 +270,8 @@ def _evaluations(history: RunHistory) -> Grid:
     rows = list(history.evaluations)[-_MAX_ROWS:]
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
     cells = [
-        (f"{row.step:,}", *(written(row.metrics.get(name, "-")) for name in names)) for row in rows
+        (f"{row.step:,}", *(written(row.metrics.get(name, "-")) for name in names))
+        for row in rows
     ]
     count = history.n_evaluations
     note = f"The last {len(rows)} of {count:,}." if count > len(rows) else ""
@@ -271,7 +302,9 @@ def _losses_of(store: Path, _changed: int) -> tuple[str, ...]:
     return (" ".join([counts, *report.losses()]),)
 
 
-def _flatten(value: object, name: str = "", depth: int = _MAX_DEPTH) -> list[tuple[str, object]]:
+def _flatten(
+    value: object, name: str = "", depth: int = _MAX_DEPTH
+) -> list[tuple[str, object]]:
     """List the numbers and texts of nested dicts with their joined names."""
     if isinstance(value, dict) and depth:
         return [

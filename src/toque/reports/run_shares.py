@@ -117,7 +117,9 @@ class Facts:
     @cached_property
     def shares(self) -> tuple[Share, ...]:
         """Shares of the wall time, the largest first. Their sum is 1."""
-        seconds = {name: value for name, value in _divide_time(self).items() if value > 0.0}
+        seconds = {
+            name: value for name, value in _divide_time(self).items() if value > 0.0
+        }
         wall = sum(seconds.values())
         shares = [Share(name, value, value / wall) for name, value in seconds.items()]
         return tuple(sorted(shares, key=lambda share: -share.seconds))
@@ -128,7 +130,9 @@ class Facts:
 
     def share(self, *names: str) -> float:
         """Sum these shares of the training loop, without one-time work before and after it."""
-        return self.wall_share(*names) / max(1e-9, 1.0 - self.wall_share(*_OUTSIDE_LOOP))
+        return self.wall_share(*names) / max(
+            1e-9, 1.0 - self.wall_share(*_OUTSIDE_LOOP)
+        )
 
     @property
     def computing(self) -> float:
@@ -176,7 +180,9 @@ def facts_of(events: Sequence[Event]) -> Facts | None:
     for event in events:
         by_kind[str(event.get("event"))].append(event)
     steps = by_kind["step"]
-    parts = _sum_parts(event for event in events if event.get("event") in ("step", "end", "after"))
+    parts = _sum_parts(
+        event for event in events if event.get("event") in ("step", "end", "after")
+    )
     if not steps or sum(parts.values()) <= 0.0:
         return None
 
@@ -185,8 +191,12 @@ def facts_of(events: Sequence[Event]) -> Facts | None:
     has_ended = bool(sessions) and sessions[-1].get("event") == "end"
     late_parts = _sum_parts(steps[len(steps) // 2 :]) if len(steps) > 1 else {}
     late_seconds = sum(late_parts.values())
-    utilisations = [(number(step.get("mfu")), _positive(step, "seconds")) for step in steps]
-    held_out = [number(mapping(e.get("metrics")).get("loss")) for e in by_kind["evaluation"]]
+    utilisations = [
+        (number(step.get("mfu")), _positive(step, "seconds")) for step in steps
+    ]
+    held_out = [
+        number(mapping(e.get("metrics")).get("loss")) for e in by_kind["evaluation"]
+    ]
     gpus: list[Event] = [gpu for e in by_kind["system"] for gpu in e.get("gpus", ())]
     gpu_percents = [number(gpu.get("utilisation_percent")) for gpu in gpus]
     throttled = Counter(reason for gpu in gpus for reason in gpu.get("throttled", ()))
@@ -197,15 +207,23 @@ def facts_of(events: Sequence[Event]) -> Facts | None:
         tokens=_sum(steps, "tokens"),
         update_seconds=_sum(steps, "seconds"),
         pad_fraction=_pad_fraction(steps),
-        utilisation=_mean((m, s) for m, s in utilisations if m is not None and 0.0 <= m <= 1.0),
+        utilisation=_mean(
+            (m, s) for m, s in utilisations if m is not None and 0.0 <= m <= 1.0
+        ),
         n_evaluations=len(by_kind["evaluation"]),
         n_saves=len(by_kind["save"]),
-        skipped_saves=int(_sum([mapping(e.get("saves")) for e in by_kind["end"]], "skipped")),
+        skipped_saves=int(
+            _sum([mapping(e.get("saves")) for e in by_kind["end"]], "skipped")
+        ),
         host=_sum_samples([mapping(e.get("host")) for e in by_kind["system"]]),
         start=by_kind["start"][-1] if by_kind["start"] else {},
-        gpu_busy=_mean((percent / 100, 1.0) for percent in gpu_percents if percent is not None),
+        gpu_busy=_mean(
+            (percent / 100, 1.0) for percent in gpu_percents if percent is not None
+        ),
         gpu_throttled={reason: n / len(gpus) for reason, n in throttled.items()},
-        losses=[loss for step in steps if (loss := number(step.get("loss"))) is not None],
+        losses=[
+            loss for step in steps if (loss := number(step.get("loss"))) is not None
+        ],
         held_out=[loss for loss in held_out if loss is not None],
         grad_norm=number(steps[-1].get("grad_norm")),
         warnings=[str(event.get("message")) for event in by_kind["warning"]],
@@ -248,7 +266,11 @@ def _mean(pairs: Iterable[tuple[float, float]]) -> float | None:
     """Compute the mean of values with weights, or None without weights."""
     weighted = list(pairs)
     total = sum(weight for _, weight in weighted)
-    return sum(value * weight for value, weight in weighted) / total if total > 0.0 else None
+    return (
+        sum(value * weight for value, weight in weighted) / total
+        if total > 0.0
+        else None
+    )
 
 
 def _sum_samples(samples: Sequence[Event]) -> dict[str, float]:
@@ -257,14 +279,17 @@ def _sum_samples(samples: Sequence[Event]) -> dict[str, float]:
         return {}
     with_others = [s for s in samples if _positive(s, "others_cores") > WORTH_WHILE]
     waiting_beside_others = _sum(with_others, "waiting_for_core_seconds")
-    others_seconds = sum(_positive(s, "others_cores") * _positive(s, "seconds") for s in samples)
+    others_seconds = sum(
+        _positive(s, "others_cores") * _positive(s, "seconds") for s in samples
+    )
     return {
         "seconds": seconds,
         "memory_stall_seconds": _sum(samples, "memory_stall_seconds"),
         "throttled_seconds": _sum(samples, "throttled_seconds"),
         "asleep_seconds": _sum(samples, "asleep_seconds"),
         "waiting_beside_others": waiting_beside_others,
-        "waiting_alone": _sum(samples, "waiting_for_core_seconds") - waiting_beside_others,
+        "waiting_alone": _sum(samples, "waiting_for_core_seconds")
+        - waiting_beside_others,
         "others_cores": others_seconds / seconds,
     }
 

@@ -29,7 +29,12 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
         for name, value in mapping(evaluation.get("heldout")).items()
     ]
     rows += [
-        (_title(n), _first(v), _interval(intervals.get(n)), written(n_texts.get(n, _NONE)))
+        (
+            _title(n),
+            _first(v),
+            _interval(intervals.get(n)),
+            written(n_texts.get(n, _NONE)),
+        )
         for n, v in mapping(evaluation.get("generated")).items()
     ]
 
@@ -57,14 +62,25 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     for slicing, parts in mapping(evaluation.get("slices")).items():
         if isinstance(parts, Mapping) and parts:
             # A row per metric and a column per label. The intervals are only in the file.
-            columns = {label: part for label, part in parts.items() if isinstance(part, Mapping)}
+            columns = {
+                label: part
+                for label, part in parts.items()
+                if isinstance(part, Mapping)
+            }
             cells = [
                 (_title(name), *(_first(part.get(name)) for part in columns.values()))
-                for name in dict.fromkeys(name for part in columns.values() for name in part)
+                for name in dict.fromkeys(
+                    name for part in columns.values() for name in part
+                )
             ]
-            grids.append(Grid(("measure", *columns), cells, title=f"By {_title(slicing)}"))
+            grids.append(
+                Grid(("measure", *columns), cells, title=f"By {_title(slicing)}")
+            )
 
-    failed = [(name, written(error)) for name, error in mapping(evaluation.get("failed")).items()]
+    failed = [
+        (name, written(error))
+        for name, error in mapping(evaluation.get("failed")).items()
+    ]
     grids.append(Grid(("metric", "why"), failed, title="Metrics that failed"))
     return [grid for grid in grids if grid.rows]
 
@@ -96,12 +112,22 @@ def _memorisation(record: Mapping[str, Any]) -> Grid:
         f"without tokens from its prompt. {n_read} of {examples} training examples were read, for "
         f"runs of {shortest} tokens or more. A long run has {long} tokens or more."
     )
-    return Grid(("shared with training", "written", "held out"), rows, note, "Memorisation")
+    return Grid(
+        ("shared with training", "written", "held out"), rows, note, "Memorisation"
+    )
 
 
 def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Grid:
     names = ("examples", "loss", "accuracy", "majority", "macro_f1", "ece")
-    heads = ("task", "examples", "loss", "accuracy", "most frequent class", "macro-F1", "ECE")
+    heads = (
+        "task",
+        "examples",
+        "loss",
+        "accuracy",
+        "most frequent class",
+        "macro-F1",
+        "ECE",
+    )
     rows = [
         (_title(task), *(_first(scores.get(name)) for name in names))
         for task, scores in tasks.items()
@@ -123,13 +149,18 @@ def _confusions(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
         except msgspec.ValidationError:  # a task without classes, or an untrusted file
             continue
         names, confusion = answers.classes, answers.confusion
-        if len(confusion) != len(names) or any(len(row) != len(names) for row in confusion):
+        if len(confusion) != len(names) or any(
+            len(row) != len(names) for row in confusion
+        ):
             continue
         heads: Sequence[str]
         rows: Sequence[Sequence[str]]
         if len(names) <= _MAX_COLUMNS:
             heads = ("true class", *(f"answered {name}" for name in names))
-            rows = [(name, *map(written, row)) for name, row in zip(names, confusion, strict=True)]
+            rows = [
+                (name, *map(written, row))
+                for name, row in zip(names, confusion, strict=True)
+            ]
         else:
             heads, rows = class_rows(names, confusion)
         yield Grid(heads, rows, title=f"Answers to {_title(task)}")

@@ -59,7 +59,11 @@ _MAX_CLASSES: Final = 8
 """Classes in a line for the terminal. More classes are summed."""
 _ORIGINS: Final = {
     "difficulty": ("by rule", "as the source says"),
-    "nutrition": ("estimated from ingredients", "from given figures", "as the source says"),
+    "nutrition": (
+        "estimated from ingredients",
+        "from given figures",
+        "as the source says",
+    ),
 }
 """Names of the numbers in the column `X_from` (`cooking.examples`)."""
 _UNKNOWN: Final = "255"
@@ -105,8 +109,14 @@ def store_page(folder: Path, report: Report) -> Page:
         Section("notes", "Repaired or noted", [Grid(("what", "times"), repaired)]),
         Section("left_out", "Files left out", [Grid(("file", "because"), left_out)]),
         Section("lengths", "Lengths", [_lengths(report), Figures(lengths)]),
-        Section("columns", "What the examples are like", [Figures(columns), _labels(report)]),
-        Section("cut", "Cut and split", [*map(Sentence, (*report.losses(), report.splitting()))]),
+        Section(
+            "columns", "What the examples are like", [Figures(columns), _labels(report)]
+        ),
+        Section(
+            "cut",
+            "Cut and split",
+            [*map(Sentence, (*report.losses(), report.splitting()))],
+        ),
     )
 
     return Page(head, sections, f"{folder}/report.json")
@@ -147,7 +157,9 @@ def _sources(report: Report) -> Grid:
         rows = []
         for (_, schema), group in groupby(ordered, key=lambda s: (s.source, s.schema)):
             files = list(group)
-            rows.append(_source_row(f"{_folder(files)}: {len(files):,} files", schema, files))
+            rows.append(
+                _source_row(f"{_folder(files)}: {len(files):,} files", schema, files)
+            )
         note = f"{len(ordered):,} files, summed by source and schema. report.json lists them."
 
     # Examples of each source after the removal of duplicates and the limits.
@@ -160,10 +172,14 @@ def _sources(report: Report) -> Grid:
     notes = [note]
     if len(shares) > 1:
         notes.append(f"Of the examples, {', '.join(shares)}.")
-    return Grid(heads, rows, " ".join([*notes, *unused_in_words(report.sources)]).strip())
+    return Grid(
+        heads, rows, " ".join([*notes, *unused_in_words(report.sources)]).strip()
+    )
 
 
-def _source_row(name: str, schema: str, files: Sequence[SourceReport]) -> tuple[str, ...]:
+def _source_row(
+    name: str, schema: str, files: Sequence[SourceReport]
+) -> tuple[str, ...]:
     n_read, n_kept = sum(f.read for f in files), sum(f.kept for f in files)
     share = f"{n_kept / n_read:.1%}" if n_read else "-"
     return name, schema or "-", f"{n_read:,}", f"{n_kept:,}", share
@@ -171,7 +187,11 @@ def _source_row(name: str, schema: str, files: Sequence[SourceReport]) -> tuple[
 
 def _folder(files: Sequence[SourceReport]) -> str:
     folders = [str(Path(file.path).parent) for file in files]
-    return os.path.commonpath(folders) if len({Path(f).is_absolute() for f in folders}) == 1 else ""
+    return (
+        os.path.commonpath(folders)
+        if len({Path(f).is_absolute() for f in folders}) == 1
+        else ""
+    )
 
 
 def _dropped(report: Report) -> Grid:
@@ -182,7 +202,9 @@ def _dropped(report: Report) -> Grid:
             f"{count / max(1, report.read):.2%}",
             ", ".join(report.lines.get(reason, [])[:3]),
         )
-        for reason, count in sorted(report.dropped.items(), key=lambda item: (-item[1], item[0]))
+        for reason, count in sorted(
+            report.dropped.items(), key=lambda item: (-item[1], item[0])
+        )
     ]
     return Grid(("because", "records", "of all", "first at"), rows)
 
@@ -190,7 +212,10 @@ def _dropped(report: Report) -> Grid:
 def _lengths(report: Report) -> Grid:
     heads = ("tokens per example", "mean", "half below", "90 %", "99 %", "longest")
     rows = []
-    for name, side in (("prompt", report.prompt_lengths), ("target", report.target_lengths)):
+    for name, side in (
+        ("prompt", report.prompt_lengths),
+        ("target", report.target_lengths),
+    ):
         counts = (side.p50, side.p90, side.p99, side.longest)
         rows.append((name, f"{side.mean:,.1f}", *(f"{n:,}" for n in counts)))
     return Grid(heads, rows)
@@ -201,10 +226,14 @@ def _labels(report: Report) -> Grid:
     rows = []
     for column in report.columns:
         title, _ = _NAMES.get(column.name, (column.name, ""))
-        if _is_counted(column) or column.name in _LABELS:  # a mean of codes has no meaning
+        if (
+            _is_counted(column) or column.name in _LABELS
+        ):  # a mean of codes has no meaning
             values = _shares(column)
         else:
-            values = f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
+            values = (
+                f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
+            )
         rows.append((title, f"{column.known:,}", values))
     return Grid(("column", "examples", "values"), rows, summary="In a line each")
 
@@ -244,7 +273,9 @@ def _column(column: ColumnReport) -> Figure:
     note = f"{column.missing:,} examples lack it." if column.missing else ""
     if column.histogram is not None and not _is_counted(column):
         mean = f"Mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}."
-        return _histogram(title, column.histogram, unit or title, f"{mean} {note}".strip())
+        return _histogram(
+            title, column.histogram, unit or title, f"{mean} {note}".strip()
+        )
     labels = _LABELS.get(column.name, ())
     origins = {k: counts for k, counts in column.origins.items() if k != _UNKNOWN}
     unknown = column.origins.get(_UNKNOWN, {})
@@ -252,7 +283,9 @@ def _column(column: ColumnReport) -> Figure:
     rows = [
         (
             _label(value, labels),
-            [*(part.get(value, 0) for part in parts), unknown.get(value, 0)] if parts else [count],
+            [*(part.get(value, 0) for part in parts), unknown.get(value, 0)]
+            if parts
+            else [count],
         )
         for value, count in _values(column)
     ]

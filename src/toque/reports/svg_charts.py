@@ -140,7 +140,9 @@ def lines(
         ends = f"from {written(values[0])} to {written(values[-1])}"
         described.append(f"{one.name} {ends}, lowest {written(min(values))}")
     plot = _svg(title, f"{y_name} by {x_name}: {'; '.join(described)}.", frame, parts)
-    return plot + (_legend([(s.name, s.style) for s in drawn]) if len(drawn) > 1 else "")
+    return plot + (
+        _legend([(s.name, s.style) for s in drawn]) if len(drawn) > 1 else ""
+    )
 
 
 def _path(one: Series, x: Scale, y: Scale) -> list[str]:
@@ -166,32 +168,53 @@ def _numbers(one: Series) -> list[float]:
     return [y for y in one.ys if y is not None and math.isfinite(y)]
 
 
-def _axis_x(x: Scale, name: str, frame: Frame, *, integers_only: bool = False) -> list[str]:
+def _axis_x(
+    x: Scale, name: str, frame: Frame, *, integers_only: bool = False
+) -> list[str]:
     base = frame.height - _BOTTOM
     at = _labelled(
-        ticks(x.least, x.most, max(3, int((x.end - x.start) / 62)), integers_only=integers_only)
+        ticks(
+            x.least,
+            x.most,
+            max(3, int((x.end - x.start) / 62)),
+            integers_only=integers_only,
+        )
     )
-    parts = [f'<line class="axis" x1="{x.start}" y1="{base}" x2="{x.end}" y2="{base}"/>']
+    parts = [
+        f'<line class="axis" x1="{x.start}" y1="{base}" x2="{x.end}" y2="{base}"/>'
+    ]
     for value, label in at:
         # The last number would otherwise be cut at the edge of the plot.
         anchor = "end" if x(value) > x.end - 14 else "middle"
         parts.append(
             f'<line class="axis" x1="{x(value):.1f}" y1="{base}" x2="{x(value):.1f}" '
-            f'y2="{base + 4}"/>' + _text("tick", x(value), base + 18, label, anchor=anchor)
+            f'y2="{base + 4}"/>'
+            + _text("tick", x(value), base + 18, label, anchor=anchor)
         )
     middle = (x.start + x.end) / 2
-    return [*parts, _text("name", middle, frame.height - 8, escape(name), anchor="middle")]
+    return [
+        *parts,
+        _text("name", middle, frame.height - 8, escape(name), anchor="middle"),
+    ]
 
 
-def _axis_y(y: Scale, name: str, frame: Frame, *, integers_only: bool = False) -> list[str]:
+def _axis_y(
+    y: Scale, name: str, frame: Frame, *, integers_only: bool = False
+) -> list[str]:
     at = _labelled(
-        ticks(y.least, y.most, max(3, int((y.start - y.end) / 45)), integers_only=integers_only)
+        ticks(
+            y.least,
+            y.most,
+            max(3, int((y.start - y.end) / 45)),
+            integers_only=integers_only,
+        )
     )
     parts = []
     for value, label in at:
         parts.append(
             f'<line class="grid" x1="{_LEFT}" y1="{y(value):.1f}" x2="{frame.width - _RIGHT}" '
-            f'y2="{y(value):.1f}"/>' + _text("tick", _LEFT - 7, y(value) + 4, label, anchor="end")
+            f'y2="{y(value):.1f}"/>'
+            + _text("tick", _LEFT - 7, y(value) + 4, label, anchor="end")
         )
     middle = (y.start + y.end) / 2
     parts.append(
@@ -212,7 +235,8 @@ def _labelled(values: Sequence[float]) -> list[tuple[float, str]]:
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:
     items = "".join(
-        f'<li><span class="swatch {style}"></span>{escape(name)}</li>' for name, style in entries
+        f'<li><span class="swatch {style}"></span>{escape(name)}</li>'
+        for name, style in entries
     )
     return f'<ul class="legend">{items}</ul>' if entries else ""
 
@@ -250,7 +274,9 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
 
-def ticks(lowest: float, highest: float, n: int = 5, *, integers_only: bool = False) -> list[float]:
+def ticks(
+    lowest: float, highest: float, n: int = 5, *, integers_only: bool = False
+) -> list[float]:
     """Choose about `n` multiples of 1, 2 or 5 times a power of ten within [lowest, highest].
 
     >>> ticks(0, 1000), ticks(0.13, 0.52), ticks(3, 3)
@@ -262,7 +288,9 @@ def ticks(lowest: float, highest: float, n: int = 5, *, integers_only: bool = Fa
         return [lowest]
     rough = (highest - lowest) / n
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(s * power for s in (1.0, 2.0, 5.0, 10.0) if s * power >= rough * (1 - 1e-9))
+    step = next(
+        s * power for s in (1.0, 2.0, 5.0, 10.0) if s * power >= rough * (1 - 1e-9)
+    )
     if integers_only:
         step = max(1.0, step)
     # Multiply the step instead of adding it, so that errors do not accumulate.
@@ -288,6 +316,8 @@ def written(value: float, *, step: float | None = None) -> str:
         return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
     if step is not None and 1e-6 < step < 1:
         # Use as many decimals as multiples of the step need.
-        decimals = next((d for d in range(1, 6) if abs(round(step, d) - step) < 1e-9), 6)
+        decimals = next(
+            (d for d in range(1, 6) if abs(round(step, d) - step) < 1e-9), 6
+        )
         return f"{value:.{decimals}f}"
     return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"

@@ -72,7 +72,9 @@ def verdict_of(folder: Path) -> Verdict | None:
     notable = tuple(findings(facts))
     if notable:
         first = notable[0]
-        sentence = f"What limits this run: {first.cause}. {_capitalise(first.sentence)}."
+        sentence = (
+            f"What limits this run: {first.cause}. {_capitalise(first.sentence)}."
+        )
     else:
         largest = facts.shares[0]
         sentence = (
@@ -119,7 +121,11 @@ def ladders(folder: Path, facts: Facts) -> list[Ladder]:
 def _out_of_memory(facts: Facts) -> list[Ladder]:
     error = str(facts.end.get("error") or "")
     n_repeated = sum(RAN_OUT in text for text in facts.warnings)
-    has_ended = RAN_OUT in error or "fit into memory" in error or "out of memory" in error.lower()
+    has_ended = (
+        RAN_OUT in error
+        or "fit into memory" in error
+        or "out of memory" in error.lower()
+    )
     if not n_repeated and not has_ended:
         return []
 
@@ -145,7 +151,9 @@ def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
     memorises = bool(last) and training_loss > 0.0 and last[-1] > _GAP * training_loss
     steps = []
     if is_falling:
-        steps.append("train longer: the held-out loss was still falling (train.stop_after)")
+        steps.append(
+            "train longer: the held-out loss was still falling (train.stop_after)"
+        )
     if memorises:
         steps.append(
             "more recipes, or 'augmentation={paraphrase: 0.3}': the model memorises its examples"
@@ -179,9 +187,13 @@ def signs(facts: Facts) -> list[Sign]:
             result.append(Sign(f"{name} loss falls", after < before, value))
     if (norm := facts.grad_norm) is not None:
         value = f"{norm:.2f} before clipping"
-        result.append(Sign(f"gradient norm below {GRAD_NORM:g}", norm < GRAD_NORM, value))
+        result.append(
+            Sign(f"gradient norm below {GRAD_NORM:g}", norm < GRAD_NORM, value)
+        )
     if (busy := facts.gpu_busy) is not None:
-        result.append(Sign(f"GPU busy over {GPU_BUSY:.0%}", busy > GPU_BUSY, f"{busy:.0%}"))
+        result.append(
+            Sign(f"GPU busy over {GPU_BUSY:.0%}", busy > GPU_BUSY, f"{busy:.0%}")
+        )
 
     n_missed = facts.skipped_saves
     if facts.n_saves or n_missed:

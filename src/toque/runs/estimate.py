@@ -47,7 +47,9 @@ _RECOMPUTE_FACTOR: Final = 4 / 3
 """Relative time of an update with two forward passes: a backward pass costs as much as two."""
 _MIN_UPDATES: Final = 10
 
-Optimizers = Callable[[nn.Module, OptimConfig], tuple[torch.optim.Optimizer | None, int]]
+Optimizers = Callable[
+    [nn.Module, OptimConfig], tuple[torch.optim.Optimizer | None, int]
+]
 """Function that returns a model's optimizer and the bytes of its state. The optimizer is None if
 its step reads tensor values."""
 
@@ -57,7 +59,9 @@ class Work:
     """The work of a run: its rows, updates and tokens."""
 
     row: OutlinedRows  # one row with the average number of examples
-    worst_examples: int  # examples in a row of the longest examples: attention peaks there
+    worst_examples: (
+        int  # examples in a row of the longest examples: attention peaks there
+    )
     update_rows: int
     usual_rows: int  # rows of a CPU's micro-batch by default
     tokens_per_update: float  # both sides, without padding
@@ -130,12 +134,16 @@ class Time:
     evaluation_seconds: float  # time of one held-out loss
     run_seconds: float | None
     """Seconds of all updates and held-out losses. None if their number is unknown."""
-    measured: bool = False  # True if the run's own updates, with their exchange, were measured
+    measured: bool = (
+        False  # True if the run's own updates, with their exchange, were measured
+    )
 
     @property
     def utilisation(self) -> float | None:
         """Useful FLOPs as a share of the peak, in [0, 1]. None if they exceed the peak."""
-        share = self.flops_per_update / (self.update_seconds * self.peak.flops_per_second)
+        share = self.flops_per_update / (
+            self.update_seconds * self.peak.flops_per_second
+        )
         return min(1.0, share) if share < 1.0 + 1e-9 else None
 
 
@@ -195,11 +203,17 @@ class Estimator:
                 total = self._estimate_rows(model, n, recompute=recompute).total
                 return total if total <= free else None
 
-            rows = largest_rows(bytes_if_fitting, update_rows=work.update_rows, room=lambda: free)
+            rows = largest_rows(
+                bytes_if_fitting, update_rows=work.update_rows, room=lambda: free
+            )
         return self._estimate_rows(model, rows, recompute=recompute)
 
-    def _estimate_rows(self, model: PreTrainedModel, rows: int, *, recompute: bool) -> Memory:
-        update = self._outline(model, rows, self.work.worst_examples, recompute=recompute)
+    def _estimate_rows(
+        self, model: PreTrainedModel, rows: int, *, recompute: bool
+    ) -> Memory:
+        update = self._outline(
+            model, rows, self.work.worst_examples, recompute=recompute
+        )
         parts = self._split_tensors(model, update, rows, recompute=recompute)
         return Memory(
             parts=parts,
@@ -208,7 +222,9 @@ class Estimator:
             micro_batch_rows=rows,
             recompute=recompute,
             update=update,
-            host=_host_bytes(self.config, model) if self.machine.where == "cuda" else None,
+            host=_host_bytes(self.config, model)
+            if self.machine.where == "cuda"
+            else None,
         )
 
     def _outline(
@@ -237,17 +253,26 @@ class Estimator:
         )
 
     def _split_tensors(
-        self, model: PreTrainedModel, update: OutlinedUpdate, rows: int, *, recompute: bool
+        self,
+        model: PreTrainedModel,
+        update: OutlinedUpdate,
+        rows: int,
+        *,
+        recompute: bool,
     ) -> dict[str, int]:
         """Return the bytes of tensors at the peak, by purpose."""
         config = self.config
         where = self.machine.where
 
-        chunk = logits_bytes(vocabulary_rows(model), where, positions=rows * self.work.row.target)
+        chunk = logits_bytes(
+            vocabulary_rows(model), where, positions=rows * self.work.row.target
+        )
         logits = min(chunk, update.computing)
         computing = update.computing - logits
         if config.train.activation_offload and recompute:
-            computing = max(0, computing - _block_input_bytes(model, self.work.row, rows))
+            computing = max(
+                0, computing - _block_input_bytes(model, self.work.row, rows)
+            )
 
         parts = _weights_by_part(model, update.weights) | {
             "16-bit copies of weights": update.copies,
@@ -271,7 +296,11 @@ class Estimator:
         return parts
 
     def time(
-        self, model: PreTrainedModel, memory: Memory, *, utilisation: float | None = None
+        self,
+        model: PreTrainedModel,
+        memory: Memory,
+        *,
+        utilisation: float | None = None,
     ) -> Time:
         """Estimate the time of an update and of the run.
 
@@ -292,7 +321,10 @@ class Estimator:
         if utilisation is not None:
             seconds = flops / (utilisation * peak.flops_per_second)
             how = f"{utilisation:.0%} of the peak, as requested"
-        elif is_this_machine and (rate := _measured_rate(metrics, model, self.ranks)) is not None:
+        elif (
+            is_this_machine
+            and (rate := _measured_rate(metrics, model, self.ranks)) is not None
+        ):
             seconds = work.tokens_per_update / rate
             measured = True
             how = f"measured in {metrics}: {rate:,.0f} tokens per second"
@@ -302,7 +334,9 @@ class Estimator:
         else:
             share = _ASSUMED_UTILISATION[family_of(model.config).is_encoder_decoder]
             factor = _RECOMPUTE_FACTOR if memory.recompute else 1.0
-            seconds = flops * factor / (work.useful_share * share * peak.flops_per_second)
+            seconds = (
+                flops * factor / (work.useful_share * share * peak.flops_per_second)
+            )
             how = f"{share:.0%} of the peak while it computes: a guess until a run has measured"
 
         # A held-out loss needs only the forward pass, a third of an update.
@@ -311,7 +345,9 @@ class Estimator:
         steps = work.totals.get("steps")
         if run_seconds is None and steps is not None:
             train = self.config.train
-            evaluations = times_in(train.stop_after, self._totals(seconds), train.evaluate_every)
+            evaluations = times_in(
+                train.stop_after, self._totals(seconds), train.evaluate_every
+            )
             run_seconds = steps * seconds + evaluations * held_out
         return Time(seconds, flops, peak, how, held_out, run_seconds, measured)
 
@@ -338,7 +374,12 @@ class Estimator:
         return {"steps": seconds / update_seconds, "minutes": seconds / 60} | totals
 
     def disk(
-        self, model: PreTrainedModel, memory: Memory, store: int, *, update_seconds: float
+        self,
+        model: PreTrainedModel,
+        memory: Memory,
+        store: int,
+        *,
+        update_seconds: float,
     ) -> Disk:
         """Estimate the disk space of an outlined model's run with `store` bytes of data."""
         config = self.config
@@ -348,8 +389,12 @@ class Estimator:
         saved = trained + memory.update.optimizer
         # A new checkpoint is complete before the oldest of its kind is removed.
         best = trained * (train.keep_best + 1) if train.keep_best else 0
-        finished = trained if config.adapter is not None else 4 * parameter_counts(model).total
-        saves = times_in(train.stop_after, self._totals(update_seconds), train.save_every)
+        finished = (
+            trained if config.adapter is not None else 4 * parameter_counts(model).total
+        )
+        saves = times_in(
+            train.stop_after, self._totals(update_seconds), train.save_every
+        )
         remote = config.checkpoint.upload is not None or "://" in config.run_dir
         return Disk(
             checkpoint=saved,
@@ -363,7 +408,9 @@ class Estimator:
 
 def _overhead(tensors: int, where: Where) -> dict[str, int]:
     """Return the bytes of allocator and libraries in addition to the tensors."""
-    overhead = {"the allocator's share": round(tensors / _TENSOR_SHARE[where]) - tensors}
+    overhead = {
+        "the allocator's share": round(tensors / _TENSOR_SHARE[where]) - tensors
+    }
     if where == "cpu":
         resident = int(psutil.Process().memory_info().rss)
         overhead["Python and its libraries"] = resident + _LIBRARY_BYTES
@@ -448,8 +495,12 @@ def _host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
     if config.adapter is None or config.adapter.kind == "dora":
         return 4 * parameter_counts(model).total
     # With an adapter, frozen matrices are loaded one by one, so only the largest one adds memory.
-    matrices = [cast("Tensor", layer.weight) for layer in frozen_matrices(model).values()]
-    sizes = [m.numel() for m in matrices] + [q.shape.numel() for _, q in quantised_layers(model)]
+    matrices = [
+        cast("Tensor", layer.weight) for layer in frozen_matrices(model).values()
+    ]
+    sizes = [m.numel() for m in matrices] + [
+        q.shape.numel() for _, q in quantised_layers(model)
+    ]
     frozen_ids = {id(m) for m in matrices}
     remaining = sum(p.numel() for p in model.parameters() if id(p) not in frozen_ids)
     return 4 * (remaining + max(sizes))
@@ -460,5 +511,13 @@ def _block_input_bytes(model: PreTrainedModel, row: OutlinedRows, rows: int) -> 
     shape = model.config
     if family_of(shape).is_encoder_decoder:
         sides = shape.num_layers * row.source + shape.num_decoder_layers * row.target
-        return 4 * int(shape.d_model) * rows * (int(sides) - max(row.source, row.target))
-    return 4 * int(shape.hidden_size) * rows * (int(shape.num_hidden_layers) - 1) * row.target
+        return (
+            4 * int(shape.d_model) * rows * (int(sides) - max(row.source, row.target))
+        )
+    return (
+        4
+        * int(shape.hidden_size)
+        * rows
+        * (int(shape.num_hidden_layers) - 1)
+        * row.target
+    )

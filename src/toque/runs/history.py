@@ -184,7 +184,9 @@ def metric_named(name: str) -> MetricInfo:
     title = name.replace("_", " ")
     # Scores of a task's answers begin with the name of the task.
     is_loss = name.endswith(("_no_class", "_repetition", "_hallucinated_ingredients"))
-    return METRIC_NAMES.get(name) or MetricInfo(title, title, "lower" if is_loss else "higher")
+    return METRIC_NAMES.get(name) or MetricInfo(
+        title, title, "lower" if is_loss else "higher"
+    )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -275,7 +277,9 @@ class Curve:
         self._in_last = 1
         if len(self._blocks) > self._max_blocks:
             if len(self._blocks) % 2 == 0:
-                self._in_last += self._size  # the last block is joined with a full block
+                self._in_last += (
+                    self._size
+                )  # the last block is joined with a full block
             self._size *= 2
             self._blocks = [
                 _extremes(chain(*self._blocks[at : at + 2]))
@@ -321,7 +325,9 @@ class RunningMean:
         RunningMean(value=5.0, n=2)
         """
         n = self.n + 1
-        return RunningMean(self.value + (value - self.value) / max(1.0, _SMOOTHING_SHARE * n), n)
+        return RunningMean(
+            self.value + (value - self.value) / max(1.0, _SMOOTHING_SHARE * n), n
+        )
 
 
 class Curves(dict[str, Curve]):
@@ -370,8 +376,12 @@ class RunHistory:
     )
     n_evaluations: int = 0
     evaluation_seconds: float = 0.0
-    sessions: deque[RunSession] = field(default_factory=lambda: deque(maxlen=_MAX_SESSIONS))
-    warnings: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=_MAX_WARNINGS))
+    sessions: deque[RunSession] = field(
+        default_factory=lambda: deque(maxlen=_MAX_SESSIONS)
+    )
+    warnings: deque[tuple[int, str]] = field(
+        default_factory=lambda: deque(maxlen=_MAX_WARNINGS)
+    )
     """Step and message of the newest warnings."""
     n_warnings: int = 0
     progress: Progress = Progress()
@@ -452,7 +462,9 @@ class RunHistory:
                 session.seconds = number(event.get("seconds")) or 0.0
         elif kind == "warning":
             self.n_warnings += 1
-            self.warnings.append((int(number(event.get("step")) or 0), str(event.get("message"))))
+            self.warnings.append(
+                (int(number(event.get("step")) or 0), str(event.get("message")))
+            )
         elif kind in _FORMS:
             getattr(self, f"_{kind}")(msgspec.convert(event, _FORMS[kind]))
 
@@ -465,7 +477,9 @@ class RunHistory:
 
         sums = self._at_saves.get(at) or self._at(at)
         self.progress, self._smoothed = sums if at else (Progress(), RunningMean())
-        self._at_saves = {step: sums for step, sums in self._at_saves.items() if step < at}
+        self._at_saves = {
+            step: sums for step, sums in self._at_saves.items() if step < at
+        }
         self._at_saves[at] = self.progress, self._smoothed
         self._at_rows.clear()
 
@@ -474,7 +488,9 @@ class RunHistory:
             self.n_evaluations -= 1
         if self.best is not None and self.best[1] > at:
             losses = ((row.metrics.get("loss"), row.step) for row in self.evaluations)
-            self.best = min(((x, step) for x, step in losses if x is not None), default=None)
+            self.best = min(
+                ((x, step) for x, step in losses if x is not None), default=None
+            )
 
         epoch = max(0.0, number(event.get("epoch")) or 0.0)
         self.progress = replace(self.progress, step=at, epoch=epoch)
@@ -491,7 +507,14 @@ class RunHistory:
     def _step(self, row: StepRow) -> None:
         x = float(row.step)
         seconds = row.seconds or 0.0
-        for name in ("loss", "lr", "grad_norm", "tokens_per_second", "pad_fraction", "mfu"):
+        for name in (
+            "loss",
+            "lr",
+            "grad_norm",
+            "tokens_per_second",
+            "pad_fraction",
+            "mfu",
+        ):
             self.curves[name].add(x, getattr(row, name))
         if seconds and row.data_wait_seconds is not None:
             self.curves["data_wait"].add(x, row.data_wait_seconds / seconds)
@@ -542,7 +565,9 @@ class RunHistory:
     def _gradients(self, row: GradientsRow) -> None:
         for group, values in row.groups.items():
             if "grad_norm" in values:
-                self.curves[f"group grad_norm {group}"].add(float(row.step), values["grad_norm"])
+                self.curves[f"group grad_norm {group}"].add(
+                    float(row.step), values["grad_norm"]
+                )
 
     def _system(self, row: SystemRow) -> None:
         self.system = row

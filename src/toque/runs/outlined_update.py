@@ -57,7 +57,9 @@ class _Like:
 
     def tensor(self) -> Tensor:
         """Create such a tensor, with zeros as indices and random numbers from 0 to 1."""
-        ends = ((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
+        ends = (
+            (n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)
+        )
         n = 1 + sum(ends) if all(self.shape) else 0
         if self.dtype.is_floating_point:
             flat = torch.rand(n).to(self.dtype)
@@ -77,7 +79,8 @@ class Operations:
         """Count a run of a call."""
         flat, structure = tree_flatten((args, kwargs))
         like = [
-            _Like(tuple(a.shape), a.stride(), a.dtype) if isinstance(a, Tensor) else a for a in flat
+            _Like(tuple(a.shape), a.stride(), a.dtype) if isinstance(a, Tensor) else a
+            for a in flat
         ]
         key = repr((str(function), like, structure))
         self.calls.setdefault(key, (function, like, structure))
@@ -141,7 +144,9 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, Tensor):
                 self.add(tensor)
         packet = func._overloadpacket  # noqa: SLF001  # it has no public name
-        flop_formula = flop_registry.get(_ATEN.addmm if packet is _ATEN.addmm_ else packet)
+        flop_formula = flop_registry.get(
+            _ATEN.addmm if packet is _ATEN.addmm_ else packet
+        )
         if flop_formula is not None:
             self.flops += float(flop_formula(*args, **kwargs, out_val=result))
         if self.operations is not None:
@@ -251,8 +256,14 @@ def outline_update(
                 if tensor.grad is not None:
                     ledger.add(tensor.grad)
             is_half = precision != "float32"
-            with torch.autocast("cpu", dtype=DTYPES[precision]) if is_half else nullcontext():
-                loss, before_head = _outlined_loss(model, rows, plans, smoothing, ledger)
+            with (
+                torch.autocast("cpu", dtype=DTYPES[precision])
+                if is_half
+                else nullcontext()
+            ):
+                loss, before_head = _outlined_loss(
+                    model, rows, plans, smoothing, ledger
+                )
             # torch.autograd.backward would leave the context of the GPU's operators.
             torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001
                 (loss,), (torch.ones_like(loss),), False, False, (),
@@ -261,7 +272,9 @@ def outline_update(
     finally:
         stop_recomputing(model)
 
-    copies = _storage_bytes(copy for module in model.modules() for copy in copies_of(module))
+    copies = _storage_bytes(
+        copy for module in model.modules() for copy in copies_of(module)
+    )
     retained = weights + copies + gradients
     earlier_gradients = gradients if accumulates else 0
     return OutlinedUpdate(
@@ -322,7 +335,9 @@ def _step_bytes(
             parameter.grad = torch.empty_like(parameter)
     optimizer.step()
     with _Ledger(operations) as ledger:
-        state = [value for values in optimizer.state.values() for value in values.values()]
+        state = [
+            value for values in optimizer.state.values() for value in values.values()
+        ]
         for tensor in (*trained, *(p.grad for p in trained), *state):
             if isinstance(tensor, Tensor):
                 ledger.add(tensor)

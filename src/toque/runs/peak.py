@@ -66,7 +66,11 @@ def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Pea
 
 
 def measure_peak(
-    device: torch.device, dtype: torch.dtype, products: Products, *, seconds: float | None = None
+    device: torch.device,
+    dtype: torch.dtype,
+    products: Products,
+    *,
+    seconds: float | None = None,
 ) -> Peak:
     """Measure the FLOP/s of `products` in sequence: forward pass and both gradients.
 
@@ -80,7 +84,8 @@ def measure_peak(
     """
     share = (_MEASURE_SECONDS if seconds is None else seconds) / len(products)
     needed = sum(
-        flops / _rate(shape, device, dtype, seconds=share) for shape, flops in products.items()
+        flops / _rate(shape, device, dtype, seconds=share)
+        for shape, flops in products.items()
     )
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     kind = str(dtype).removeprefix("torch.")

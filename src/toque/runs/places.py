@@ -25,7 +25,9 @@ MAX_READ_BYTES: Final = 8 << 20
 _DEPTH: Final = 3
 """Depth of the folders that are searched for runs."""
 _MAX_RUNS: Final = 200
-_RUN_FOLDERS: Final = frozenset({"checkpoints", "best", "model", "outbox", "tensorboard", "wandb"})
+_RUN_FOLDERS: Final = frozenset(
+    {"checkpoints", "best", "model", "outbox", "tensorboard", "wandb"}
+)
 """Folders inside a run, which have no other runs."""
 
 
@@ -80,7 +82,9 @@ class FolderPlace:
             return None
         if not stat.S_ISREG(status.st_mode):
             return None
-        return FileState(status.st_size, f"{status.st_dev}:{status.st_ino}", status.st_mtime)
+        return FileState(
+            status.st_size, f"{status.st_dev}:{status.st_ino}", status.st_mtime
+        )
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Read the bytes [start, end) of a file, or fewer at its end.
@@ -156,7 +160,9 @@ def read_small_file(place: Place, name: str) -> bytes | None:
         BucketError: The bucket cannot be read.
     """
     file = place.look(name)
-    return None if file is None else place.read(name, 0, min(file.bytes, MAX_READ_BYTES))
+    return (
+        None if file is None else place.read(name, 0, min(file.bytes, MAX_READ_BYTES))
+    )
 
 
 @final
@@ -184,12 +190,19 @@ class RunFinder:
             names = where.names()
             if METRICS in names or "config.yaml" in names:
                 return {where.path.rstrip("/").rpartition("/")[2]: BucketPlace(where)}
-            below = sorted(n.removesuffix(METRICS) for n in names if n.endswith(f"/{METRICS}"))
-            return {path.rstrip("/"): BucketPlace(where, path) for path in below[:_MAX_RUNS]}
+            below = sorted(
+                n.removesuffix(METRICS) for n in names if n.endswith(f"/{METRICS}")
+            )
+            return {
+                path.rstrip("/"): BucketPlace(where, path) for path in below[:_MAX_RUNS]
+            }
         if _is_run(where):
             return {where.resolve().name: FolderPlace(where)}
         folders = islice(_runs_below(where, _DEPTH), _MAX_RUNS)
-        return {folder.relative_to(where).as_posix(): FolderPlace(folder) for folder in folders}
+        return {
+            folder.relative_to(where).as_posix(): FolderPlace(folder)
+            for folder in folders
+        }
 
 
 def _is_run(folder: Path) -> bool:

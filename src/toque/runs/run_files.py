@@ -21,10 +21,20 @@ from toque.storage.bucket import Bucket
 from toque.storage.bucket_lock import LOCK as BUCKET_LOCK
 from toque.storage.bucket_lock import owner_in
 
-_GROWING: Final = r"(metrics|samples|skipped_updates)\.jsonl|scores_by_text\.json|training\.log"
+_GROWING: Final = (
+    r"(metrics|samples|skipped_updates)\.jsonl|scores_by_text\.json|training\.log"
+)
 _SMALL: Final = r"config\.yaml|(end|evaluation|non_finite|resources(-rank\d+)?)\.json"
 _FILE: Final = re.compile(rf"{_SMALL}|(?P<growing>{_GROWING})", re.ASCII)
-_FOLDERS: Final = ("best", "checkpoints", "model", "outbox", "set-aside", "tensorboard", "trace")
+_FOLDERS: Final = (
+    "best",
+    "checkpoints",
+    "model",
+    "outbox",
+    "set-aside",
+    "tensorboard",
+    "trace",
+)
 _OF_A_RUN: Final = re.compile(
     r"checkpoints/\.lock(\.lease)?|(checkpoints|best)/step-[0-9]{8,}/.+", re.DOTALL
 )
@@ -107,8 +117,14 @@ def _refuse_users_files(
     """Refuse the user's files by their names below `place`. `read` returns the start of a file."""
     listed = set(names)
     wrote_config = CONFIG in listed and read(CONFIG).startswith(HEADER.encode())
-    has_trained = END in listed or (METRICS in listed and read(METRICS).startswith(_EVENT))
-    is_run = locked or (wrote_config and has_trained) or any(map(_OF_A_RUN.fullmatch, listed))
+    has_trained = END in listed or (
+        METRICS in listed and read(METRICS).startswith(_EVENT)
+    )
+    is_run = (
+        locked
+        or (wrote_config and has_trained)
+        or any(map(_OF_A_RUN.fullmatch, listed))
+    )
 
     users_files = {
         f"{top}/" if inner else top

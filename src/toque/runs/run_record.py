@@ -29,7 +29,9 @@ SAMPLES: Final = "samples.jsonl"
 EVALUATION: Final = "evaluation.json"
 HELD_OUT: Final = ("loss", "perplexity")
 BITS: Final = "bits_per_byte"  # measured if the bytes of the held-out targets are known
-COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})  # counts among the scores
+COUNTS: Final = frozenset(
+    {"target_tokens", "target_bytes", "texts"}
+)  # counts among the scores
 TASK_SCORES: Final[Mapping[str, str]] = {
     "loss": "loss",
     "choice_accuracy": "accuracy",
@@ -67,7 +69,11 @@ class FinalScores(msgspec.Struct):
             for name, field in TASK_SCORES.items()
         }
         pairs = {**self.heldout, **task_scores, **self.generated}
-        return {name: value for name, value in pairs.items() if isinstance(value, int | float)}
+        return {
+            name: value
+            for name, value in pairs.items()
+            if isinstance(value, int | float)
+        }
 
 
 @final
@@ -113,7 +119,9 @@ class Tail:
         if file is None or file.bytes <= self._at:
             return []
 
-        data = self._place.read(self._name, self._at, min(file.bytes, self._at + MAX_READ_BYTES))
+        data = self._place.read(
+            self._name, self._at, min(file.bytes, self._at + MAX_READ_BYTES)
+        )
         self._at += len(data)
         *complete, self._waiting = (self._waiting + data).split(b"\n")
         if complete and self._skipping:
@@ -137,7 +145,9 @@ class Holder:
 class HolderWatch:
     """Observer of the process that holds a run's lock or lease."""
 
-    def __init__(self, place: Place, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, place: Place, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._place, self._clock = place, clock
         self._record: tuple[bytes, float | None] = b"", None
         self._unchanged_since = clock()
@@ -164,7 +174,9 @@ class HolderWatch:
             pid = self._pid() if is_local else str(owner.get("pid", ""))
             return Holder("gone" if is_gone else "alive", pid)
         if not is_local:
-            return Holder("gone")  # a process that trains in a bucket always has a lock there
+            return Holder(
+                "gone"
+            )  # a process that trains in a bucket always has a lock there
         lock = self._place.look(_LOCK)
         return Holder("unknown") if lock is None else _process(self._pid(), lock)
 
@@ -312,7 +324,11 @@ class RunRecord:
     def _is_later(self, event: Mapping[str, Any]) -> bool:
         """True for an event after the step of the checkpoint."""
         step = event.get("step")
-        return self._last_step is not None and isinstance(step, int) and step > self._last_step
+        return (
+            self._last_step is not None
+            and isinstance(step, int)
+            and step > self._last_step
+        )
 
     def _reread(self, name: str) -> bool:
         """Read a small file again if it changed since the last look, and return True if it did."""

@@ -11,7 +11,9 @@ from typing import Any, Final, Literal
 from toque.reporter import clock_text
 from toque.runs.run_record import RunRecord
 
-Kind = Literal["waiting", "running", "scoring", "ended", "killed", "silent", "checkpoint"]
+Kind = Literal[
+    "waiting", "running", "scoring", "ended", "killed", "silent", "checkpoint"
+]
 _QUIET_SECONDS: Final = 120.0
 """Seconds without new metrics after which a run counts as silent."""
 _CONTINUABLE: Final = ("interrupted", "taken_over", "folder moved")
@@ -40,16 +42,24 @@ def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
     if run.at:
         return RunStatus("checkpoint", f"A checkpoint of step {step:,}.")
     # A process that reads its own run does not train it any more.
-    is_alive = (holder.state == "alive" and holder.pid != str(os.getpid())) or run.is_elsewhere
+    is_alive = (
+        holder.state == "alive" and holder.pid != str(os.getpid())
+    ) or run.is_elsewhere
     if not history.start:
-        outlook = "it is being set up" if is_alive else "metrics appear here when training begins"
+        outlook = (
+            "it is being set up"
+            if is_alive
+            else "metrics appear here when training begins"
+        )
         return RunStatus("waiting", f"No update yet: {outlook}.")
 
     if (end := history.end) is not None:
         sentence = describe_end(end)
         is_complete = end.get("reason") not in _CONTINUABLE and not end.get("error")
         if is_alive and is_complete and not run.is_scored:
-            return RunStatus("scoring", f"{sentence} Its best model is being scored and written.")
+            return RunStatus(
+                "scoring", f"{sentence} Its best model is being scored and written."
+            )
         if is_alive and not is_complete:
             return RunStatus("waiting", f"{sentence} A new session is being set up.")
         return RunStatus("ended", sentence)
@@ -68,9 +78,15 @@ def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
     outlook = f"The last metrics are of step {step:,}. {outlook}"
     if holder.state == "gone":
         process = f"process {holder.pid}" if holder.pid else "its process"
-        return RunStatus("killed", f"Killed: {process} has ended without a record. {outlook}")
-    silence = f"No end is recorded, and there are no new metrics for {clock_text(quiet)}"
-    return RunStatus("silent", f"{silence}: killed, or stopped with its machine. {outlook}")
+        return RunStatus(
+            "killed", f"Killed: {process} has ended without a record. {outlook}"
+        )
+    silence = (
+        f"No end is recorded, and there are no new metrics for {clock_text(quiet)}"
+    )
+    return RunStatus(
+        "silent", f"{silence}: killed, or stopped with its machine. {outlook}"
+    )
 
 
 def describe_end(end: Mapping[str, Any]) -> str:

@@ -70,7 +70,9 @@ class TimeLeft:
         self._slowed_seconds = 0.0
         self._slowed_share = 0.0
 
-    def updated(self, before: Progress, after: Progress, *, slowed: bool = False) -> str:
+    def updated(
+        self, before: Progress, after: Progress, *, slowed: bool = False
+    ) -> str:
         """Record an update and return a message if the first ten updates contradict the forecast.
 
         An update is `slowed` if an observer delayed it.
@@ -78,7 +80,9 @@ class TimeLeft:
         done = after.step - self._began.step
         if slowed or done == 1:  # the first update loads kernels
             self._slowed_seconds += after.seconds - before.seconds
-            self._slowed_share += self.stop_after.fraction(after) - self.stop_after.fraction(before)
+            self._slowed_share += self.stop_after.fraction(
+                after
+            ) - self.stop_after.fraction(before)
         left = self.seconds(after)
         is_right = 0.8 < self._pace(after) < 1.25
         if done != _CORRECTED_AFTER or is_right or left < _MIN_SECONDS:
@@ -117,7 +121,9 @@ class TimeLeft:
         evaluations = f"{n:,} evaluation{'s' if n > 1 else ''}"
         scoring = "score the model"
         if self.n_texts:
-            scoring += f" and write {self.n_texts:,} text{'s' if self.n_texts > 1 else ''}"
+            scoring += (
+                f" and write {self.n_texts:,} text{'s' if self.n_texts > 1 else ''}"
+            )
         return (
             f"about {clock_text(total)} in all: {clock_text(training)} of training, "
             f"{clock_text(n * self.evaluation_seconds)} for {evaluations}, and "

@@ -16,7 +16,12 @@ from toque.models.generation.options import Precision
 from toque.serving.batcher import Batcher, ServedModels, internal_error
 from toque.serving.gate import Gate, Limits, read_body
 from toque.serving.page_routes import page_routes
-from toque.serving.protocol import ChatRequest, CompletionRequest, TextRequest, parse_request
+from toque.serving.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    TextRequest,
+    parse_request,
+)
 from toque.serving.reply import Reply
 from toque.serving.request_errors import RequestError, error_response
 
@@ -72,7 +77,9 @@ def build_app(
 
 def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok"})  # no details, because this route needs no token
+        return JSONResponse(
+            {"status": "ok"}
+        )  # no details, because this route needs no token
 
     async def metrics(_: Request) -> Response:
         return Response(batcher.metrics.page(), media_type="text/plain; version=0.0.4")
@@ -90,7 +97,9 @@ def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Rout
             served = models.get_model(request.model)
             prompts = await request.prompt_ids(served)
             constraint = await request.compile_constraint(served)
-            return Reply(batcher, served, prompts, request, limits, constraint=constraint)
+            return Reply(
+                batcher, served, prompts, request, limits, constraint=constraint
+            )
 
         return Route(path, answer, methods=["POST"])
 

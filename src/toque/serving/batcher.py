@@ -19,7 +19,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from transformers import PreTrainedModel
 
 from toque.data.tokenizer.chat import ChatTemplate, prompt_ids
@@ -107,7 +113,9 @@ class ServedModel:
         kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
         return prompt_ids(self.codec, prompt, kind, self.record.form, raw=True)
 
-    def limit_answer(self, prompt: Sequence[int], requested: int | None, *, param: str) -> int:
+    def limit_answer(
+        self, prompt: Sequence[int], requested: int | None, *, param: str
+    ) -> int:
         """Compute the largest number of tokens in the answer to a prompt.
 
         Args:
@@ -120,7 +128,9 @@ class ServedModel:
         """
         limit, vocabulary = self.context_tokens, self.model.config.vocab_size
         if not prompt:
-            raise RequestError(400, f"{param} is empty. Send at least one token.", param=param)
+            raise RequestError(
+                400, f"{param} is empty. Send at least one token.", param=param
+            )
         if not all(0 <= token < vocabulary for token in prompt):
             last = vocabulary - 1
             raise RequestError(
@@ -172,7 +182,9 @@ class Ticket:
 
     served: ServedModel
     orders: Sequence[Order]
-    news: asyncio.Queue[list[NewToken] | RequestError] = field(default_factory=asyncio.Queue)
+    news: asyncio.Queue[list[NewToken] | RequestError] = field(
+        default_factory=asyncio.Queue
+    )
     """New tokens of each round, or the error that ended the batch."""
 
 
@@ -187,7 +199,12 @@ class Batcher:
     """
 
     def __init__(
-        self, models: ServedModels, *, rows: int, queue: int, precision: Precision = "float32"
+        self,
+        models: ServedModels,
+        *,
+        rows: int,
+        queue: int,
+        precision: Precision = "float32",
     ) -> None:
         self.rows = rows
         self.queue = queue
@@ -202,7 +219,9 @@ class Batcher:
             with computing(served.model):
                 self._rows[name] = self._new_rows(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
-        self._prompt_only: set[Order] = set()  # orders without new tokens: only the prompt is read
+        self._prompt_only: set[Order] = (
+            set()
+        )  # orders without new tokens: only the prompt is read
         self._live: dict[Order, Ticket] = {}
         self._leaving: set[Order] = set()
         self._changed = asyncio.Event()
@@ -268,7 +287,9 @@ class Batcher:
 
     def cancel(self, orders: Collection[Order]) -> None:
         """Remove orders from the queue and the rows. Finished orders are ignored."""
-        self._waiting = deque(entry for entry in self._waiting if entry[0] not in orders)
+        self._waiting = deque(
+            entry for entry in self._waiting if entry[0] not in orders
+        )
         self._prompt_only.difference_update(orders)
         if live := self._live.keys() & orders:
             self._leaving |= live
@@ -353,7 +374,9 @@ class Batcher:
         for name, served in self._models.items():
             if leaving or name in joining:
                 with self._surviving(name, failed):
-                    rows = self._rows_of(served) if name in joining else self._rows[name]
+                    rows = (
+                        self._rows_of(served) if name in joining else self._rows[name]
+                    )
                     if rows is not None:
                         for order in leaving:
                             rows.drop(order)
@@ -423,19 +446,29 @@ class _Metrics:
         time_of: Any = partial(Histogram, registry=registry)
         gauge: Any = partial(Gauge, registry=registry)
         by_answer = ("path", "status")
-        self._answers = count("toque_requests", "Answered requests by path and status.", by_answer)
-        self.prompt_tokens = count("toque_prompt_tokens", "Tokens of prompts.", ("model",))
+        self._answers = count(
+            "toque_requests", "Answered requests by path and status.", by_answer
+        )
+        self.prompt_tokens = count(
+            "toque_prompt_tokens", "Tokens of prompts.", ("model",)
+        )
         self.tokens = count("toque_tokens", "Tokens written.", ("model",))
         self.gone = count("toque_clients_gone", "Requests whose client went away.")
         since = "From a request's arrival to its"
         first, last = f"{since} first token.", f"{since} last token."
         self.first_token = time_of("toque_first_token_seconds", first, buckets=_BUCKETS)
         self.seconds = time_of("toque_request_seconds", last, buckets=_BUCKETS)
-        between = "Mean time per token of a text after its first token; one value per text."
+        between = (
+            "Mean time per token of a text after its first token; one value per text."
+        )
         name = "toque_time_per_output_token_seconds"
         self.token_seconds = time_of(name, between, buckets=_TOKEN_BUCKETS)
-        gauge("toque_waiting_texts", "Texts in the queue.").set_function(lambda: batcher.n_waiting)
-        gauge("toque_live_texts", "Texts being written.").set_function(lambda: batcher.n_live)
+        gauge("toque_waiting_texts", "Texts in the queue.").set_function(
+            lambda: batcher.n_waiting
+        )
+        gauge("toque_live_texts", "Texts being written.").set_function(
+            lambda: batcher.n_live
+        )
 
     def count_answer(self, path: str, status: int) -> None:
         self._answers.labels(path, status).inc()

@@ -91,14 +91,18 @@ class Gate:
         if self.is_stopping and path != "/metrics":
             return _unavailable("is stopping.", retry_after=5)
         if self._n_open >= self.max_requests and path not in ("/health", "/metrics"):
-            return _unavailable("has too many open requests. Try again in a moment.", retry_after=1)
+            return _unavailable(
+                "has too many open requests. Try again in a moment.", retry_after=1
+            )
 
         host, _, port = request.headers.get("host", "").rpartition(":")
         name = host if port.isdigit() else host + port
         name = name.strip("[]").lower()
         if self.hosts is not None and name not in self.hosts:
             names = ", ".join(sorted(self.hosts))
-            return RequestError(421, f"The Host header must be one of {names}, not {name[:100]!r}.")
+            return RequestError(
+                421, f"The Host header must be one of {names}, not {name[:100]!r}."
+            )
 
         if self.token is None or not path.startswith(_NEEDS_TOKEN):
             return None
@@ -130,7 +134,9 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     Raises:
         RequestError: The body has another type, is too long, or arrives too slowly.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = (
+        request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    )
     if media_type != "application/json":
         # A browser sends JSON to another site only if that site allows it.
         raise RequestError(

@@ -44,7 +44,9 @@ from toque.sources.documents import blank_text
 
 Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]
-RecipeText = Annotated[str, Field(max_length=20_000)]  # longer than all of 90,000 real recipes
+RecipeText = Annotated[
+    str, Field(max_length=20_000)
+]  # longer than all of 90,000 real recipes
 Servings = Annotated[int, Field(ge=1, le=MOST_SERVINGS)]
 Json = dict[str, Any]
 
@@ -176,7 +178,9 @@ class _Classified(_WrittenRecipe):
 
         def classify() -> dict[Task, list[float]]:
             return {
-                task: choose(served.model, served.codec, [ids], CLASSES[task])[0].tolist()
+                task: choose(served.model, served.codec, [ids], CLASSES[task])[
+                    0
+                ].tolist()
                 for task, ids in questions.items()
             }
 
@@ -184,13 +188,18 @@ class _Classified(_WrittenRecipe):
             probabilities = dict(zip(CLASSES[task], shares, strict=True))
             answer = max(probabilities, key=probabilities.__getitem__)
             classes[task] = {"answer": answer, "probabilities": probabilities}
-        return {"classes": [{"task": task, **classes[task]} for task in CLASSES if task in classes]}
+        return {
+            "classes": [
+                {"task": task, **classes[task]} for task in CLASSES if task in classes
+            ]
+        }
 
 
 def _describe(served: ServedModel) -> Json:
     """Describe a model for the page, including prompts of its tasks with fields in braces."""
     tasks = [
-        {"name": task.name, "prompt": blank_text(task.prompt)} for task in served.record.own_tasks
+        {"name": task.name, "prompt": blank_text(task.prompt)}
+        for task in served.record.own_tasks
     ]
     # A chat template is enough for a conversation, even if the training of the model is unknown.
     form = served.record.form if served.chat is None else "conversations"
@@ -201,18 +210,26 @@ def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[
     """Build the routes of the page's files and of its requests."""
 
     async def list_models(_: Request) -> Response:
-        return JSONResponse({"models": [_describe(served) for served in models.values()]})
+        return JSONResponse(
+            {"models": [_describe(served) for served in models.values()]}
+        )
 
     def answer_route(path: str, kind: type[_PageRequest]) -> Route:
         async def answer(http_request: Request) -> Response:
             request = parse_request(kind, await read_body(http_request, limits))
-            return JSONResponse(await run_in_threadpool(request.answer, models, batcher))
+            return JSONResponse(
+                await run_in_threadpool(request.answer, models, batcher)
+            )
 
         return Route(path, answer, methods=["POST"])
 
     # Without a model of recipes, the page is a conversation built from the same files.
     has_recipes = any(served.record.knows_recipes for served in models.values())
-    pages = page_files() if has_recipes else page_files(TALK, (PAGE / name for name in _SHARED))
+    pages = (
+        page_files()
+        if has_recipes
+        else page_files(TALK, (PAGE / name for name in _SHARED))
+    )
     return [
         *pages,
         Route("/api/models", list_models),

@@ -48,7 +48,9 @@ class TextToken(NamedTuple):
         new = self.new
         tokens = [
             (token, self.text if token == new.token else text, logprob)
-            for (token, logprob), text in zip(new.likeliest, self.alternatives, strict=True)
+            for (token, logprob), text in zip(
+                new.likeliest, self.alternatives, strict=True
+            )
         ]
         has_chosen = any(token == new.token for token, _ in new.likeliest)
         if not has_chosen and new.logprob is not None:
@@ -74,7 +76,9 @@ class Piece:
     @property
     def is_visible(self) -> bool:
         """True if the client receives text, an end or a log-probability."""
-        return bool(self.text or self.end or any(t.new.logprob is not None for t in self.tokens))
+        return bool(
+            self.text or self.end or any(t.new.logprob is not None for t in self.tokens)
+        )
 
     @classmethod
     def join(cls, pieces: Sequence[Piece]) -> Piece:
@@ -264,11 +268,18 @@ class CompletionRequest(TextRequest):
 
     async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
         """Tokenize prompts of text in another thread. Prompts of ids stay as they are."""
-        prompts: list[Any] = [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
+        prompts: list[Any] = (
+            [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
+        )
         if not prompts or isinstance(prompts[0], int):
-            return [prompts]  # one prompt of ids; `limit_answer` refuses an empty prompt
+            return [
+                prompts
+            ]  # one prompt of ids; `limit_answer` refuses an empty prompt
         return await run_in_threadpool(
-            lambda: [served.prompt_ids(one) if isinstance(one, str) else one for one in prompts]
+            lambda: [
+                served.prompt_ids(one) if isinstance(one, str) else one
+                for one in prompts
+            ]
         )
 
     def choice(self, piece: Piece, *, is_complete: bool) -> Json:
@@ -299,7 +310,11 @@ class _Message(BaseModel):
     def fields(self) -> Json:
         """Additional fields with a value. Clients send answers back with empty fields."""
         extra = (self.model_extra or {}).items()
-        return {name: value for name, value in extra if value not in (None, False, "", [], {})}
+        return {
+            name: value
+            for name, value in extra
+            if value not in (None, False, "", [], {})
+        }
 
     @property
     def turn(self) -> Json:
@@ -318,7 +333,9 @@ class ChatRequest(TextRequest):
     opens_texts = True
 
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # overrides max_tokens
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = (
+        None  # overrides max_tokens
+    )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: _Unused = None
@@ -328,7 +345,9 @@ class ChatRequest(TextRequest):
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: (
+        Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None
+    ) = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -350,7 +369,9 @@ class ChatRequest(TextRequest):
         texts = [message.text for message in self.messages if message.role == "user"]
         if not texts or not texts[-1].strip():
             raise RequestError(
-                400, "messages have no text from the user. Add a message.", param="messages"
+                400,
+                "messages have no text from the user. Add a message.",
+                param="messages",
             )
 
         if served.chat is None:
@@ -363,7 +384,11 @@ class ChatRequest(TextRequest):
                         param="messages",
                     )
             last = texts[-1]
-            return [await run_in_threadpool(lambda: served.prompt_ids(served.to_prompt(last)))]
+            return [
+                await run_in_threadpool(
+                    lambda: served.prompt_ids(served.to_prompt(last))
+                )
+            ]
 
         turns = [message.turn for message in self.messages]
         try:
@@ -385,7 +410,10 @@ class ChatRequest(TextRequest):
 
         logs = None
         if self.logprobs:
-            logs = {"content": [_token_logprobs(token) for token in piece.tokens], "refusal": None}
+            logs = {
+                "content": [_token_logprobs(token) for token in piece.tokens],
+                "refusal": None,
+            }
         return _choice(piece, {"message" if is_complete else "delta": content}, logs)
 
 
@@ -398,11 +426,20 @@ def _token_logprobs(token: TextToken) -> Json:
 
 
 def _choice(piece: Piece, content: Json, logprobs: Json | None) -> Json:
-    return {"index": piece.index, **content, "logprobs": logprobs, "finish_reason": piece.end}
+    return {
+        "index": piece.index,
+        **content,
+        "logprobs": logprobs,
+        "finish_reason": piece.end,
+    }
 
 
 def _chat_logprob(codec: Codec, token: int, text: str, logprob: float | None) -> Json:
-    return {"token": text, "logprob": logprob, "bytes": list(bytes_of_token(codec, token, text))}
+    return {
+        "token": text,
+        "logprob": logprob,
+        "bytes": list(bytes_of_token(codec, token, text)),
+    }
 
 
 def _logprobs(piece: Piece) -> Json:
@@ -447,7 +484,9 @@ def parse_request(kind: type[R], body: bytes) -> R:
                 f"{error.error_count():,} of the body's fields are unknown, missing or of the "
                 "wrong kind. Send only fields of OpenAI's protocol.",
             ) from None
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        first = error.errors(
+            include_url=False, include_context=False, include_input=False
+        )[0]
         param = str(first["loc"][0])[:100] if first["loc"] else None
         message = f"{param}: {first['msg']}." if param else f"{first['msg']}."
         if first["type"] == "extra_forbidden":

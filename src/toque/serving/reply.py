@@ -40,7 +40,9 @@ class _Text:
     log-probabilities of a prompt (lm-eval) treats the last token as the written token.
     """
 
-    def __init__(self, index: int, codec: Codec, stops: Sequence[str], *, echoes: bool) -> None:
+    def __init__(
+        self, index: int, codec: Codec, stops: Sequence[str], *, echoes: bool
+    ) -> None:
         self._index = index
         self._stops = stops
         self._echoes = echoes
@@ -117,7 +119,9 @@ class _Text:
         n_pending = 0
         for stop in () if last else self._stops:
             longest = min(len(text), len(stop) - 1)
-            n_pending = max(n_pending, *(n for n in range(longest + 1) if text.endswith(stop[:n])))
+            n_pending = max(
+                n_pending, *(n for n in range(longest + 1) if text.endswith(stop[:n]))
+            )
         n_complete = len(text) - n_pending
         self._pending = text[n_complete:]
         return text[:n_complete], False
@@ -166,7 +170,9 @@ class Reply(Response):
             )
         if max_tokens == 0 and not request.echoes:
             raise RequestError(
-                400, "max_tokens may be 0 only with echo. Send at least 1.", param="max_tokens"
+                400,
+                "max_tokens may be 0 only with echo. Send at least 1.",
+                param="max_tokens",
             )
 
         limits_of_answers = [
@@ -178,7 +184,9 @@ class Reply(Response):
             self._prompt_texts = [served.codec.decode(prompt) for prompt in prompts]
             with _refuse_request("best_by"):
                 self._best.check_prompts(
-                    self._prompt_texts, in_json=in_json, knows_recipes=self._knows_recipes
+                    self._prompt_texts,
+                    in_json=in_json,
+                    knows_recipes=self._knows_recipes,
                 )
         self._orders = [
             Order(
@@ -189,7 +197,9 @@ class Reply(Response):
                 n_logprobs,
                 constraint=constraint and constraint.again(),
             )
-            for i, (prompt, limit) in enumerate(zip(prompts, limits_of_answers, strict=True))
+            for i, (prompt, limit) in enumerate(
+                zip(prompts, limits_of_answers, strict=True)
+            )
             for number in range(n)
         ]
         self._batcher = batcher
@@ -227,7 +237,9 @@ class Reply(Response):
                 f"The answer was not complete after {self._seconds:g} seconds, the time limit of "
                 "this server. Ask for fewer tokens or texts.",
                 code="timeout",
-                headers={"x-should-retry": "false"},  # the same request would fail again
+                headers={
+                    "x-should-retry": "false"
+                },  # the same request would fail again
             )
         except RequestError as refusal:
             error = refusal
@@ -267,7 +279,8 @@ class Reply(Response):
         stops = self._request.stops
         echoes = self._request.echoes
         self._texts = texts = {
-            order: _Text(i, codec, stops, echoes=echoes) for i, order in enumerate(self._orders)
+            order: _Text(i, codec, stops, echoes=echoes)
+            for i, order in enumerate(self._orders)
         }
         async for piece in self._prompts():
             yield [piece]
@@ -280,7 +293,9 @@ class Reply(Response):
             if isinstance(news, RequestError):
                 raise news
             if is_first:
-                self._batcher.metrics.first_token.observe(time.monotonic() - self._began)
+                self._batcher.metrics.first_token.observe(
+                    time.monotonic() - self._began
+                )
                 is_first = False
 
             by_order: defaultdict[Order, list[NewToken]] = defaultdict(list)
@@ -304,7 +319,9 @@ class Reply(Response):
                     seconds_per_token = (time.monotonic() - first_time) / steps[order]
                     self._batcher.metrics.token_seconds.observe(seconds_per_token)
                 if piece.end is not None and tokens[-1].end is None:
-                    self._batcher.cancel([order])  # the batch does not check stop strings
+                    self._batcher.cancel(
+                        [order]
+                    )  # the batch does not check stop strings
             if pieces:
                 yield pieces
 
@@ -319,7 +336,9 @@ class Reply(Response):
             if order.prompt is not prompt:  # `n` texts share a prompt
                 prompt = order.prompt
                 try:
-                    tokens = await run_in_threadpool(self._batcher.read, self._served, order)
+                    tokens = await run_in_threadpool(
+                        self._batcher.read, self._served, order
+                    )
                 except (RuntimeError, MemoryError) as error:
                     _log.exception("reading a prompt with %s failed", self._served.name)
                     raise internal_error() from error
@@ -339,8 +358,12 @@ class Reply(Response):
         if self._best.n > 1:
             choices = await run_in_threadpool(self._choose_best, complete)
         else:
-            choices = [self._request.choice(piece, is_complete=True) for piece in complete]
-        body = msgspec.json.encode({**self._head, "choices": choices, "usage": self._usage})
+            choices = [
+                self._request.choice(piece, is_complete=True) for piece in complete
+            ]
+        body = msgspec.json.encode(
+            {**self._head, "choices": choices, "usage": self._usage}
+        )
         self._has_begun = True
         answer = Response(body, media_type="application/json")
         await answer(self._scope, self._receive, self._send)
@@ -369,12 +392,16 @@ class Reply(Response):
 
     async def _stream(self, ticket: Ticket) -> None:
         request = self._request
-        due = [Piece(i) for i in range(len(self._orders))] if request.opens_texts else []
+        due = (
+            [Piece(i) for i in range(len(self._orders))] if request.opens_texts else []
+        )
         async for pieces in self._pieces(ticket):
             due += [piece for piece in pieces if piece.is_visible]
             if due:
                 choices = [request.choice(piece, is_complete=False) for piece in due]
-                await self._send_events([{**self._head, "choices": [one]} for one in choices])
+                await self._send_events(
+                    [{**self._head, "choices": [one]} for one in choices]
+                )
                 due = []
         usage = [{**self._head, "choices": [], "usage": self._usage}]
         await self._send_events(usage if request.wants_usage else [], last=True)
@@ -389,14 +416,21 @@ class Reply(Response):
 
     async def _send_events(self, events: Sequence[Json], *, last: bool = False) -> None:
         if not self._has_begun:
-            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+            headers = [
+                (b"content-type", b"text/event-stream"),
+                (b"cache-control", b"no-cache"),
+            ]
             start = {"type": "http.response.start", "status": 200, "headers": headers}
             self._has_begun = True
             await self._send(start)
         parts = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
         if last:
             parts.append(b"data: [DONE]\n\n")
-        body = {"type": "http.response.body", "body": b"".join(parts), "more_body": not last}
+        body = {
+            "type": "http.response.body",
+            "body": b"".join(parts),
+            "more_body": not last,
+        }
         await self._send(body)
 
 
@@ -432,7 +466,9 @@ def _best_of(request: TextRequest, options: GenerationOptions) -> BestOf:
     return best
 
 
-async def _run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def _run_while_connected(
+    receive: Receive, work: Coroutine[Any, Any, None]
+) -> None:
     """Run the work until it ends or the client disconnects.
 
     Raises:

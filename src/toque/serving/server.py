@@ -135,7 +135,9 @@ def _raise_file_limit(connections: int) -> int:
     return max(1, min(connections, soft - _OTHER_FILES))
 
 
-def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str, ...] | None:
+def hosts_of(
+    host: str, *, port: int, token: str | None, risk: str
+) -> tuple[str, ...] | None:
     """Return the names that the Host header may contain for a server at `host`. None is any name.
 
     Args:

@@ -16,7 +16,9 @@ def _byte_characters() -> Mapping[str, int]:
     """Map GPT-2's characters to bytes. Unprintable bytes have the characters from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(0x100)) - set(printable))
-    return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}
+    return {chr(b): b for b in printable} | {
+        chr(0x100 + n): b for n, b in enumerate(others)
+    }
 
 
 _BYTE_CHARACTERS: Final = _byte_characters()
@@ -33,7 +35,9 @@ def bytes_of_token(codec: Codec, token: int, text: str) -> bytes:
     piece = codec.piece(token)
     if (raw := _spelled_bytes(piece)) is not None:
         alone = codec.decode([token])
-        is_spelling = raw.decode(errors="replace") == alone  # not of "é" in SentencePiece
+        is_spelling = (
+            raw.decode(errors="replace") == alone
+        )  # not of "é" in SentencePiece
         if is_spelling and (_HALF in alone or text.endswith(alone)):
             return raw
     if _HALF in piece:  # the text comes with the next token

@@ -20,7 +20,15 @@ from starlette.routing import Route
 from toque.errors import ToqueError
 from toque.reporter import clock_text
 from toque.reports.figures import MAX_OVERLAID, STYLES
-from toque.reports.page import STYLE, Page, PageHead, RunRow, RunTable, Section, Sentence
+from toque.reports.page import (
+    STYLE,
+    Page,
+    PageHead,
+    RunRow,
+    RunTable,
+    Section,
+    Sentence,
+)
 from toque.reports.run_page import SECTIONS, run_page
 from toque.reports.verdict import Verdict, verdict_of
 from toque.runs.places import RunFinder
@@ -105,16 +113,25 @@ class Watcher:
         self._refresh()
         with self._lock:
             states = {name: state_of(run) for name, run in self._runs.items()}
-            versions = tuple((name, run.version, states[name]) for name, run in self._runs.items())
+            versions = tuple(
+                (name, run.version, states[name]) for name, run in self._runs.items()
+            )
             version = str(hash((self._error, versions)))
             if version == known_version:
                 return None, version
             if states:
                 return self._view_runs(shown, plotted, states), version
             address = self._finder.address
-            text = self._error or f"{address} does not contain a run yet. New runs appear here."
-            page = Page(PageHead(address, "Waiting for a run", text, state="waiting"), ())
-            return View(dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", text), version
+            text = (
+                self._error
+                or f"{address} does not contain a run yet. New runs appear here."
+            )
+            page = Page(
+                PageHead(address, "Waiting for a run", text, state="waiting"), ()
+            )
+            return View(
+                dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", text
+            ), version
 
     def _refresh(self) -> None:
         """Read the files of the runs if the last refresh is old enough."""
@@ -137,11 +154,15 @@ class Watcher:
             self._error = str(error)
             return
         self._runs = {
-            name: self._runs.get(name) or RunRecord(place) for name, place in places.items()
+            name: self._runs.get(name) or RunRecord(place)
+            for name, place in places.items()
         }
 
     def _view_runs(
-        self, shown: str | None, plotted: Sequence[str] | None, states: Mapping[str, RunStatus]
+        self,
+        shown: str | None,
+        plotted: Sequence[str] | None,
+        states: Mapping[str, RunStatus],
     ) -> View:
         runs = self._runs
 
@@ -149,7 +170,11 @@ class Watcher:
             # Active runs are first, by name, so that they do not move. Then the newest is first.
             kind = states[name].kind
             is_active = kind in ("running", "scoring", "waiting")
-            return _ORDER.index(kind), 0 if is_active else -(runs[name].written_at or 0), name
+            return (
+                _ORDER.index(kind),
+                0 if is_active else -(runs[name].written_at or 0),
+                name,
+            )
 
         names = sorted(runs, key=rank)
         if shown is None or shown not in runs:
@@ -209,7 +234,12 @@ def _table(
 ) -> list[RunTable | Sentence]:
     styles = dict(zip(plotted, STYLES, strict=False))
     rows = [
-        RunRow(name, states[name].kind, styles.get(name, ""), _cells(runs[name], states[name]))
+        RunRow(
+            name,
+            states[name].kind,
+            styles.get(name, ""),
+            _cells(runs[name], states[name]),
+        )
         for name in names
     ]
     table = RunTable(_HEADS, rows, shown)
@@ -219,7 +249,9 @@ def _table(
 
 def _cells(run: RunRecord, state: RunStatus) -> list[str]:
     history, step = run.history, run.history.step
-    loss, rate = (step.loss, step.tokens_per_second) if step is not None else (None, None)
+    loss, rate = (
+        (step.loss, step.tokens_per_second) if step is not None else (None, None)
+    )
     seconds_left = history.seconds_left if state.kind == "running" else None
     return [
         f"{history.progress.step:,}",
@@ -231,7 +263,9 @@ def _cells(run: RunRecord, state: RunStatus) -> list[str]:
     ]
 
 
-def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] | None) -> Gate:
+def watching_app(
+    watcher: Watcher, *, token: str | None, hosts: Collection[str] | None
+) -> Gate:
     """Build the ASGI application. `token` and `hosts` are as for `Gate`."""
 
     def current_page(query: QueryParams) -> dict[str, object]:
@@ -245,14 +279,20 @@ def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] 
 
     async def page(request: Request) -> Response:
         if len(str(request.query_params)) > _MAX_QUERY_CHARS:
-            raise RequestError(414, "The names of the runs are too long for this server.")
+            raise RequestError(
+                414, "The names of the runs are too long for this server."
+            )
         record = await run_in_threadpool(current_page, request.query_params)
         return JSONResponse(record, headers={"Cache-Control": "no-store"})
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    routes = [*page_files(_LIVE, _SHARED), Route("/api/page", page), Route("/health", health)]
+    routes = [
+        *page_files(_LIVE, _SHARED),
+        Route("/api/page", page),
+        Route("/health", health),
+    ]
     handlers = {RequestError: _answer_error, HTTPException: _answer_error}
     app = Starlette(routes=routes, exception_handlers=handlers)
     return Gate(
@@ -268,6 +308,8 @@ def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         message = f"{request.scope['path'][:100]} does not exist on this server."
-        return error_response(RequestError(error.status_code, message, code="invalid_url"))
+        return error_response(
+            RequestError(error.status_code, message, code="invalid_url")
+        )
     assert isinstance(error, RequestError)
     return error_response(error)

@@ -81,7 +81,9 @@ def decompressed_bytes(path: Path) -> int:
         schema = metadata.schema.to_arrow_schema()
     except (arrow.ArrowException, *_DAMAGE):
         return 0
-    texts = [name for name, holds_bytes in _columns_in(schema).items() if not holds_bytes]
+    texts = [
+        name for name, holds_bytes in _columns_in(schema).items() if not holds_bytes
+    ]
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return sum(
         chunk.total_uncompressed_size
@@ -111,7 +113,9 @@ def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
 
 
 @contextmanager
-def _open_table(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterator[Any]]]]:
+def _open_table(
+    path: Path,
+) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterator[Any]]]]:
     """Return pyarrow, the schema of a file, and a function that reads batches of columns."""
     arrow = _pyarrow_for(str(path))
     with path.open("rb") as file:
@@ -124,7 +128,9 @@ def _open_table(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], It
             with arrow.parquet.ParquetFile(path, pre_buffer=False) as table:
                 yield arrow, table.schema_arrow, partial(_parquet_batches, path, table)
             return
-        if start != _ARROW_FILE and end != _ARROW_STREAM_END:  # pyarrow does not check this
+        if (
+            start != _ARROW_FILE and end != _ARROW_STREAM_END
+        ):  # pyarrow does not check this
             raise OSError("the end mark of an Arrow stream is missing")
         with arrow.OSFile(str(path)) as source:
             if start == _ARROW_FILE:
@@ -135,7 +141,9 @@ def _open_table(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], It
             names = list(enumerate(reader.schema.names))
 
             def select_columns(columns: list[str]) -> Iterator[Any]:
-                indices = [at for column in columns for at, name in names if name == column]
+                indices = [
+                    at for column in columns for at, name in names if name == column
+                ]
                 return (batch.select(indices) for batch in batches)
 
             yield arrow, reader.schema, select_columns
@@ -179,7 +187,9 @@ def _largest_page(file: BinaryIO, chunk: Any) -> int:
     largest = 0
     while position < end:
         file.seek(position)
-        header = _read_integers(file)  # 2 is the decompressed size, 3 the size in the file
+        header = _read_integers(
+            file
+        )  # 2 is the decompressed size, 3 the size in the file
         largest = max(largest, header[2])
         position = file.tell() + max(0, header[3])
     return largest
@@ -197,7 +207,9 @@ def _read_integers(file: BinaryIO) -> dict[int, int]:
             integers[number] = value >> 1 ^ -(value & 1)
         elif kind == 12:
             _read_integers(file)
-        elif kind > 2:  # a byte, a double or a text. Booleans are kinds 1 and 2, without a value.
+        elif (
+            kind > 2
+        ):  # a byte, a double or a text. Booleans are kinds 1 and 2, without a value.
             file.seek({3: 1, 7: 8, 8: 0}[kind] or _varint(file), os.SEEK_CUR)
     return integers
 
@@ -216,15 +228,22 @@ def columnar_records(contents: Contents) -> Numbered:
     """Decode the rows of a block. Their numbers are the rows of the file."""
     arrow = _pyarrow_for("a block of Parquet rows")
     table = arrow.ipc.open_stream(arrow.py_buffer(contents.body)).read_all()
-    names = enumerate(table.column_names)  # the last of equal names counts, as in JSON and CSV
+    names = enumerate(
+        table.column_names
+    )  # the last of equal names counts, as in JSON and CSV
     values = {name: _cells(table.column(at), arrow) for at, name in names}
     for row in range(table.num_rows):
         number = contents.first + row
         record = {name: column[row] for name, column in values.items()}
-        bad = next((value for value in record.values() if isinstance(value, _Bad)), None)
+        bad = next(
+            (value for value in record.values() if isinstance(value, _Bad)), None
+        )
         if bad is not None:
             yield number, bad.reason
-        elif sum(len(v) for v in record.values() if isinstance(v, str)) > MAX_RECORD_BYTES:
+        elif (
+            sum(len(v) for v in record.values() if isinstance(v, str))
+            > MAX_RECORD_BYTES
+        ):
             yield number, TOO_LONG
         else:
             yield number, record
@@ -237,7 +256,10 @@ def _cells(column: Any, arrow: Any) -> list[Any]:
         if not arrow.types.is_string(column.type):
             return [_NOT_TEXT] * len(column)
         values = column.cast(arrow.binary()).to_pylist()
-    except (ArithmeticError, ValueError):  # e.g. a date after the year 9999: find its row
+    except (
+        ArithmeticError,
+        ValueError,
+    ):  # e.g. a date after the year 9999: find its row
         cells = (attempted(_read_cell, cell) for cell in column)
         values = [_Bad(cell) if isinstance(cell, str) else cell[0] for cell in cells]
     return [_decode(value) if isinstance(value, bytes) else value for value in values]
@@ -283,7 +305,9 @@ def _parts_of(batch: Any) -> Iterator[Any]:
 
 def _pyarrow_for(what: str) -> Any:
     """Import pyarrow with its submodules."""
-    with needing("data", what, otherwise=", or export it as CSV or JSON lines", raised=DataError):
+    with needing(
+        "data", what, otherwise=", or export it as CSV or JSON lines", raised=DataError
+    ):
         import pyarrow as pa
         import pyarrow.ipc
         import pyarrow.parquet

@@ -91,7 +91,9 @@ class ConversationReader:
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read blocks of records."""
-        return self._layout(path).blocks(sorted({n for f in self._fields.values() for n in f}))
+        return self._layout(path).blocks(
+            sorted({n for f in self._fields.values() for n in f})
+        )
 
     def schema(self, path: Path) -> str:
         """Return the layout of a file, for the report."""
@@ -105,12 +107,16 @@ class ConversationReader:
     def _layout(self, path: Path) -> FileLayout:
         return layout_with(path, named_columns(self.columns), encoding=self.encoding)
 
-    def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
+    def _example_of(
+        self, record: Mapping[str, Any], notes: Counter[str]
+    ) -> Example | str:
         turns: list[Turn] = []
         for role, column in _TEXTS.items():
             if column not in self.columns:
                 continue
-            text, unread = text_of(record, self.columns[column], notes, is_answer=role == ASSISTANT)
+            text, unread = text_of(
+                record, self.columns[column], notes, is_answer=role == ASSISTANT
+            )
             if unread:
                 return f"{unread} is not a text"
             if text.strip():
@@ -123,10 +129,14 @@ class ConversationReader:
             prompt = _turns_of(record.get(name), notes)
             if isinstance(prompt, str):
                 return prompt
-            if n_answers := sum(turn.role == ASSISTANT and turn.learnt for turn in prompt):
+            if n_answers := sum(
+                turn.role == ASSISTANT and turn.learnt for turn in prompt
+            ):
                 notes[IN_PROMPT] += n_answers
             turns += (
-                msgspec.structs.replace(turn, learnt=turn.learnt and turn.role != ASSISTANT)
+                msgspec.structs.replace(
+                    turn, learnt=turn.learnt and turn.role != ASSISTANT
+                )
                 for turn in prompt
             )
 
@@ -146,7 +156,9 @@ def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return "messages that are not a list"
-    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+    if not isinstance(value, list) or not all(
+        isinstance(message, dict) for message in value
+    ):
         return "messages that are not a list" if is_filled(value) else "no messages"
     turns: list[Turn] = []
     for message in value:
@@ -159,7 +171,9 @@ def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
 
 def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
     """Read a message, or return the reason for dropping the record."""
-    names = next((n for n in _ROLE_AND_TEXT if n[0] in message and n[1] in message), None)
+    names = next(
+        (n for n in _ROLE_AND_TEXT if n[0] in message and n[1] in message), None
+    )
     if names is None:
         return "a message without role and content"
     role = _ROLES.get(str(message[names[0]]).strip().lower())
@@ -185,13 +199,18 @@ def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
         for name, field in message.items()
         if name not in (*names, *_MARKS) and field not in (None, [], {})
     }
-    for name in ("role", "content"):  # the template receives `from` and `value` under these names
+    for name in (
+        "role",
+        "content",
+    ):  # the template receives `from` and `value` under these names
         if is_filled(fields.pop(name, None)):
             count_named(notes, UNWRITTEN, name)
     return Turn(role, plain_text(content, notes), learnt, fields)
 
 
-def _is_learnt(message: Mapping[str, Any], role: str, notes: Counter[str]) -> bool | str:
+def _is_learnt(
+    message: Mapping[str, Any], role: str, notes: Counter[str]
+) -> bool | str:
     """Check whether a message is learnt, or return the reason for dropping the record."""
     names = [name for name in _MARKS if is_filled(message.get(name))]
     marks = [_read_mark(message[name]) for name in names]
@@ -214,7 +233,11 @@ def _join_text_parts(parts: list[Any], notes: Counter[str]) -> tuple[str, str]:
         is_text = isinstance(part, dict) and part.get("type") in _TEXT_PARTS
         if not is_text or not isinstance(part.get("text"), str):
             return "", "a message with more than text"
-        filled = [name for name in part if name not in ("type", "text") and is_filled(part[name])]
+        filled = [
+            name
+            for name in part
+            if name not in ("type", "text") and is_filled(part[name])
+        ]
         for name in filled:
             if name in _MARKS and _read_mark(part[name]) is not True:
                 return "", "a message to be learnt only in parts"
@@ -236,7 +259,9 @@ def join_parts(texts: Iterable[str]) -> str:
 def _read_mark(mark: object) -> bool | None:
     """Convert the mark of a message to a boolean, or to None for any other value."""
     if isinstance(mark, str):
-        mark = {"1": True, "true": True, "0": False, "false": False}.get(mark.strip().lower())
+        mark = {"1": True, "true": True, "0": False, "false": False}.get(
+            mark.strip().lower()
+        )
     return bool(mark) if isinstance(mark, int | float) and mark in (0, 1) else None
 
 

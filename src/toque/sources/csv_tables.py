@@ -42,7 +42,9 @@ _DELIMITERS = (",", "\t", ";", "|")
 _NAMED_DELIMITERS = (*_DELIMITERS, "^", "~", ":", "#")
 """All delimiters. The last four need a first line such as "sep=#"."""
 # First line of Excel with the delimiter: "sep=;", perhaps quoted or padded with delimiters.
-_NAMES_DELIMITER = re.compile(rb'"?sep=(\\t|\t|[,;|^~:#])"?[,;|\t ]*(?:\r\n|\n|\r)+', re.IGNORECASE)
+_NAMES_DELIMITER = re.compile(
+    rb'"?sep=(\\t|\t|[,;|^~:#])"?[,;|\t ]*(?:\r\n|\n|\r)+', re.IGNORECASE
+)
 _MAX_RESPLIT = 1 << 16
 _MIN_FITTING = 0.7
 _BOTH = (True, False)
@@ -96,9 +98,12 @@ def dialect_of(
 
     def dialects(delimiters: Iterable[str]) -> list[Dialect]:
         candidates = (
-            _delimited(start, delimiter, is_entire_file=is_entire_file) for delimiter in delimiters
+            _delimited(start, delimiter, is_entire_file=is_entire_file)
+            for delimiter in delimiters
         )
-        return [d for d in candidates if d and (len(d.columns) > 1 or d.columns[0] in alone)]
+        return [
+            d for d in candidates if d and (len(d.columns) > 1 or d.columns[0] in alone)
+        ]
 
     possible = dialects([sep_line[1].decode().replace("\\t", "\t")]) if sep_line else []
     possible = possible or dialects(_DELIMITERS)
@@ -109,7 +114,11 @@ def dialect_of(
             "this file."
         )
     # A table of one column may have unquoted commas in its texts. Tabs then fit more of its rows.
-    best = max(possible, key=lambda d: (n_known(d.columns), len(d.columns), d.share), default=None)
+    best = max(
+        possible,
+        key=lambda d: (n_known(d.columns), len(d.columns), d.share),
+        default=None,
+    )
     if best is None or sep_line is None:
         return best
     return replace(best, n_before=count_lines(sep_line[0]))
@@ -131,7 +140,10 @@ def _delimited(start: bytes, delimiter: str, *, is_entire_file: bool) -> Dialect
         for i, name in enumerate(names)
     )
 
-    rows = {q: _first_rows(start[end:], delimiter, quoted=q, last=is_entire_file) for q in _BOTH}
+    rows = {
+        q: _first_rows(start[end:], delimiter, quoted=q, last=is_entire_file)
+        for q in _BOTH
+    }
     n = len(columns)
     # Tab-separated files are often written without quoting: use the form that fits more rows.
     shares = {q: max(rows[q].share(n), rows[q].share(n + 1)) for q in _BOTH}
@@ -163,10 +175,15 @@ def _first_rows(rows: bytes, delimiter: str, *, quoted: bool, last: bool) -> _Fi
     """Count the fields of the complete rows at the start of a file. See `row_end` for `last`."""
     counts = _FirstRows(Counter(), Counter())
     at, limit = 0, HEAD_BYTES
-    while (end := row_end(rows, at, delimiter, quoted=quoted, last=last)) and limit >= at < end:
+    while (
+        end := row_end(rows, at, delimiter, quoted=quoted, last=last)
+    ) and limit >= at < end:
         if at == 0:
             limit = end + HEAD_BYTES  # a long first row does not reduce the sample
-        fields = _fields(rows[at:end].decode(errors="replace"), delimiter, quoted=quoted) or []
+        fields = (
+            _fields(rows[at:end].decode(errors="replace"), delimiter, quoted=quoted)
+            or []
+        )
         counts.n_fields[len(fields)] += 1
         counts.n_open[len(fields)] += fields[-1:] == [""]
         at = end
@@ -182,10 +199,14 @@ def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     return re.compile(field + rb"(?:" + d + field + rb")*+", re.DOTALL)
 
 
-_ROWS: Final = {(d, q): _row_pattern(d, quoted=q) for d in _NAMED_DELIMITERS for q in _BOTH}
+_ROWS: Final = {
+    (d, q): _row_pattern(d, quoted=q) for d in _NAMED_DELIMITERS for q in _BOTH
+}
 
 
-def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -> int | None:
+def row_end(
+    text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool
+) -> int | None:
     """Find the end of the row at `at`, after its line break.
 
     Return None if the row may continue after the text, and -1 if a quote is not closed. `last` is
@@ -206,7 +227,9 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
     return end + 1
 
 
-def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iterator[Block]:
+def table_blocks(
+    path: Path, dialect: Dialect, *, encoding: str = UTF_8
+) -> Iterator[Block]:
     """Read blocks of about a mebibyte of rows. An unreadable row is a separate block."""
     delimiter, quoted = dialect.delimiter, dialect.quoted
     buffer = b""
@@ -218,7 +241,11 @@ def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iter
     def block_of(rows: bytes) -> Iterator[Block]:
         nonlocal line
         if rows.strip():
-            meta = {"columns": dialect.columns, "delimiter": delimiter, "quoted": quoted}
+            meta = {
+                "columns": dialect.columns,
+                "delimiter": delimiter,
+                "quoted": quoted,
+            }
             yield pack(path, line, "table", rows, **meta)
         line += count_lines(rows)
 
@@ -249,7 +276,9 @@ def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iter
             yield from block_of(buffer[start:at])
             following = _LINE_BREAK.search(buffer, at)
             in_long_line = following is None and not last
-            yield unreadable(path, line, UNCLOSED if end == -1 and not in_long_line else TOO_LONG)
+            yield unreadable(
+                path, line, UNCLOSED if end == -1 and not in_long_line else TOO_LONG
+            )
             n_given_up += 1
             if n_given_up > MAX_GIVEN_UP:
                 raise DataError(

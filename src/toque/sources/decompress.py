@@ -43,14 +43,21 @@ _BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 # Parquet, Arrow and archives do not have an encoding.
 _NO_TEXT = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"PK\x03\x04")
 _UTF8_MARK = b"\xef\xbb\xbf"
-_UTF_16 = "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8"
+_UTF_16 = (
+    "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8"
+)
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _WORKBOOK = "Export its sheet as CSV first"
 _DOCUMENT = "Save its text as .txt first"
 _IN_ZIP: Final[dict[tuple[bytes, ...], str]] = {
-    (b"xl/workbook", b"xl/worksheets", b"xl/_rels", b"xl/theme", b"xl/styles", b"xl/sharedS"): (
-        f"an Excel workbook (.xlsx). {_WORKBOOK}"
-    ),
+    (
+        b"xl/workbook",
+        b"xl/worksheets",
+        b"xl/_rels",
+        b"xl/theme",
+        b"xl/styles",
+        b"xl/sharedS",
+    ): (f"an Excel workbook (.xlsx). {_WORKBOOK}"),
     (b"word/document", b"word/_rels", b"word/styles", b"word/theme"): (
         f"a Word document (.docx). {_DOCUMENT}"
     ),
@@ -60,7 +67,9 @@ _IN_ZIP: Final[dict[tuple[bytes, ...], str]] = {
     (b"mimetypeapplication/vnd.oasis.opendocument.spreadsheet",): (
         f"an OpenDocument spreadsheet (.ods). {_WORKBOOK}"
     ),
-    (b"mimetypeapplication/vnd.oasis",): f"an OpenDocument file (.odt or .odp). {_DOCUMENT}",
+    (
+        b"mimetypeapplication/vnd.oasis",
+    ): f"an OpenDocument file (.odt or .odp). {_DOCUMENT}",
     (b"mimetypeapplication/epub",): f"an EPUB book. {_DOCUMENT}",
     (b"AndroidManifest.xml",): "an Android app (.apk). Take it out of data.sources",
     (b"META-INF/",): "a Java archive (.jar) or an app. Take it out of data.sources",
@@ -91,7 +100,10 @@ _BREAK = re.compile(rb"[\r\n]")
 
 def packed_as(path: Path) -> str:
     """Describe an archive, document or database and its conversion. "" for a readable file."""
-    with suppress(DataError), opened(path) as (stream, *_):  # the reader reports damaged files
+    with (
+        suppress(DataError),
+        opened(path) as (stream, *_),
+    ):  # the reader reports damaged files
         return _unread_kind(stream.read(_SIGN_BYTES))
     return ""
 
@@ -115,7 +127,9 @@ def _unread_kind(start: bytes) -> str:
         return next(kinds, "a ZIP archive. Unpack it first: unzip")
     if _is_tar(start):
         return "a tar archive. Unpack it first: tar xf"
-    return next((kind for sign, kind in _NOT_READ.items() if start.startswith(sign)), "")
+    return next(
+        (kind for sign, kind in _NOT_READ.items() if start.startswith(sign)), ""
+    )
 
 
 def _is_tar(start: bytes) -> bool:
@@ -129,7 +143,9 @@ def _is_tar(start: bytes) -> bool:
     return False
 
 
-def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Iterator[bytes]:
+def chunks(
+    path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8
+) -> Iterator[bytes]:
     """Read the decompressed bytes of a file as UTF-8, without a byte-order mark.
 
     Bytes that are invalid in `encoding` do not change, so that they are counted as invalid UTF-8.
@@ -166,15 +182,21 @@ def _escape_bytes(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
     invalid = error.object[error.start : error.end]
-    return "".join(chr(0xDC00 + (byte if byte > 127 else 0xFF)) for byte in invalid), error.end
+    return "".join(
+        chr(0xDC00 + (byte if byte > 127 else 0xFF)) for byte in invalid
+    ), error.end
 
 
-def _bounded(path: Path, stream: IO[bytes], packed_bytes: int, size: int) -> Iterator[bytes]:
+def _bounded(
+    path: Path, stream: IO[bytes], packed_bytes: int, size: int
+) -> Iterator[bytes]:
     """Read the chunks of a stream, and refuse a decompression bomb."""
     plain_bytes = 0
     while chunk := stream.read(size):
         plain_bytes += len(chunk)
-        if packed_bytes and plain_bytes > max(MIN_BOMB_BYTES, MAX_EXPANSION * packed_bytes):
+        if packed_bytes and plain_bytes > max(
+            MIN_BOMB_BYTES, MAX_EXPANSION * packed_bytes
+        ):
             raise DataError(
                 f"{path} has {packed_bytes:,} bytes that expand to more than {plain_bytes:,}, over "
                 f"{MAX_EXPANSION} times as many. The file is damaged or a decompression bomb, "
@@ -184,7 +206,9 @@ def _bounded(path: Path, stream: IO[bytes], packed_bytes: int, size: int) -> Ite
         yield chunk
 
 
-def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[bytes, bool]:
+def head(
+    path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8
+) -> tuple[bytes, bool]:
     """Read the first decompressed bytes of a file. Also return True if they are the entire file.
 
     Raises:
@@ -222,7 +246,9 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
         DataError: The file does not exist, is damaged or cannot be read.
     """
     if path.is_dir():
-        raise DataError(f"{path} must be a file, not a folder. List the files in it instead.")
+        raise DataError(
+            f"{path} must be a file, not a folder. List the files in it instead."
+        )
 
     try:
         with path.open("rb") as raw:
@@ -267,7 +293,9 @@ def _bzip2(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    with needing("data", str(path), otherwise=", or decompress it: zstd -d", raised=DataError):
+    with needing(
+        "data", str(path), otherwise=", or decompress it: zstd -d", raised=DataError
+    ):
         import pyarrow as pa
     try:
         with pa.CompressedInputStream(raw, "zstd") as stream:
@@ -311,7 +339,10 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             buffer = LONG_LINE + buffer[line_break.start() :]
             skipping = False
         # Find the end of the last complete line. CR at the end may be half of CR LF.
-        cut = max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(0, len(buffer) - 1))) + 1
+        cut = (
+            max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(0, len(buffer) - 1)))
+            + 1
+        )
         pending = buffer[cut:]
         if len(pending) > MAX_RECORD_BYTES:
             pending = b""

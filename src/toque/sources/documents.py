@@ -53,7 +53,8 @@ _GUTENBERG = r"\*\*\*\s{0,9}+%s OF TH(?:E|IS)(?: COPYRIGHTED)? PROJECT GUTENBERG
 _BEGINS = _GUTENBERG % "START" + r"(?>.{0,999}?\*\*\*)[^\n]{0,99}+\n"
 _BOOK = re.compile(_BEGINS, re.DOTALL | re.IGNORECASE)
 _LICENCE = re.compile(
-    "^" + _GUTENBERG % "END" + rf".*?(?:{_BEGINS}|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
+    "^" + _GUTENBERG % "END" + rf".*?(?:{_BEGINS}|\Z)",
+    re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
 # Vertical tab, form feed, the separators of ASCII, U+0085, U+2028 and U+2029.
@@ -127,7 +128,9 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
             notes[note] += n
     n_lines = text.count("\n")
     text = _LICENCE.sub("", text)
-    if book := _BOOK.search(text):  # the first line before a book, also in the middle of a file
+    if book := _BOOK.search(
+        text
+    ):  # the first line before a book, also in the middle of a file
         text = text[book.end() :]
     if text.count("\n") < n_lines:
         notes["lines of Project Gutenberg's licence"] += n_lines - text.count("\n")
@@ -157,7 +160,11 @@ def composed(text: str) -> str:
 
 def _sort_marks(run: re.Match[str]) -> str:
     """Put the marks of a run in canonical order, after the decomposition of its characters."""
-    parts = (part for character in run.group() for part in unicodedata.normalize("NFD", character))
+    parts = (
+        part
+        for character in run.group()
+        for part in unicodedata.normalize("NFD", character)
+    )
     groups = groupby(parts, key=lambda part: unicodedata.combining(part) > 0)
     return "".join(
         "".join(sorted(group, key=unicodedata.combining) if are_marks else group)
@@ -193,7 +200,9 @@ class DocumentReader:
     def _layout(self, path: Path) -> FileLayout:
         return layout_with(path, {"text": self.column}, encoding=self.encoding)
 
-    def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
+    def _example_of(
+        self, record: Mapping[str, Any], notes: Counter[str]
+    ) -> Example | str:
         value = record.get(self.column)
         if not isinstance(value, str) or not value.strip():
             return NO_TEXT
@@ -241,7 +250,9 @@ class PairReader:
         columns = named_columns({"prompt": self.prompt, "target": self.target})
         return layout_with(path, columns, encoding=self.encoding)
 
-    def example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
+    def example_of(
+        self, record: Mapping[str, Any], notes: Counter[str]
+    ) -> Example | str:
         """Make the example of a record, or return the reason for dropping the record."""
         prompt, unread = text_of(record, self.prompt, notes)
         if unread:
@@ -351,7 +362,9 @@ def _fill_template(template: str, texts: Mapping[str, str]) -> str:
         parts = template_parts(paragraph)
         names = [name for _, name in parts if name]
         if not names or any(texts[name].strip() for name in names):
-            paragraphs.append("".join(text + texts.get(name, "") for text, name in parts))
+            paragraphs.append(
+                "".join(text + texts.get(name, "") for text, name in parts)
+            )
     return "\n\n".join(paragraphs)
 
 

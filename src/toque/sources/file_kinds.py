@@ -69,11 +69,17 @@ class FileJudge:
             else:
                 readers[file.name] = kind
 
-        has_records = any(not isinstance(reader, TextReader) for reader in readers.values())
+        has_records = any(
+            not isinstance(reader, TextReader) for reader in readers.values()
+        )
         if first_error is not None and not has_records:
             raise first_error
         if self.source.format == "auto" and has_records:
-            texts = [name for name, reader in readers.items() if isinstance(reader, TextReader)]
+            texts = [
+                name
+                for name, reader in readers.items()
+                if isinstance(reader, TextReader)
+            ]
             for name in texts:
                 del readers[name]
                 skipped[name] = DOCUMENTATION if is_documentation(name) else PLAIN_TEXT
@@ -83,7 +89,9 @@ class FileJudge:
                 f"{_format_skipped(skipped)}. Correct data.sources."
             )
         # Text files were added last. Restore the order of the files.
-        skipped = {file.name: skipped[file.name] for file in files if file.name in skipped}
+        skipped = {
+            file.name: skipped[file.name] for file in files if file.name in skipped
+        }
         if skipped:
             notice = f"{path}: skipped {_format_skipped(skipped)}."
             if PLAIN_TEXT in skipped.values():
@@ -126,7 +134,9 @@ class FileJudge:
         source, encoding = self.source, self.encoding
         columns: Columns = {str(role): name for role, name in source.columns.items()}
 
-        if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
+        if source.format == "tokens" or (
+            source.format == "auto" and is_array_file(file.path)
+        ):
             return TokenReader()
 
         with named(file.path, file.name):
@@ -160,7 +170,9 @@ def _format_skipped(skipped: dict[str, str]) -> str:
     """List the names of skipped files by reason, the most common reason first."""
     parts = []
     for reason, n in Counter(skipped.values()).most_common():
-        names = [name.rpartition("/")[2] for name, why in skipped.items() if why == reason]
+        names = [
+            name.rpartition("/")[2] for name, why in skipped.items() if why == reason
+        ]
         more = f" and {n - _MAX_SHOWN} more" if n > _MAX_SHOWN else ""
         parts.append(f"{', '.join(names[:_MAX_SHOWN])}{more} ({reason})")
     return "; ".join(parts)

@@ -26,7 +26,9 @@ _FORM: Final = re.compile(
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _RECORDED: Final = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
 _STREAM_ROWS: Final = 1000  # rows read from a stream at a time
-_read_json: Final = partial(json_object, error=DataError, todo="Save the dataset again.")
+_read_json: Final = partial(
+    json_object, error=DataError, todo="Save the dataset again."
+)
 _MAX_NAME_BYTES = 200  # file systems refuse 256 with an OSError
 
 
@@ -51,7 +53,9 @@ class HubDataset:
         name = sign = revision = ""
         if parts is not None:
             name, sign, revision = parts["name"].partition("@")
-            if sign and named_path(parts["name"]).is_dir():  # a folder with "@" in its name
+            if (
+                sign and named_path(parts["name"]).is_dir()
+            ):  # a folder with "@" in its name
                 name = parts["name"]
                 sign = revision = ""
         if parts is None or not name or (sign and not revision):
@@ -89,7 +93,9 @@ def names_a_folder(path: str) -> bool:
     return named_path(HubDataset.of(path).name).is_dir()
 
 
-def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tuple[Located, ...]:
+def dataset_files(
+    path: str, say: Callable[[str], None] = lambda _: None
+) -> tuple[Located, ...]:
     """Return the Arrow files of a path that begins with `hf:`. Each name includes the commit.
 
     If the path limits the rows, they are streamed into one file. Otherwise the split is downloaded.
@@ -112,7 +118,9 @@ def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tup
         import datasets
     try:
         name = str(folder) if folder.is_dir() else dataset.name
-        builder = datasets.load_dataset_builder(name, dataset.config, revision=dataset.revision)
+        builder = datasets.load_dataset_builder(
+            name, dataset.config, revision=dataset.revision
+        )
         commit = _commit_of(builder, dataset)
         splits = list(builder.info.splits or builder.config.data_files)
         if dataset.split not in splits and (dataset.split or len(splits) > 1):
@@ -127,7 +135,9 @@ def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tup
             files = [Path(entry["filename"]) for entry in cached]
     except ToqueError:
         raise
-    except Exception as error:  # the library, its file readers and the network raise any type
+    except (
+        Exception
+    ) as error:  # the library, its file readers and the network raise any type
         raise _load_error(dataset, error) from error
 
     if not files:
@@ -140,7 +150,11 @@ def dataset_files(path: str, say: Callable[[str], None] = lambda _: None) -> tup
 
 
 def _stream_rows(
-    builder: Any, dataset: HubDataset, split: str, commit: str | None, say: Callable[[str], None]
+    builder: Any,
+    dataset: HubDataset,
+    split: str,
+    commit: str | None,
+    say: Callable[[str], None],
 ) -> Path:
     """Write the first rows of a split to an Arrow file in the cache, unless the file exists."""
     from pyarrow import ipc
@@ -173,7 +187,9 @@ def _stream_rows(
     if n_read < n_rows:
         say(f"{address}: streamed {n_read:,} rows, the entire split.")
     else:
-        say(f"{address}: streamed the first {n_read:,} rows, which are not a random sample.")
+        say(
+            f"{address}: streamed the first {n_read:,} rows, which are not a random sample."
+        )
     return path
 
 
@@ -208,7 +224,9 @@ def _load_error(dataset: HubDataset, error: Exception) -> DataError:
 
     configs: list[str] = []
     with suppress(Exception):  # the original error is more useful
-        configs = datasets.get_dataset_config_names(dataset.name, revision=dataset.revision)
+        configs = datasets.get_dataset_config_names(
+            dataset.name, revision=dataset.revision
+        )
     if len(configs) > 1 and dataset.config not in configs:
         unknown = f", not {dataset.config}" if dataset.config else ""
         config = dataset.split if dataset.split in configs else configs[0]
@@ -247,7 +265,10 @@ def saved_files(folder: Path) -> list[Path] | None:
         if len(splits) > 1:
             raise split_error(str(folder), [split.name for split in splits], sign="/")
         return saved_files(splits[0])
-    if not (folder / "dataset_info.json").is_file() or not (folder / "state.json").is_file():
+    if (
+        not (folder / "dataset_info.json").is_file()
+        or not (folder / "state.json").is_file()
+    ):
         return None
     entries = _read_json(folder / "state.json").get("_data_files")
     if not isinstance(entries, list) or not entries:
@@ -255,7 +276,9 @@ def saved_files(folder: Path) -> list[Path] | None:
             f"{folder} is a saved dataset, but its state.json lists no files. Save the dataset "
             "again with dataset.save_to_disk(folder)."
         )
-    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    names = [
+        entry.get("filename") if isinstance(entry, dict) else None for entry in entries
+    ]
     return [_listed_path(folder, name, "state.json") for name in names]
 
 
@@ -267,7 +290,12 @@ def _listed_path(folder: Path, name: Any, list_name: str) -> Path:
     """
     is_text = isinstance(name, str) and "\0" not in name
     is_valid = is_text and 0 < len(name.encode("utf-8", "replace")) < _MAX_NAME_BYTES
-    if not is_valid or name == ".." or Path(name).name != name or not (folder / name).exists():
+    if (
+        not is_valid
+        or name == ".."
+        or Path(name).name != name
+        or not (folder / name).exists()
+    ):
         shown = f"{name!r}"[:80]
         raise DataError(
             f"{folder} is a saved dataset, and its {list_name} lists {shown}, which is not in the "

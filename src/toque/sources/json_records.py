@@ -53,7 +53,8 @@ Depth = Literal[0, 1, 2]
 JsonForm = Literal["lines", "array", "dict", "wrapped", "objects"]
 _DEPTHS: dict[JsonForm, Depth] = {"array": 1, "dict": 1, "wrapped": 2, "objects": 0}
 _ENTRY = re.compile(
-    rb'\s*+(?:,\s*+)?"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
+    rb'\s*+(?:,\s*+)?"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)',
+    re.DOTALL,
 )
 _MESSAGES = re.compile(rb'\[\s*\{\s*"(?:role|from|content|value)"\s*:')
 _SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
@@ -68,9 +69,15 @@ def form_of(start: bytes, *, is_entire_file: bool) -> JsonForm:
     if not is_entire_file and has_several:
         lines.pop()  # it may be incomplete
     sample = lines[:50]
-    complete = sum(line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample)
+    complete = sum(
+        line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample
+    )
     # A few damaged lines do not matter.
-    if has_several and 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{"):
+    if (
+        has_several
+        and 2 * complete >= len(sample)
+        and not sample[0].rstrip().endswith(b"{")
+    ):
         return "lines"
 
     # The first keys and their values distinguish a record from an object of records.
@@ -83,7 +90,9 @@ def form_of(start: bytes, *, is_entire_file: bool) -> JsonForm:
         # A list of messages is the conversation of one record, not a list of records.
         are_messages = _MESSAGES.match(start, match.start(2)) is not None
         kinds.append((b"", b"") if are_messages else (opening, inner))
-        value = (_WHOLE_RECORD if opening in (b"{", b"[") else _SCALAR).match(start, match.start(2))
+        value = (_WHOLE_RECORD if opening in (b"{", b"[") else _SCALAR).match(
+            start, match.start(2)
+        )
         at = value.end() if value else len(start)
     n_objects = sum(opening == b"{" for opening, _ in kinds)
     if not keys & _RECORD_KEYS:
@@ -96,14 +105,22 @@ def form_of(start: bytes, *, is_entire_file: bool) -> JsonForm:
     return "objects" if is_entire_file or has_several else "lines"
 
 
-def sample_records(start: bytes, form: JsonForm, *, is_entire_file: bool) -> list[dict[str, Any]]:
+def sample_records(
+    start: bytes, form: JsonForm, *, is_entire_file: bool
+) -> list[dict[str, Any]]:
     """Decode the first readable records of a file, for the recognition of its schema."""
     sample: list[dict[str, Any]] = []
     if form == "lines":
-        lines = start.splitlines() if is_entire_file else start.splitlines()[:-1] or [start]
+        lines = (
+            start.splitlines() if is_entire_file else start.splitlines()[:-1] or [start]
+        )
         texts: Iterator[bytes | None] = (line for line in lines if line.strip())
     else:
-        texts = (piece.text for piece in JsonSplitter(_DEPTHS[form]).pieces([start]) if piece.whole)
+        texts = (
+            piece.text
+            for piece in JsonSplitter(_DEPTHS[form]).pieces([start])
+            if piece.whole
+        )
     with suppress(DamagedJsonError):  # reported later, when the file is read
         for text in islice(texts, 5 * _SAMPLE):
             value = attempted(_decode_record, text) if text is not None else ""
@@ -114,7 +131,9 @@ def sample_records(start: bytes, form: JsonForm, *, is_entire_file: bool) -> lis
     return sample
 
 
-def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterator[Block]:
+def json_blocks(
+    path: Path, form: JsonForm, *, encoding: str = UTF_8
+) -> Iterator[Block]:
     """Read blocks of about a mebibyte of records.
 
     Raises:
@@ -186,7 +205,10 @@ def json_records(contents: Contents) -> Numbered:
     """Decode the records of a block."""
     for number, line in _numbered_lines(contents):
         if line.strip():
-            yield number, TOO_LONG if line == LONG_LINE else attempted(_decode_record, line)
+            yield (
+                number,
+                TOO_LONG if line == LONG_LINE else attempted(_decode_record, line),
+            )
 
 
 def line_of(contents: Contents, number: int) -> bytes:
@@ -196,7 +218,9 @@ def line_of(contents: Contents, number: int) -> bytes:
 
 def _numbered_lines(contents: Contents) -> Iterator[tuple[int, bytes]]:
     lines = contents.body.splitlines()
-    numbers = contents.meta.get("numbers") or range(contents.first, contents.first + len(lines))
+    numbers = contents.meta.get("numbers") or range(
+        contents.first, contents.first + len(lines)
+    )
     return zip(numbers, lines, strict=True)
 
 
@@ -236,7 +260,12 @@ _STRING = rb'"' + _INSIDE + rb'"'
 _CUT = rb'(?P<cut>"' + _INSIDE + rb"\\?+\Z)"
 _BRACKETS = rb"(?P<open>[{\[])|(?P<close>[}\]])|"
 _TOKEN = re.compile(
-    rb"(?P<string>" + _STRING + rb")|" + _BRACKETS + _CUT + rb'|(?P<word>[^\s"{}\[\],:]++)',
+    rb"(?P<string>"
+    + _STRING
+    + rb")|"
+    + _BRACKETS
+    + _CUT
+    + rb'|(?P<word>[^\s"{}\[\],:]++)',
     re.DOTALL,
 )
 _IN_RECORD = re.compile(_STRING + rb"|" + _BRACKETS + _CUT, re.DOTALL)
@@ -358,7 +387,9 @@ class JsonSplitter:
                 self._around = self._depth_in(match[0])
 
             innermost = self._open[-1:]
-            inside = len(self._open) == self._around and (self._around < 2 or innermost == [b"["])
+            inside = len(self._open) == self._around and (
+                self._around < 2 or innermost == [b"["]
+            )
 
             if kind == "open":
                 if inside and (self._around or match[0] == b"{"):
@@ -374,7 +405,9 @@ class JsonSplitter:
                     self._open.pop()
                 counts = not fits
             else:
-                counts = self.closed or (inside and (kind == "word" or innermost == [b"["]))
+                counts = self.closed or (
+                    inside and (kind == "word" or innermost == [b"["])
+                )
 
             if counts:  # an unreadable record, after which the search continues
                 self._begin(at)
@@ -393,7 +426,9 @@ class JsonSplitter:
 
     def _finish_record(self) -> JsonPiece | None:
         """Return the present record if it ends in the buffer."""
-        if self._scan == self._start and (record := _WHOLE_RECORD.match(self._buffer, self._scan)):
+        if self._scan == self._start and (
+            record := _WHOLE_RECORD.match(self._buffer, self._scan)
+        ):
             self._scan, self._start = record.end(), None
             return JsonPiece(self._start_line, record[0])
         nested = len(self._open) - self._around
@@ -412,7 +447,9 @@ class JsonSplitter:
             nested -= 1
             if nested <= 0:
                 self._scan = match.end()
-                text = None if self._too_long else self._buffer[self._start : self._scan]
+                text = (
+                    None if self._too_long else self._buffer[self._start : self._scan]
+                )
                 self._start, self._too_long = None, False
                 return JsonPiece(self._start_line, text)
         self._scan = len(self._buffer)

@@ -12,10 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.columnar import columnar_blocks, columnar_format, columnar_records, columns_of
+from toque.sources.columnar import (
+    columnar_blocks,
+    columnar_format,
+    columnar_records,
+    columns_of,
+)
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
 from toque.sources.decompress import UTF_8, head, more_of, opened
-from toque.sources.json_records import form_of, json_blocks, json_records, sample_records
+from toque.sources.json_records import (
+    form_of,
+    json_blocks,
+    json_records,
+    sample_records,
+)
 from toque.sources.records import (
     PER_REASON,
     Block,
@@ -33,7 +43,9 @@ from toque.sources.token_arrays import BROKEN_ARCHIVE
 Columns = Mapping[str, str | tuple[str, ...]]
 """Field names of a source by role. A prompt may have several fields."""
 _CHECKED_BYTES = 8192
-_MAX_SEARCHED_BYTES = 256 << 20  # JSON searched for a missing field, which takes seconds
+_MAX_SEARCHED_BYTES = (
+    256 << 20
+)  # JSON searched for a missing field, which takes seconds
 _ALONE = ("text", "Text", "TEXT", "messages", "conversations")
 """Names accepted as the only column of a table. A plain text often begins with a recipe's names."""
 _CONTROLS = bytes([*range(9), *range(14, 27), 127])  # separators are common in texts
@@ -44,7 +56,9 @@ READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "json": json_records,
     "table": table_records,
     "parquet": columnar_records,
-    "unreadable": lambda contents: iter([(contents.first, str(contents.meta["reason"]))]),
+    "unreadable": lambda contents: iter(
+        [(contents.first, str(contents.meta["reason"]))]
+    ),
 }
 """Functions that read the records of a block, by the block's kind."""
 _DESCRIPTIONS = {
@@ -88,7 +102,14 @@ def read_records(
     unread_columns = contents.meta.get("unread", ())
     unused = unused_in((record for _, record in records), used, unread_columns)
     return BlockExamples(
-        examples, len(records), len(per_record), dropped, dict(notes), unused, texts, per_record
+        examples,
+        len(records),
+        len(per_record),
+        dropped,
+        dict(notes),
+        unused,
+        texts,
+        per_record,
     )
 
 
@@ -99,7 +120,9 @@ def columns_in_words(columns: Columns) -> str:
     'columns: {prompt: [question, hint], target: answer}'
     """
     entries = [
-        f"{role}: {field}" if isinstance(field, str) else f"{role}: [{', '.join(field)}]"
+        f"{role}: {field}"
+        if isinstance(field, str)
+        else f"{role}: [{', '.join(field)}]"
         for role, field in columns.items()
     ]
     return f"columns: {{{', '.join(entries)}}}"
@@ -143,10 +166,14 @@ class FileLayout:
     """Column names. For JSON, the field names of the first records."""
     blocks: Callable[[Sequence[str]], Iterator[Block]]
     """Function that reads the blocks. For Parquet and Arrow it reads the given columns only."""
-    text_columns: tuple[str, ...] = ()  # columns of Parquet or Arrow that do not hold bytes
+    text_columns: tuple[
+        str, ...
+    ] = ()  # columns of Parquet or Arrow that do not hold bytes
     sample: tuple[dict[str, Any], ...] = ()  # first JSON records that can be decoded
     in_dict: bool = False  # True if JSON records are the values of one object, by id
-    fits: bool = True  # True if most of a table's first rows have as many fields as its header
+    fits: bool = (
+        True  # True if most of a table's first rows have as many fields as its header
+    )
 
     @property
     def described(self) -> str:
@@ -171,7 +198,9 @@ def structured_layout(
             name,
             tuple(columns),
             lambda read: columnar_blocks(path, read),
-            text_columns=tuple(column for column, is_data in columns.items() if not is_data),
+            text_columns=tuple(
+                column for column, is_data in columns.items() if not is_data
+            ),
         )
     if start.lstrip()[:1] not in (b"{", b"["):
         return None
@@ -181,7 +210,9 @@ def structured_layout(
     if not sample and (
         more := more_of(path, start, is_entire_file=is_entire_file, encoding=encoding)
     ):
-        return structured_layout(path, more[0], is_entire_file=more[1], encoding=encoding)
+        return structured_layout(
+            path, more[0], is_entire_file=more[1], encoding=encoding
+        )
     return FileLayout(
         "json-lines" if form == "lines" else "json",
         tuple(dict.fromkeys(name for record in sample for name in record)),
@@ -210,7 +241,9 @@ def table_layout(
         alone: Names accepted as a table's only column.
         encoding: The file's text encoding.
     """
-    dialect = dialect_of(path, start, is_entire_file=is_entire_file, n_known=n_known, alone=alone)
+    dialect = dialect_of(
+        path, start, is_entire_file=is_entire_file, n_known=n_known, alone=alone
+    )
     if dialect is None:
         return None
     if not dialect.n_rows and (
@@ -218,14 +251,20 @@ def table_layout(
     ):
         start, is_entire_file = more
         dialect = (
-            dialect_of(path, start, is_entire_file=is_entire_file, n_known=n_known, alone=alone)
+            dialect_of(
+                path, start, is_entire_file=is_entire_file, n_known=n_known, alone=alone
+            )
             or dialect
         )
     blocks = partial(table_blocks, path, dialect, encoding=encoding)
-    return FileLayout(dialect.name, dialect.columns, lambda _: blocks(), fits=dialect.fits)
+    return FileLayout(
+        dialect.name, dialect.columns, lambda _: blocks(), fits=dialect.fits
+    )
 
 
-def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> FileLayout:
+def layout_with(
+    path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8
+) -> FileLayout:
     """Return the layout of a file that must have these fields, given by role.
 
     Raises:
@@ -248,9 +287,16 @@ def layout_for(path: Path, names: set[str], *, encoding: str = UTF_8) -> FileLay
     def n_known(fields: tuple[str, ...]) -> int:
         return len(names.intersection(fields))
 
-    layout = structured_layout(path, start, is_entire_file=is_entire_file, encoding=encoding)
+    layout = structured_layout(
+        path, start, is_entire_file=is_entire_file, encoding=encoding
+    )
     layout = layout or table_layout(
-        path, start, is_entire_file=is_entire_file, n_known=n_known, alone=names, encoding=encoding
+        path,
+        start,
+        is_entire_file=is_entire_file,
+        n_known=n_known,
+        alone=names,
+        encoding=encoding,
     )
     if layout is None:
         raise UnknownFormatError(
@@ -291,7 +337,9 @@ def absent_fields(layout: FileLayout, names: set[str]) -> set[str]:
                 absent.difference_update(record)
         if not absent or n_bytes >= _MAX_SEARCHED_BYTES:
             break
-    return absent if n_records else set()  # if all records are damaged, the reader reports why
+    return (
+        absent if n_records else set()
+    )  # if all records are damaged, the reader reports why
 
 
 def shown_names(names: Sequence[str]) -> str:

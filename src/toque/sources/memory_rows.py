@@ -26,7 +26,9 @@ from toque.storage.no_follow import refuse_links
 
 ROWS: Final = "rows"  # folder of the files, inside the store
 _NAME: Final = re.compile(r"[0-9a-f]{16}\.jsonl")
-_NEW: Final = re.compile(r"\.?new-(.+)-([0-9]+)(\.[0-9a-f]{8})?\.jsonl(\.[0-9a-f]{16}\.partial)?")
+_NEW: Final = re.compile(
+    r"\.?new-(.+)-([0-9]+)(\.[0-9a-f]{8})?\.jsonl(\.[0-9a-f]{16}\.partial)?"
+)
 """Name of an unfinished file, with the machine and the id of the process that writes it."""
 _BATCH_ROWS: Final = 4096  # rows converted from a frame at a time
 _MISSING: Final = ("NAType", "NaTType")  # types of pandas for missing values
@@ -62,7 +64,9 @@ def write_rows(
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         # The random part separates threads.
-        unfinished = folder / f"new-{_host()}-{os.getpid()}.{secrets.token_hex(4)}.jsonl"
+        unfinished = (
+            folder / f"new-{_host()}-{os.getpid()}.{secrets.token_hex(4)}.jsonl"
+        )
         with atomic_file(unfinished) as file:
             for number, row in enumerate(_report_failure(rows, name), start=1):
                 line = _encode_row(encoder, row, f"Row {number:,} of {argument(name)}")
@@ -111,7 +115,9 @@ def verify_rows(store: Path) -> int:
     Raises:
         DataError: The content of a file does not match its name.
     """
-    paths = [path for path in (store / ROWS).glob("*.jsonl") if _NAME.fullmatch(path.name)]
+    paths = [
+        path for path in (store / ROWS).glob("*.jsonl") if _NAME.fullmatch(path.name)
+    ]
     for path in paths:
         if sha256_of(path)[:16] != path.stem:
             raise DataError(
@@ -121,7 +127,9 @@ def verify_rows(store: Path) -> int:
     return len(paths)
 
 
-def _iterate_rows(data: object, name: str, say: Callable[[str], None]) -> Iterator[object]:
+def _iterate_rows(
+    data: object, name: str, say: Callable[[str], None]
+) -> Iterator[object]:
     """Iterate over the rows of a list, another iterable, a dataset or a frame."""
     label = argument(name)
     frame = cast("Any", data)
@@ -158,7 +166,9 @@ def _iterate_rows(data: object, name: str, say: Callable[[str], None]) -> Iterat
         ) from error
 
 
-def _pandas_rows(frame: Any, label: str, say: Callable[[str], None]) -> Iterator[object]:
+def _pandas_rows(
+    frame: Any, label: str, say: Callable[[str], None]
+) -> Iterator[object]:
     names = list(frame.columns)
     for name in names:
         if not isinstance(name, str) or names.count(name) > 1:
@@ -205,14 +215,18 @@ def _encode_row(encoder: msgspec.json.Encoder, row: object, label: str) -> bytes
             "dict with field names as keys."
         )
     try:
-        value = msgspec.to_builtins(dict(row), builtin_types=_BYTES, enc_hook=_to_json_type)
+        value = msgspec.to_builtins(
+            dict(row), builtin_types=_BYTES, enc_hook=_to_json_type
+        )
         if keys := _find_bytes(value):
             raise DataError(
                 f"{label} holds bytes in {keys}. Decode the bytes to text or remove the field."
             )
         try:
             return encoder.encode(value) + b"\n"
-        except UnicodeEncodeError:  # a lone surrogate, which the reader replaces and counts
+        except (
+            UnicodeEncodeError
+        ):  # a lone surrogate, which the reader replaces and counts
             return json.dumps(value).encode() + b"\n"
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(

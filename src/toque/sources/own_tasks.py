@@ -57,7 +57,9 @@ class TaskReader:
         """Name in manifests, see `RecordReader`. Metrics are not part of it."""
         tasks = {
             name: [code, task.prompt, task.target, task.classes]
-            for code, (name, task) in enumerate(self.tasks.items(), start=self.first_code)
+            for code, (name, task) in enumerate(
+                self.tasks.items(), start=self.first_code
+            )
             if name in self._pairs
         }
         return in_encoding(f"{PAIRS}{json.dumps({'tasks': tasks})}", self.encoding)
@@ -78,7 +80,9 @@ class TaskReader:
     def columns_of(self, name: str) -> dict[str, str]:
         """Return the columns of a task's templates, by their name in errors."""
         task = self.tasks[name]
-        return named_columns({f"prompt of {name}": task.prompt, f"target of {name}": task.target})
+        return named_columns(
+            {f"prompt of {name}": task.prompt, f"target of {name}": task.target}
+        )
 
     def for_file(self, path: Path) -> Self:
         """Select the tasks with all columns in a file.
@@ -109,13 +113,21 @@ class TaskReader:
 
     @cached_property
     def _used(self) -> dict[str, None]:
-        return {column: None for name in self._pairs for column in self.columns_of(name).values()}
+        return {
+            column: None
+            for name in self._pairs
+            for column in self.columns_of(name).values()
+        }
 
     def _layout(self, path: Path) -> FileLayout:
-        columns = {k: v for name in self._pairs for k, v in self.columns_of(name).items()}
+        columns = {
+            k: v for name in self._pairs for k, v in self.columns_of(name).items()
+        }
         return layout_with(path, columns, encoding=self.encoding)
 
-    def _examples_of(self, record: Mapping[str, Any], notes: Counter[str]) -> list[Example] | str:
+    def _examples_of(
+        self, record: Mapping[str, Any], notes: Counter[str]
+    ) -> list[Example] | str:
         examples: list[Example] = []
         missing: dict[str, str] = {}
         for code, name in self.task_names.items():
@@ -133,9 +145,13 @@ class TaskReader:
         notes.update(missing_note(name, reason) for name, reason in missing.items())
         # The key includes the tasks, because records of different tasks are not duplicates.
         parts = [part for e in examples for part in (str(e.task), e.prompt, e.target)]
-        record_key = xxhash.xxh3_64_intdigest(b"\0".join(part.encode() for part in parts))
+        record_key = xxhash.xxh3_64_intdigest(
+            b"\0".join(part.encode() for part in parts)
+        )
         key = examples[0].key
-        return [msgspec.structs.replace(e, key=key, record_key=record_key) for e in examples]
+        return [
+            msgspec.structs.replace(e, key=key, record_key=record_key) for e in examples
+        ]
 
     def _example_of(
         self, name: str, record: Mapping[str, Any], notes: Counter[str]
@@ -172,7 +188,9 @@ def refuse_absent(sources: Iterable[Source], tasks: Iterable[str]) -> None:
     for task in tasks:
         if any(reader.fit is None or task in reader.fit for reader in readers):
             continue
-        columns = {column for reader in readers for column in reader.columns_of(task).values()}
+        columns = {
+            column for reader in readers for column in reader.columns_of(task).values()
+        }
         shown = f" {', '.join(sorted(columns))}" if columns else ""
         raise DataError(
             f"data.tasks.{task} needs the columns{shown}, but no file of data.sources has all of "

@@ -128,7 +128,9 @@ class Example(msgspec.Struct, frozen=True):
 def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> Example:
     """Make the example of a document from its text or its token ids. See `Example`."""
     key = xxhash.xxh3_64_intdigest(ids or text.encode())
-    return Example("", text, key, title_key=0, record_key=key, document=True, ends=ends, ids=ids)
+    return Example(
+        "", text, key, title_key=0, record_key=key, document=True, ends=ends, ids=ids
+    )
 
 
 def attempted(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | str:
@@ -259,12 +261,16 @@ def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
 
 def in_encoding(recorded_name: str, encoding: str) -> str:
     """Add an encoding to the recorded name of a reader, unless it is UTF-8."""
-    return recorded_name if encoding == UTF_8 else f"{recorded_name}{_ENCODING}{encoding}"
+    return (
+        recorded_name if encoding == UTF_8 else f"{recorded_name}{_ENCODING}{encoding}"
+    )
 
 
 def encoding_in(recorded_name: str) -> str:
     """Return the encoding in a recorded name, by default UTF-8."""
-    return recorded_name.rpartition(_ENCODING)[2] if _ENCODING in recorded_name else UTF_8
+    return (
+        recorded_name.rpartition(_ENCODING)[2] if _ENCODING in recorded_name else UTF_8
+    )
 
 
 @dataclass(frozen=True)
@@ -303,7 +309,9 @@ class Source:
         """Return the source with readers for these tasks, if the readers have tasks."""
 
         def for_tasks(reader: RecordReader) -> RecordReader:
-            select: Callable[..., RecordReader] = getattr(reader, "for_tasks", lambda _: reader)
+            select: Callable[..., RecordReader] = getattr(
+                reader, "for_tasks", lambda _: reader
+            )
             return select(tasks)
 
         readers = {name: for_tasks(reader) for name, reader in self.readers.items()}
@@ -414,7 +422,9 @@ def unpack(block: Block) -> Contents:
     end = block.payload.index(b"\n")
     try:
         meta = msgspec.json.decode(block.payload[len(_MARK) : end], type=dict[str, Any])
-        return Contents(meta.pop("kind"), meta, block.payload[end + 1 :], block.first_line)
+        return Contents(
+            meta.pop("kind"), meta, block.payload[end + 1 :], block.first_line
+        )
     except (msgspec.DecodeError, KeyError) as error:
         raise DataError(
             f"The block of {block.path} from line {block.first_line} has a damaged header "

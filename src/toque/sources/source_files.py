@@ -14,7 +14,12 @@ from pathlib import Path
 from toque.errors import DataError
 from toque.sources.columnar import columnar_format, decompressed_bytes
 from toque.sources.decompress import plain_size
-from toque.sources.hub_datasets import PREFIX, dataset_files, names_a_folder, saved_files
+from toque.sources.hub_datasets import (
+    PREFIX,
+    dataset_files,
+    names_a_folder,
+    saved_files,
+)
 from toque.sources.records import Block, Located, RecordReader, Source
 from toque.storage.atomic import sha256_of
 from toque.storage.bucket import is_remote
@@ -34,7 +39,9 @@ class SourceFile:
     """One file to read."""
 
     path: Path
-    name: str  # name in reports and errors: the path, or the address it was fetched from
+    name: (
+        str  # name in reports and errors: the path, or the address it was fetched from
+    )
     source: int  # index of the source
     reader: RecordReader
     sha256: str
@@ -56,7 +63,9 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
         DataError: A file is missing, unreadable or empty.
     """
     if not sources:
-        raise DataError("data.sources is empty. Name at least one file, folder or pattern.")
+        raise DataError(
+            "data.sources is empty. Name at least one file, folder or pattern."
+        )
     source_files: list[SourceFile] = []
     for number, source in enumerate(sources):
         files = located(source.path) if source.files is None else source.files
@@ -75,7 +84,9 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
                     "from data.sources."
                 )
             reader = source.readers.get(file.name, source.reader)
-            source_files.append(SourceFile(file.path, file.name, number, reader, digest, size))
+            source_files.append(
+                SourceFile(file.path, file.name, number, reader, digest, size)
+            )
     return source_files
 
 
@@ -84,7 +95,9 @@ def is_documentation(name: str) -> bool:
     return _DOCUMENTATION.fullmatch(name.rpartition("/")[2]) is not None
 
 
-def located(pattern: str, say: Callable[[str], None] = lambda _: None) -> tuple[Located, ...]:
+def located(
+    pattern: str, say: Callable[[str], None] = lambda _: None
+) -> tuple[Located, ...]:
     """List the files of a source's path, which is a file, folder, pattern or dataset.
 
     `say` reports the commit and the number of streamed rows of a dataset.

@@ -77,12 +77,16 @@ class TokenReader:
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read blocks of about PART_TOKENS ids: documents, or parts of long ones."""
         with _array_file(path) as file, file.stream(_name_of_ids(file)) as ids:
-            yield from (_row_blocks if len(ids.shape) == 2 else _document_blocks)(file, ids)
+            yield from (_row_blocks if len(ids.shape) == 2 else _document_blocks)(
+                file, ids
+            )
 
     def examples(self, block: Block) -> BlockExamples:
         """Make the documents of a block. Empty ones are dropped."""
         count = int(np.frombuffer(block.payload, "<i8", count=1)[0])
-        parts = np.frombuffer(block.payload, "<i8", count=3 * count, offset=24).reshape(count, 3)
+        parts = np.frombuffer(block.payload, "<i8", count=3 * count, offset=24).reshape(
+            count, 3
+        )
         ids = np.frombuffer(block.payload, "<u4", offset=24 * (count + 1))
         documents = np.split(ids, np.cumsum(parts[:, 1])[:-1])
         examples = [
@@ -91,7 +95,9 @@ class TokenReader:
             if len(document)
         ]
         empty = parts[parts[:, 1] == 0, 0].tolist()
-        return BlockExamples(examples, count, len(examples), {"no tokens": empty} if empty else {})
+        return BlockExamples(
+            examples, count, len(examples), {"no tokens": empty} if empty else {}
+        )
 
 
 def _name_of_ids(file: ArrayFile) -> str:
@@ -115,12 +121,16 @@ def _name_of_ids(file: ArrayFile) -> str:
 def _document_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
     n_ids = ids.shape[0]
     if n_ids == 0:
-        raise DataError(f"{file.path} has no token ids. Write it again, or leave it out.")
+        raise DataError(
+            f"{file.path} has no token ids. Write it again, or leave it out."
+        )
     group: list[_Part] = []
     size = 0
     for number, length in enumerate(_document_lengths(file, n_ids).tolist(), start=1):
         for at in range(0, max(1, length), PART_TOKENS):
-            part = _Part(number, min(PART_TOKENS, length - at), ends=at + PART_TOKENS >= length)
+            part = _Part(
+                number, min(PART_TOKENS, length - at), ends=at + PART_TOKENS >= length
+            )
             if group and size + part.tokens > PART_TOKENS:
                 yield _pack_parts(file.path, group, ids.take(size))
                 group = []
@@ -149,7 +159,9 @@ def _document_lengths(file: ArrayFile, n_ids: int) -> NDArray[np.int64]:
         at = int(np.flatnonzero(lengths < 0)[0])
         raise _bad_ends(file, f"it decreases to {ends[at]:,} at document {at + 1:,}")
     if ends[-1] != n_ids:
-        raise _bad_ends(file, f"its last value is {ends[-1]:,}, but there are {n_ids:,} ids")
+        raise _bad_ends(
+            file, f"its last value is {ends[-1]:,}, but there are {n_ids:,} ids"
+        )
     return lengths
 
 

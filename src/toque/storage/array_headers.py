@@ -36,8 +36,12 @@ def read_npy_header(file: IO[bytes]) -> Header:
             raise ValueError(f"version {version} of the format")
     except OSError:
         raise
-    except Exception as error:  # numpy evaluates the header as a Python literal: any error occurs
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    except (
+        Exception
+    ) as error:  # numpy evaluates the header as a Python literal: any error occurs
+        reason = (
+            str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        )
         raise ValueError(reason) from error
     if min(header[0], default=0) < 0:
         raise ValueError(f"the shape {header[0]}")

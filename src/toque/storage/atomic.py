@@ -68,7 +68,10 @@ def atomic_path(path: Path, *, new: bool = False) -> Iterator[Path]:
 @contextmanager
 def atomic_file(path: Path, *, new: bool = False) -> Iterator[BinaryIO]:
     """Yield a file to write, which appears at `path` if the block ends without an error."""
-    with atomic_path(path, new=new) as partial, os.fdopen(open_new(partial), "wb") as file:
+    with (
+        atomic_path(path, new=new) as partial,
+        os.fdopen(open_new(partial), "wb") as file,
+    ):
         yield file
 
 
@@ -109,7 +112,9 @@ def sha256_of(path: Path) -> str:
 def md5_of(path: Path) -> str:
     """MD5 of a file's bytes, in hexadecimal. Buckets compare by it. It does not prevent forgery."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(
+            file, lambda: hashlib.md5(usedforsecurity=False)
+        ).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,9 @@ class FolderWriter:
 
 
 @contextmanager
-def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[FolderWriter]:
+def atomic_folder(
+    target: Path, *, after: AfterStage = no_hook
+) -> Iterator[FolderWriter]:
     """Yield a folder to fill, which appears at `target` if the block ends without an error.
 
     An existing folder at `target` is replaced. It is recoverable at every moment (see `sweep`).
@@ -200,7 +207,9 @@ def link_or_rename(source: Path, target: Path) -> None:
         raise
     except OSError:
         if os.path.lexists(target):  # a file created after this check would be replaced
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+            raise FileExistsError(
+                errno.EEXIST, os.strerror(errno.EEXIST), str(target)
+            ) from None
         source.rename(target)
 
 

@@ -54,7 +54,14 @@ _LOGIN_ADVICE: Final = {
 DEADLINE: Final = 120.0  # seconds until a failing request is given up
 FIRST_WAIT = 0.5
 LONGEST_WAIT: Final = 30.0
-_DENIED: Final = ("401", "403", "Forbidden", "AccessDenied", "Unauthorized", "InvalidAccessKeyId")
+_DENIED: Final = (
+    "401",
+    "403",
+    "Forbidden",
+    "AccessDenied",
+    "Unauthorized",
+    "InvalidAccessKeyId",
+)
 
 Result = TypeVar("Result")
 
@@ -103,7 +110,9 @@ _WORD = re.compile(r"\w+")
 def _mentions(error: Exception, *signs: str) -> bool:
     """Check whether an error has one of the words or status codes in its text, code or cause."""
     # Compare entire words: an MD5 may contain "403".
-    words = _WORD.findall(f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}")
+    words = _WORD.findall(
+        f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}"
+    )
     return any(sign in words for sign in signs)
 
 
@@ -123,7 +132,9 @@ class Retry:
     waits: list[float] = field(default_factory=list)
     """Seconds of each wait before a repetition, from all threads."""
 
-    def __call__(self, send: Callable[[], Result], failures: tuple[type[Exception], ...]) -> Result:
+    def __call__(
+        self, send: Callable[[], Result], failures: tuple[type[Exception], ...]
+    ) -> Result:
         """Call `send` until it succeeds, and return its result.
 
         Args:
@@ -136,7 +147,9 @@ class Retry:
             try:
                 return send()
             except failures as error:
-                is_over = time.monotonic() - started > self.deadline or self.stop.is_set()
+                is_over = (
+                    time.monotonic() - started > self.deadline or self.stop.is_set()
+                )
                 if is_over or isinstance(error, FileNotFoundError) or _is_denied(error):
                     raise
             longest = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt)
@@ -211,7 +224,9 @@ class Bucket:
         """Address with its scheme."""
         return f"{self.scheme}://{self.path}"
 
-    def request(self, purpose: str, send: Callable[[], Result], *, once: bool = False) -> Result:
+    def request(
+        self, purpose: str, send: Callable[[], Result], *, once: bool = False
+    ) -> Result:
         """Send a request, with retries unless `once` is set, and return its result.
 
         Args:
@@ -226,7 +241,9 @@ class Bucket:
             return send() if once else self.retry(send, self.failures)
         except self.failures as error:
             reason = self._failure_reason(error)
-            raise self.use.error(f"Could not {purpose}: {reason} {self.use.kept}") from error
+            raise self.use.error(
+                f"Could not {purpose}: {reason} {self.use.kept}"
+            ) from error
 
     def _failure_reason(self, error: Exception) -> str:
         """Describe the cause of a failure and the remedy, without secrets."""
@@ -249,9 +266,12 @@ class Bucket:
                 "settings and the endpoint, and run the same command again."
             )
         if self.anonymous:
-            return f"it needs the right to {rights}, but no credentials are set. {advice}"
+            return (
+                f"it needs the right to {rights}, but no credentials are set. {advice}"
+            )
         return (
-            f"the credentials are wrong, expired, or lack the right to {rights}: {answer}. {advice}"
+            f"the credentials are wrong, expired, or lack the right to {rights}: "
+            f"{answer}. {advice}"
         )
 
     def objects(self) -> list[RemoteFile]:
@@ -286,7 +306,9 @@ class Bucket:
             if entry["type"] == "file" and not key.endswith("/")
         }
         if not entries:
-            self.files.ls(self.name, refresh=True)  # raises if the bucket does not exist
+            self.files.ls(
+                self.name, refresh=True
+            )  # raises if the bucket does not exist
         return entries
 
     def info(self, key: str) -> RemoteFile:
@@ -306,7 +328,9 @@ class Bucket:
             self.files.invalidate_cache()
             keys: list[str] = self.files.find(self._key(below).rstrip("/"))
             if not keys:
-                self.files.ls(self.name, refresh=True)  # raises if the bucket does not exist
+                self.files.ls(
+                    self.name, refresh=True
+                )  # raises if the bucket does not exist
             return keys
 
         start = len(self._key(""))
@@ -326,7 +350,9 @@ class Bucket:
             return data
 
         purpose = f"read {self.address}/{name}"
-        return self.request(purpose, lambda: _unless_missing(read_object, self._key(name)))
+        return self.request(
+            purpose, lambda: _unless_missing(read_object, self._key(name))
+        )
 
     def put(self, name: str, data: bytes, *, new: bool = False) -> bool:
         """Write an object. Return False if `new` is set and a different object exists.
@@ -340,10 +366,14 @@ class Bucket:
                 mode = "create" if new else "overwrite"
                 self.files.pipe_file(self._key(name), data, mode=mode)
             except self.failures as error:
-                if not (isinstance(error, FileExistsError) or _mentions(error, *_EXISTS)):
+                if not (
+                    isinstance(error, FileExistsError) or _mentions(error, *_EXISTS)
+                ):
                     raise
                 return self.read(name) == data
-            self._verify(name, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
+            self._verify(
+                name, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest()
+            )
             return True
 
         return self.request(f"write {self.address}/{name}", write_object)
@@ -378,7 +408,9 @@ class Bucket:
                     self._verify(name, size, md5)
                 except OSError:
                     file.seek(0)  # on macOS, files opened by /dev/fd share the offset
-                    self.files.put_file(str(open_path), self._key(name), chunksize=_PART_BYTES)
+                    self.files.put_file(
+                        str(open_path), self._key(name), chunksize=_PART_BYTES
+                    )
                     self._verify(name, size, md5)
 
             self.request(f"write {self.address}/{name}", upload)
@@ -442,8 +474,12 @@ class Bucket:
             # The tag of an upload in parts is "hash-n", which is not the MD5 of the content.
             return RemoteFile("s3", key, size, tag, tag if len(tag) == 32 else None)
         md5 = entry.get("md5Hash")
-        tag = str(md5 or entry.get("crc32c") or entry.get("generation") or entry.get("etag"))
-        return RemoteFile("gs", key, size, tag, base64.b64decode(md5).hex() if md5 else None)
+        tag = str(
+            md5 or entry.get("crc32c") or entry.get("generation") or entry.get("etag")
+        )
+        return RemoteFile(
+            "gs", key, size, tag, base64.b64decode(md5).hex() if md5 else None
+        )
 
 
 def _unless_missing(act: Callable[[str], Result], key: str) -> Result | None:
@@ -542,7 +578,9 @@ def _amazon(use: BucketUse) -> FileSystem:
         credentials = botocore.session.Session().get_credentials()
     except botocore.exceptions.BotoCoreError as error:
         advice = _LOGIN_ADVICE["s3"]
-        raise use.error(f"The AWS credentials are invalid: {error}. {advice}") from error
+        raise use.error(
+            f"The AWS credentials are invalid: {error}. {advice}"
+        ) from error
     files = s3fs.S3FileSystem(anon=credentials is None, **_UNCACHED)
     failures = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
     return files, credentials is None, failures

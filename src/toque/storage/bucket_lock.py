@@ -45,7 +45,9 @@ class BucketLock:
 
     def __post_init__(self) -> None:
         self._me = Owner()
-        self._thread = threading.Thread(target=self._renew, name="toque-lock", daemon=True)
+        self._thread = threading.Thread(
+            target=self._renew, name="toque-lock", daemon=True
+        )
 
     def __enter__(self) -> Self:
         """Acquire the lock.
@@ -152,7 +154,9 @@ def owner_in(record: bytes | None) -> dict[str, Any]:
 def this_machine() -> str | None:
     """Identify this machine, its boot and its process namespace. None if not known."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = (
+            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        )
         processes = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return None
@@ -164,7 +168,9 @@ def began(pid: int) -> int | None:
     """Start of a process in clock ticks since this machine booted. None if not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(text.rpartition(b")")[2].split()[19])  # field 22 of proc(5); names hold spaces
+        return int(
+            text.rpartition(b")")[2].split()[19]
+        )  # field 22 of proc(5); names hold spaces
     except (OSError, ValueError, IndexError):
         return None
 
@@ -176,7 +182,12 @@ def died_here(owner: Mapping[str, Any]) -> bool:
     """
     pid = owner.get("pid")
     machine = this_machine()
-    if machine is None or owner.get("machine") != machine or not isinstance(pid, int) or pid < 1:
+    if (
+        machine is None
+        or owner.get("machine") != machine
+        or not isinstance(pid, int)
+        or pid < 1
+    ):
         return False
 
     try:

@@ -63,7 +63,9 @@ class _Record(msgspec.Struct):
     """None until the download is complete."""
 
 
-def cache_folder(kind: Literal["sources", "measured", "runs", "models", "objects"]) -> Path:
+def cache_folder(
+    kind: Literal["sources", "measured", "runs", "models", "objects"],
+) -> Path:
     """Return the cache folder of a kind of files."""
     root = os.environ.get(CACHE_VARIABLE)
     cache = named_path(root) if root else Path.home() / ".cache" / "toque"
@@ -141,7 +143,9 @@ def fetch(
             stack.enter_context(file_lock(lock, wait_for))
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         fetch_one = _cache_faults(cache)(session.fetch)
-        jobs = [pool.submit(fetch_one, *pair) for pair in zip(files, paths, strict=True)]
+        jobs = [
+            pool.submit(fetch_one, *pair) for pair in zip(files, paths, strict=True)
+        ]
         try:
             waiting = set(jobs)
             while waiting:
@@ -158,9 +162,12 @@ def fetch(
     return [(path, job.result()) for path, job in zip(paths, jobs, strict=True)]
 
 
-def _check_free_space(files: Sequence[RemoteFile], paths: Sequence[Path], cache: Path) -> None:
+def _check_free_space(
+    files: Sequence[RemoteFile], paths: Sequence[Path], cache: Path
+) -> None:
     needed_bytes = sum(
-        file.bytes - _size_of(_partial_path(path))  # a partial file is continued or replaced
+        file.bytes
+        - _size_of(_partial_path(path))  # a partial file is continued or replaced
         for file, path in zip(files, paths, strict=True)
         if not path.is_file()
     )
@@ -238,7 +245,10 @@ class _Session:
         record_path = path.with_name(f".{path.name}.json")
         partial_path = _partial_path(path)
         record = read_json(record_path, _Record)
-        is_current = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
+        is_current = record is not None and (record.tag, record.bytes) == (
+            file.tag,
+            file.bytes,
+        )
         if record is not None and record.sha256 is not None and path.is_file():
             has_size = is_current and path.stat().st_size == file.bytes
             if has_size and sha256_of(path) == record.sha256:
@@ -302,7 +312,9 @@ class _Session:
                     )
                 end = min(position + CHUNK_BYTES, file.bytes)
                 request = partial(self._read_range, file, position, end)
-                position += out.write(self.bucket.request(f"read {file.address}", request))
+                position += out.write(
+                    self.bucket.request(f"read {file.address}", request)
+                )
                 self.cached_bytes[file.address] = position
             out.flush()
             os.fsync(out.fileno())
@@ -320,7 +332,9 @@ def _cache_faults(cache: Path) -> Iterator[None]:
     try:
         with disk_faults(cache, "fetching the sources", setting=CACHE_VARIABLE):
             yield
-    except OSError as error:  # the name is too long, or a file exists instead of a folder
+    except (
+        OSError
+    ) as error:  # the name is too long, or a file exists instead of a folder
         raise SourceBucketError(
             f"The cache {cache} cannot store {error.filename or 'a file'} ({error.strerror}). Use "
             "a pattern that leaves this object out, or empty the cache."

@@ -35,7 +35,9 @@ def decode_json(text: bytes | str, kind: type[Kind]) -> Kind:
     """
     # msgspec does not check the bytes of members that `kind` lacks, so decode the text first.
     try:
-        return msgspec.json.decode(text if isinstance(text, str) else text.decode(), type=kind)
+        return msgspec.json.decode(
+            text if isinstance(text, str) else text.decode(), type=kind
+        )
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError(f"byte {error.start:,} is not UTF-8") from error
     except RecursionError as error:

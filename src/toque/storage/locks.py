@@ -66,8 +66,12 @@ def file_lock(path: Path, on_busy: OnBusy) -> Iterator[AcquiredLock]:
         OSError: The file cannot be opened or is a symbolic link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(open_no_follow(path, os.O_RDWR | os.O_CREAT))  # the error message names a link
-    lock: FileLock | SoftFileLease = FileLock(path, thread_local=False, fallback_to_soft=False)
+    os.close(
+        open_no_follow(path, os.O_RDWR | os.O_CREAT)
+    )  # the error message names a link
+    lock: FileLock | SoftFileLease = FileLock(
+        path, thread_local=False, fallback_to_soft=False
+    )
     acquired = AcquiredLock()
     try:
         _acquire(lock, path, on_busy, blocking=False)
@@ -98,7 +102,9 @@ def file_lock(path: Path, on_busy: OnBusy) -> Iterator[AcquiredLock]:
         lock.release()
 
 
-def _acquire(lock: FileLock | SoftFileLease, path: Path, on_busy: OnBusy, **patience: Any) -> None:
+def _acquire(
+    lock: FileLock | SoftFileLease, path: Path, on_busy: OnBusy, **patience: Any
+) -> None:
     try:
         lock.acquire(**patience)
     except Timeout:
@@ -121,15 +127,23 @@ def _renewal_check(path: Path) -> Callable[[], bool]:
 def _write_owner(path: Path) -> None:
     """Write this process into a lock file, for messages. A full disk may prevent it."""
     text = f"{os.getpid()} on {socket.gethostname()[:64]} since {datetime.now(UTC):%F %T} UTC"
-    with suppress(OSError), os.fdopen(open_no_follow(path, os.O_RDWR), "r+b", 0) as file:
-        if os.fstat(file.fileno()).st_nlink == 1:  # a hard link could be a file of the user
+    with (
+        suppress(OSError),
+        os.fdopen(open_no_follow(path, os.O_RDWR), "r+b", 0) as file,
+    ):
+        if (
+            os.fstat(file.fileno()).st_nlink == 1
+        ):  # a hard link could be a file of the user
             file.truncate()
             file.write(text.encode())
 
 
 def _owner_of(path: Path) -> str:
     """Read the owner from a lock file."""
-    with suppress(OSError), os.fdopen(open_no_follow(path, os.O_RDONLY), "rb", 0) as file:
+    with (
+        suppress(OSError),
+        os.fdopen(open_no_follow(path, os.O_RDONLY), "rb", 0) as file,
+    ):
         return file.read(200).decode("utf-8", "replace").strip() or "unknown"
     return "unknown"
 
@@ -141,7 +155,10 @@ def shared_lock(path: Path, on_busy: OnBusy) -> Iterator[None]:
     Nothing is locked if the file can be neither created nor opened, or if the file system has no
     locks. (The filelock library shares locks through a database, which readers may not write.)
     """
-    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # the store may belong to another user
+    for flags in (
+        os.O_RDWR | os.O_CREAT,
+        os.O_RDONLY,
+    ):  # the store may belong to another user
         with suppress(OSError):
             descriptor = open_no_follow(path, flags)
             break

@@ -21,7 +21,9 @@ from toque.errors import CheckpointError
 
 LINK: Final = "it is a symbolic link, and links are not followed here"
 _NOT_PLAIN: Final = "it is not a plain file"
-_UNCHECKED_FOLDER: Final = "wandb"  # has links of its own, and Toque writes nothing there
+_UNCHECKED_FOLDER: Final = (
+    "wandb"  # has links of its own, and Toque writes nothing there
+)
 _TEXT_SUFFIXES: Final = (".json", ".jinja", ".md", ".txt", ".model")
 _MAX_TEXT_BYTES: Final = 1 << 28  # the largest vocabularies have a tenth of this
 _PINNED: Final[dict[Path, int]] = {}

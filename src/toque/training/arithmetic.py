@@ -38,7 +38,9 @@ class Arithmetic:
             "products": products,
             "attention": needed,
             "attention_kind": self.kind,
-            "attention_computed": max(needed, self.masked_flops_per_token) if masked else needed,
+            "attention_computed": max(needed, self.masked_flops_per_token)
+            if masked
+            else needed,
         }
 
 
@@ -51,7 +53,9 @@ def find_bf16_peak(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]
 
 
 def count_flops(
-    model: PreTrainedModel, stream: BatchStream, attention: AttentionChoice | None = None
+    model: PreTrainedModel,
+    stream: BatchStream,
+    attention: AttentionChoice | None = None,
 ) -> Arithmetic:
     """Count the forward and backward FLOPs per useful token of this data."""
     source = stream.plan.source_lengths.astype(float)
@@ -71,7 +75,9 @@ def count_flops(
         tokens = int(prompts.sum()) + int(targets.sum()) - len(targets)
         shares = {"labelled_share": labelled / max(1, tokens)}
     else:
-        shares = {"source_share": float(source.sum()) / float(source.sum() + target.sum())}
+        shares = {
+            "source_share": float(source.sum()) / float(source.sum() + target.sum())
+        }
 
     flops = flops_per_token(
         model,

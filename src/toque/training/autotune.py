@@ -16,7 +16,11 @@ import torch
 from transformers import PreTrainedModel
 
 from toque.config.schema import OptimConfig, TrainConfig
-from toque.data.loader.batch_stream import CPU_MICRO_BATCH_TOKENS, BatchStream, usual_rows
+from toque.data.loader.batch_stream import (
+    CPU_MICRO_BATCH_TOKENS,
+    BatchStream,
+    usual_rows,
+)
 from toque.errors import ConfigError
 from toque.hardware.memory import (
     HEADROOM,
@@ -122,14 +126,20 @@ def fit_to_machine(
     if not in_step and not ranks.is_main:
         # Rank 0 chooses. Each rank has its own record of where its memory ran out.
         chosen = Resources(**ranks.broadcast())
-        previous, _ = previous_resources(run, checkpoint, chosen.machine, rank=ranks.rank)
+        previous, _ = previous_resources(
+            run, checkpoint, chosen.machine, rank=ranks.rank
+        )
         smaller_from = {} if previous is None else previous.smaller_from
         return tuner.apply(replace(chosen, smaller_from=smaller_from))
 
     key = tuner.cache_key()
     previous, notes = previous_resources(run, checkpoint, key, rank=ranks.rank)
     if in_step:
-        fitted = tuner.apply(previous) if previous is not None else tuner.choose_unmeasured(key)
+        fitted = (
+            tuner.apply(previous)
+            if previous is not None
+            else tuner.choose_unmeasured(key)
+        )
         fitted.resources.save(run, rank=ranks.rank)
         return replace(fitted, warnings=(*notes, *fitted.warnings))
 
@@ -142,7 +152,9 @@ def fit_to_machine(
         fitted = tuner.apply(previous)
     else:
         fitted = tuner.choose(key)
-        if not fitted.warnings:  # the causes of warnings, such as little memory, may pass
+        if (
+            not fitted.warnings
+        ):  # the causes of warnings, such as little memory, may pass
             _write_cache(key, fitted.resources.record())
     fitted.resources.save(run)
     ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
@@ -173,18 +185,31 @@ class _Tuner:
             row_source = longest_source if shape.source else 0
             row_target = longest_target
         vocab_size = output_head(self.model)[0].shape[0]
-        self.worst = WorstBatch(row_source, row_target, longest_source, longest_target, vocab_size)
+        self.worst = WorstBatch(
+            row_source, row_target, longest_source, longest_target, vocab_size
+        )
         self.row_tokens = row_source + row_target
-        loss_fn = training_loss(self.train.optimisations, smoothing=self.optim.label_smoothing)
+        loss_fn = training_loss(
+            self.train.optimisations, smoothing=self.optim.label_smoothing
+        )
         self.probe = Probe(self.model, loss_fn, self.runtime, self.worst)
 
     def cache_key(self) -> dict[str, Any]:
         """Return the facts that determine the choices. Equal keys give equal choices."""
-        shapes = [(n, list(p.shape), p.requires_grad) for n, p in self.model.named_parameters()]
-        model = hashlib.sha256(repr((self.model.config.model_type, shapes)).encode()).hexdigest()
+        shapes = [
+            (n, list(p.shape), p.requires_grad)
+            for n, p in self.model.named_parameters()
+        ]
+        model = hashlib.sha256(
+            repr((self.model.config.model_type, shapes)).encode()
+        ).hexdigest()
         device = self.runtime.device
         ranks = self.runtime.ranks
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+        name = (
+            torch.cuda.get_device_name(device)
+            if device.type == "cuda"
+            else platform.processor()
+        )
 
         key: dict[str, Any] = {
             "device": f"{device.type} {name or platform.machine()}",
@@ -214,7 +239,9 @@ class _Tuner:
         compiled = resources.compile and self._compile(resources.micro_batch_rows)
         self._set_recomputing(resources.gradient_checkpointing)
         if self.train.compile is True and not resources.compile:
-            self.warnings.append("not compiled, because it failed in an earlier session")
+            self.warnings.append(
+                "not compiled, because it failed in an earlier session"
+            )
         applied = replace(resources, compile=compiled)
         line = f"{_describe(applied)}, as before"
         return Fitted(applied, line, tuple(self.warnings))
@@ -238,7 +265,9 @@ class _Tuner:
         """Check whether the micro-batch fits into the free memory."""
         self._set_recomputing(resources.gradient_checkpointing)
         rows = min(resources.micro_batch_rows, self.update_rows)
-        return self.probe.activation_bytes(rows, self._activation_room(rows)) is not None
+        return (
+            self.probe.activation_bytes(rows, self._activation_room(rows)) is not None
+        )
 
     def choose(self, key: dict[str, Any]) -> Fitted:
         """Measure and choose."""
@@ -250,14 +279,18 @@ class _Tuner:
         compiled = should_compile and self._compile(rows)
         self._set_recomputing(recompute)
         resources = Resources(rows, recompute, compiled, machine=key)
-        return Fitted(resources, _describe(resources, f" ({reason})"), tuple(self.warnings))
+        return Fitted(
+            resources, _describe(resources, f" ({reason})"), tuple(self.warnings)
+        )
 
     def measure_update(self, resources: Resources, max_seconds: float) -> float | None:
         """Measure a micro-batch and return the seconds of an update, or None if memory runs out."""
         rows = min([resources.micro_batch_rows, *resources.smaller_from.values()])
         micro_batch = self.first_batch.split(rows)[0]
         try:
-            seconds = least_of(lambda: self.probe.seconds_of(micro_batch), most_seconds=max_seconds)
+            seconds = least_of(
+                lambda: self.probe.seconds_of(micro_batch), most_seconds=max_seconds
+            )
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not is_out_of_memory(error):
                 raise
@@ -289,7 +322,9 @@ class _Tuner:
         return recompute, one_row if two_rows is None else max(1, two_rows - one_row)
 
     def _too_little_memory(self, room: int, *, recompute: bool) -> ConfigError:
-        sizes = {part: in_words(n_bytes) for part, n_bytes in self._fixed_bytes(1).items()}
+        sizes = {
+            part: in_words(n_bytes) for part, n_bytes in self._fixed_bytes(1).items()
+        }
         ways = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
         return ConfigError(
             f"One row of {self.row_tokens} tokens does not fit into the "
@@ -308,7 +343,9 @@ class _Tuner:
         device = self.runtime.device
         if device.type == "cuda":
             # The first update allocates the optimizer's state. Until then `state` takes its place.
-            state = torch.empty(self._fixed_bytes(1)["optimizer"], dtype=torch.uint8, device=device)
+            state = torch.empty(
+                self._fixed_bytes(1)["optimizer"], dtype=torch.uint8, device=device
+            )
             with self.reporter.working("measuring how many rows fit into memory"):
                 rows = largest_rows(
                     lambda n: peak_of(lambda: self.probe.seconds(n), device),
@@ -338,7 +375,9 @@ class _Tuner:
     def _fixed_bytes(self, rows: int) -> dict[str, int]:
         """Return the bytes of an update by part, without activations."""
         positions = rows * self.worst.target
-        quantised = [b for _, layer in quantised_layers(self.model) for b in layer.buffers()]
+        quantised = [
+            b for _, layer in quantised_layers(self.model) for b in layer.buffers()
+        ]
         return {
             "weights": sum(t.nbytes for t in (*self.model.parameters(), *quantised)),
             "logits": logits_bytes(
@@ -364,7 +403,9 @@ class _Tuner:
                 raise
             stop_compiling(self.model)
             reason = (str(error).strip() or repr(error)).splitlines()[0]
-            self.warnings.append(f"torch.compile failed, so the run is not compiled: {reason}")
+            self.warnings.append(
+                f"torch.compile failed, so the run is not compiled: {reason}"
+            )
             return False
         return True
 

@@ -42,7 +42,9 @@ def memory_ladder(*, checkpointing: bool, optimizer: str) -> list[str]:
     """
     has_small_optimizer = optimizer not in {"adamw", "muon"}
     in_use = (checkpointing, has_small_optimizer, False, False)
-    return [way for way, is_used in zip(SMALL_MEMORY, in_use, strict=True) if not is_used]
+    return [
+        way for way, is_used in zip(SMALL_MEMORY, in_use, strict=True) if not is_used
+    ]
 
 
 def few_updates(updates: float | None) -> str:

@@ -68,11 +68,17 @@ class Goal:
             return math.isfinite(value)
         return value > than + by if self.rises else value < than - by
 
-    def best(self, so_far: Best | None, step: int, metrics: Mapping[str, float]) -> Best | None:
+    def best(
+        self, so_far: Best | None, step: int, metrics: Mapping[str, float]
+    ) -> Best | None:
         """Return the better of `so_far` and this evaluation."""
         value = metrics.get(self.metric, math.nan)
         loss = metrics.get("loss", math.nan)
-        score = so_far.score if so_far is not None and so_far.metric == self.metric else None
+        score = (
+            so_far.score
+            if so_far is not None and so_far.metric == self.metric
+            else None
+        )
         if not math.isfinite(loss) or not self.is_better(value, score):
             return so_far
         return Best(step, loss, self.metric, None if self.metric == "loss" else value)
@@ -85,13 +91,19 @@ class Goal:
         >>> Goal().measured_by({"max_examples": 512, "texts": 16})
         {'max_examples': 512}
         """
-        names = {"max_examples"} if self.metric == "loss" else evaluation.keys() - {"prompts"}
+        names = (
+            {"max_examples"}
+            if self.metric == "loss"
+            else evaluation.keys() - {"prompts"}
+        )
         return {name: evaluation[name] for name in sorted(names & evaluation.keys())}
 
     def __str__(self) -> str:
         if self.metric == "loss":
             return "lowest held-out loss"
-        return f"{'highest' if self.rises else 'lowest'} {self.metric.replace('_', ' ')}"
+        return (
+            f"{'highest' if self.rises else 'lowest'} {self.metric.replace('_', ' ')}"
+        )
 
 
 LOSS: Final = Goal()
@@ -149,7 +161,9 @@ class SaveCounts:
 
     written: int = 0
     skipped: int = 0  # due while the previous save was still being written
-    waited: int = 0  # written while the loop waited, because memory was too small for a copy
+    waited: int = (
+        0  # written while the loop waited, because memory was too small for a copy
+    )
     failed: int = 0
 
 
@@ -222,7 +236,9 @@ class Callback:
     def on_before_evaluate(self, at: Progress) -> None:
         """Handle the start of an evaluation."""
 
-    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
+    def on_evaluate(
+        self, at: Progress, metrics: Mapping[str, float]
+    ) -> Requests | None:
         """Handle the end of an evaluation."""
 
     def on_before_save(self, at: Progress) -> None:
@@ -282,7 +298,9 @@ class Callbacks:
             raise
         finally:
             summary = end(failure)
-            with ExitStack() as stack:  # calls every callback, even if another callback fails
+            with (
+                ExitStack() as stack
+            ):  # calls every callback, even if another callback fails
                 for callback in reversed(started):
                     stack.callback(callback.on_fit_end, summary)
 
@@ -313,12 +331,16 @@ class Callbacks:
 
     def state_dict(self) -> State:
         """Return the states that are not empty, by label."""
-        states = {name: callback.state_dict() for name, callback in self._by_label().items()}
+        states = {
+            name: callback.state_dict() for name, callback in self._by_label().items()
+        }
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: State) -> None:
         """Restore the states. A callback without a state starts fresh."""
-        if not isinstance(state, dict) or not all(isinstance(s, dict) for s in state.values()):
+        if not isinstance(state, dict) or not all(
+            isinstance(s, dict) for s in state.values()
+        ):
             raise TypeError(f"callbacks is {state!r:.60}, not an object of objects")
         for name, callback in self._by_label().items():
             if name in state:

@@ -36,7 +36,9 @@ LearningRate = Callable[[Progress], float]
 
 
 def make_schedule(
-    optim: OptimConfig, stop_after: Duration, expected: Mapping[str, float] | None = None
+    optim: OptimConfig,
+    stop_after: Duration,
+    expected: Mapping[str, float] | None = None,
 ) -> LearningRate:
     """Build the function from progress to learning rate.
 
@@ -62,7 +64,9 @@ def make_schedule(
     def share_since_warmup(progress: Progress) -> float:
         if warm_share >= 1.0:
             return 0.0
-        return min(1.0, max(0.0, length.fraction(progress) - warm_share) / (1.0 - warm_share))
+        return min(
+            1.0, max(0.0, length.fraction(progress) - warm_share) / (1.0 - warm_share)
+        )
 
     def decay(progress: Progress) -> float:
         match optim.schedule:
@@ -74,14 +78,18 @@ def make_schedule(
                 return 0.5 * (1.0 + math.cos(math.pi * share_since_warmup(progress)))
             case "cosine_restarts":
                 elapsed = max(0.0, first_cycle.measure(progress) - first_cycle_began)
-                since, cycle_length = cycle_at(elapsed, first_cycle.amount, cycles.growth)
+                since, cycle_length = cycle_at(
+                    elapsed, first_cycle.amount, cycles.growth
+                )
                 return 0.5 * (1.0 + math.cos(math.pi * (since / cycle_length)))
             case "inverse_sqrt":
                 elapsed = warmup.measure(progress)
                 warm_until = max(warmup.amount, elapsed / max(1, progress.step))
                 return math.sqrt(warm_until / elapsed) if elapsed > warm_until else 1.0
             case "wsd":
-                return min(1.0, max(0.0, 1.0 - length.fraction(progress)) / cooldown_share)
+                return min(
+                    1.0, max(0.0, 1.0 - length.fraction(progress)) / cooldown_share
+                )
 
     def lr_at(progress: Progress) -> float:
         warm = 1.0
@@ -118,7 +126,9 @@ def _warmup_share(
     optim: OptimConfig, warmup: Duration, length: Duration, totals: Mapping[str, float]
 ) -> float:
     share = _share_of_run(warmup, totals)
-    if share >= 1.0 and warmup.unit != length.unit:  # the configuration checks equal units
+    if (
+        share >= 1.0 and warmup.unit != length.unit
+    ):  # the configuration checks equal units
         raise ConfigError(
             f'optim.warmup is "{optim.warmup}", but the run lasts "{length}" and would end before '
             'its warmup. Use a shorter warmup, e.g. "5 %".'
@@ -138,13 +148,18 @@ def _one_update(warmup: Duration, totals: Mapping[str, float]) -> float:
 
 
 def _first_cycle(
-    cycles: CyclesConfig, warmup: Duration, length: Duration, totals: Mapping[str, float]
+    cycles: CyclesConfig,
+    warmup: Duration,
+    length: Duration,
+    totals: Mapping[str, float],
 ) -> tuple[Duration, float]:
     """Return the length of the first cycle and its start in the same unit, or 0 if unknown."""
     first_cycle = _resolve_percent(cycles.first, length).in_minutes()
     if warmup.unit == first_cycle.unit:
         return first_cycle, warmup.amount
-    return first_cycle, _share_of_run(warmup, totals) * totals.get(first_cycle.unit, 0.0)
+    return first_cycle, _share_of_run(warmup, totals) * totals.get(
+        first_cycle.unit, 0.0
+    )
 
 
 def _cooldown_share(

@@ -23,7 +23,9 @@ from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Progress
 
-_BUDGET_SECONDS: Final = 4.0  # acceptable wait at the start of a run, in seconds (a guess)
+_BUDGET_SECONDS: Final = (
+    4.0  # acceptable wait at the start of a run, in seconds (a guess)
+)
 _MAX_TRIES: Final = 4
 
 
@@ -102,7 +104,9 @@ class Probe:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
             if address not in weights and address not in saved:
-                saved[address] = storage  # if it were freed, its address would be used again
+                saved[address] = (
+                    storage  # if it were freed, its address would be used again
+                )
                 total += storage.nbytes()
                 if total > limit:
                     raise _LimitExceededError
@@ -143,7 +147,9 @@ class WorstBatch:
         """
         examples = math.ceil(self.target / max(1, self.longest_target))
         if self.source:
-            examples = max(examples, math.ceil(self.source / max(1, self.longest_source)))
+            examples = max(
+                examples, math.ceil(self.source / max(1, self.longest_source))
+            )
         example_ids = tuple(tuple(range(examples)) for _ in range(rows))
 
         def build_side(length: int) -> list[Tensor]:
@@ -159,7 +165,9 @@ class WorstBatch:
         if not self.source:
             return DecoderBatch(labels, example_ids, tokens, segments, positions)
         source, source_segments, _ = build_side(self.source)
-        return EncoderDecoderBatch(labels, example_ids, source, source_segments, tokens, segments)
+        return EncoderDecoderBatch(
+            labels, example_ids, source, source_segments, tokens, segments
+        )
 
 
 @dataclass
@@ -178,7 +186,9 @@ class OomFallback:
     resources: Resources | None = None  # choices that checkpoints record
 
     @classmethod
-    def in_run(cls, run: Path, resources: Resources, callbacks: Callbacks, *, rank: int) -> Self:
+    def in_run(
+        cls, run: Path, resources: Resources, callbacks: Callbacks, *, rank: int
+    ) -> Self:
         """Build the fallback of a run, which stores its rows in the run folder."""
 
         def remember(smaller_from: dict[int, int]) -> None:
@@ -204,7 +214,9 @@ class OomFallback:
 
     def rows_at(self, step: int) -> int:
         """Return the rows of a micro-batch in update `step`."""
-        return min([self.rows, *(rows for s, rows in self.smaller_from.items() if s <= step)])
+        return min(
+            [self.rows, *(rows for s, rows in self.smaller_from.items() if s <= step)]
+        )
 
     def run(
         self,

@@ -22,7 +22,9 @@ class NonFiniteOrigin:
     """First value of an update that is not finite."""
 
     where: str  # a description such as "the output of transformer.h.3.mlp"
-    example_ids: tuple[int, ...] = ()  # examples in the rows of the value, if they are known
+    example_ids: tuple[
+        int, ...
+    ] = ()  # examples in the rows of the value, if they are known
 
 
 def find_nonfinite_origin(
@@ -74,7 +76,9 @@ class _Search:
             output = f"the output of {name or 'the model'} ({type(module).__name__})"
             check_input = partial(self._check_input, source)
             check_output = partial(self._check_output, output)
-            handles.append(module.register_forward_pre_hook(check_input, with_kwargs=True))
+            handles.append(
+                module.register_forward_pre_hook(check_input, with_kwargs=True)
+            )
             handles.append(module.register_forward_hook(check_output))
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
@@ -87,10 +91,14 @@ class _Search:
             for handle in handles:
                 handle.remove()
 
-    def _check_input(self, where: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _check_input(
+        self, where: str, _module: nn.Module, args: Any, kwargs: Any
+    ) -> None:
         self.check(where, [*args, *kwargs.values()])
 
-    def _check_output(self, where: str, _module: nn.Module, _args: Any, output: Any) -> None:
+    def _check_output(
+        self, where: str, _module: nn.Module, _args: Any, output: Any
+    ) -> None:
         self.check(where, output)
 
     def check(self, where: str, values: Any, *, by_row: bool = True) -> None:
@@ -99,14 +107,18 @@ class _Search:
             return
         for tensor in _tensors_in(values):
             if not _is_finite(tensor):
-                self.origin = NonFiniteOrigin(where, self._examples_of(tensor) if by_row else ())
+                self.origin = NonFiniteOrigin(
+                    where, self._examples_of(tensor) if by_row else ()
+                )
                 return
 
     def _examples_of(self, tensor: Tensor) -> tuple[int, ...]:
         if tensor.ndim == 0 or tensor.shape[0] != len(self.example_ids):
             return tuple(i for row in self.example_ids for i in row)
         is_bad = ~torch.isfinite(tensor).flatten(1).all(1)
-        return tuple(i for r in is_bad.nonzero().flatten().tolist() for i in self.example_ids[r])
+        return tuple(
+            i for r in is_bad.nonzero().flatten().tolist() for i in self.example_ids[r]
+        )
 
 
 def _tensors_in(values: Any) -> Iterator[Tensor]:

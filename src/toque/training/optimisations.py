@@ -24,7 +24,11 @@ _ALL_ROWS: Final = 1 << 30
 
 
 def optimise(
-    model: PreTrainedModel, on: OptimisationsConfig, runtime: Runtime, *, sharded: bool = False
+    model: PreTrainedModel,
+    on: OptimisationsConfig,
+    runtime: Runtime,
+    *,
+    sharded: bool = False,
 ) -> None:
     """Replace the model's layers as configured. Call it before the weights are divided."""
     use_attention(model, on.attention)
@@ -45,7 +49,9 @@ def choose_attention(model: PreTrainedModel, runtime: Runtime) -> AttentionChoic
 
 def training_loss(on: OptimisationsConfig, *, smoothing: float) -> LossFn:
     """Return the training loss, with `smoothing` as its share of label smoothing."""
-    return partial(loss_sum, smoothing=smoothing, chunk_rows=None if on.head else _ALL_ROWS)
+    return partial(
+        loss_sum, smoothing=smoothing, chunk_rows=None if on.head else _ALL_ROWS
+    )
 
 
 def choose_prefetch(

@@ -38,7 +38,9 @@ class Phases:
             stack.enter_context(watch(phase))
         return stack
 
-    def around(self, phase: Phase, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def around(
+        self, phase: Phase, function: Callable[..., Tensor]
+    ) -> Callable[..., Tensor]:
         """Wrap a function so that each of its calls is the phase `phase`."""
 
         def call(*args: Any) -> Tensor:

@@ -38,7 +38,9 @@ class Resources:
     smaller_from: dict[_Step, _Rows] = field(default_factory=dict)
     """Rows per micro-batch from a step on, by step, if memory ran out at that step."""
 
-    def for_checkpoint(self, smaller_from: Sequence[Mapping[int, int]]) -> dict[str, Any]:
+    def for_checkpoint(
+        self, smaller_from: Sequence[Mapping[int, int]]
+    ) -> dict[str, Any]:
         """Return JSON for a checkpoint, with the `smaller_from` of every rank."""
         return asdict(self) | {"smaller_from": [dict(steps) for steps in smaller_from]}
 
@@ -70,7 +72,9 @@ class Resources:
             text = (run / _file_name(rank)).read_bytes()
             if seal_of(text) != "whole":
                 return None
-            return msgspec.convert(decode_json(text, dict[str, Any]), cls, str_keys=True)
+            return msgspec.convert(
+                decode_json(text, dict[str, Any]), cls, str_keys=True
+            )
         except (OSError, msgspec.DecodeError):
             return None
 
@@ -87,7 +91,9 @@ class _CheckpointResources(msgspec.Struct, forbid_unknown_fields=True):
     def of_rank(self, rank: int) -> Resources:
         fields = msgspec.structs.asdict(self)
         ranks = fields.pop("smaller_from")
-        return Resources(**fields, smaller_from=ranks[rank] if rank < len(ranks) else {})
+        return Resources(
+            **fields, smaller_from=ranks[rank] if rank < len(ranks) else {}
+        )
 
 
 def _file_name(rank: int) -> str:
@@ -95,7 +101,11 @@ def _file_name(rank: int) -> str:
 
 
 def previous_resources(
-    run: Path, checkpoint: Checkpoint | None, machine: Mapping[str, Any], *, rank: int = 0
+    run: Path,
+    checkpoint: Checkpoint | None,
+    machine: Mapping[str, Any],
+    *,
+    rank: int = 0,
 ) -> tuple[Resources | None, list[str]]:
     """Return the choices that a session continues with, and notes for the user.
 
@@ -117,7 +127,9 @@ def previous_resources(
         return (in_folder if is_usable else None), []
     try:
         record = checkpoint.state().get("resources")
-        previous = msgspec.convert(record, _CheckpointResources, str_keys=True).of_rank(rank)
+        previous = msgspec.convert(record, _CheckpointResources, str_keys=True).of_rank(
+            rank
+        )
     except msgspec.ValidationError as error:
         raise CheckpointError(
             f"{checkpoint.path} has an invalid record of its micro-batches: {error}. Replace it "
@@ -141,7 +153,11 @@ def previous_resources(
     smaller_from = previous.smaller_from
     notes: list[str] = []
     if in_folder is not None and in_folder.record() == previous.record():
-        later = {s: rows for s, rows in in_folder.smaller_from.items() if s >= checkpoint.step}
+        later = {
+            s: rows
+            for s, rows in in_folder.smaller_from.items()
+            if s >= checkpoint.step
+        }
         smaller_from = smaller_from | later
     else:
         problem = "is missing or damaged" if in_folder is None else "has other choices"

@@ -89,7 +89,9 @@ class Runtime:
                 )
         local_rank = ranks.local_rank if ranks.is_distributed else None
         torch_device = device_named(device, local_rank=local_rank)
-        chosen, warnings = choose_precision(precision, torch_device, fp16_is_safe=fp16_is_safe)
+        chosen, warnings = choose_precision(
+            precision, torch_device, fp16_is_safe=fp16_is_safe
+        )
         if other_use := held_by_others(torch_device):
             warnings.append(
                 f"on {torch_device} {other_use}. The micro-batch must fit into the rest"
@@ -103,11 +105,18 @@ class Runtime:
                 keep_freed_memory()
         scaler = torch.amp.GradScaler(torch_device.type) if chosen == "fp16" else None
         return cls(
-            torch_device, chosen, deterministic, ranks, warnings=tuple(warnings), scaler=scaler
+            torch_device,
+            chosen,
+            deterministic,
+            ranks,
+            warnings=tuple(warnings),
+            scaler=scaler,
         )
 
     @classmethod
-    def from_settings(cls, train: TrainConfig, family: Family, ranks: Ranks | None = None) -> Self:
+    def from_settings(
+        cls, train: TrainConfig, family: Family, ranks: Ranks | None = None
+    ) -> Self:
         """Build the runtime of the settings `train` for a family. Errors are as in `detect`."""
         return cls.detect(
             precision=train.precision,
@@ -167,7 +176,9 @@ class Runtime:
             gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
             norm = full_tensor(torch.nn.utils.get_total_norm(gradients))
             if max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
+                torch.nn.utils.clip_grads_with_norm_(
+                    _parameters(optimizer), max_grad_norm, norm
+                )
         return norm
 
     def optimizer_step(
@@ -203,7 +214,9 @@ class Runtime:
             return
         names = self.scaler.state_dict().keys()
         for name in names:
-            number_in(saved, name, least=0.0 if name == "_growth_tracker" else 2.0**-126)
+            number_in(
+                saved, name, least=0.0 if name == "_growth_tracker" else 2.0**-126
+            )
         self.scaler.load_state_dict({name: saved[name] for name in names})
 
 
@@ -258,7 +271,9 @@ def choose_precision(
             "of models may be untested in it. Use bf16 or float32."
         )
     if requested == "fp16" and device.type != "cuda":
-        raise ConfigError(f"precision fp16 needs CUDA, but the device is {device}. Use float32.")
+        raise ConfigError(
+            f"precision fp16 needs CUDA, but the device is {device}. Use float32."
+        )
     if requested == "auto":
         if has_fast_bf16(device):
             return "bf16", []

@@ -25,12 +25,20 @@ def count_in(state: Mapping[str, Any], name: str, *, maximum: int = MAX_COUNT) -
         ValueError: The value is anything else.
     """
     value = state[name]
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= maximum:
-        raise ValueError(f"{name} is {value!r:.60}, not a whole number from 0 to {maximum:,}")
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or not 0 <= value <= maximum
+    ):
+        raise ValueError(
+            f"{name} is {value!r:.60}, not a whole number from 0 to {maximum:,}"
+        )
     return value
 
 
-def number_in(state: Mapping[str, Any], name: str, *, least: float = -math.inf) -> float:
+def number_in(
+    state: Mapping[str, Any], name: str, *, least: float = -math.inf
+) -> float:
     """Return the finite number `name`, of at least `least`.
 
     Raises:
@@ -40,7 +48,9 @@ def number_in(state: Mapping[str, Any], name: str, *, least: float = -math.inf) 
     value = state[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not max(least, -1e300) <= value <= 1e300:
-        raise ValueError(f"{name} is {value!r:.60}, not a finite number of at least {least:g}")
+        raise ValueError(
+            f"{name} is {value!r:.60}, not a finite number of at least {least:g}"
+        )
     return float(value)
 
 
@@ -69,7 +79,9 @@ def object_in(state: Mapping[str, Any], name: str) -> dict[str, Any]:
     return _typed_value(state, name, dict, "an object")
 
 
-def _typed_value(state: Mapping[str, Any], name: str, kind: type[_Kind], description: str) -> _Kind:
+def _typed_value(
+    state: Mapping[str, Any], name: str, kind: type[_Kind], description: str
+) -> _Kind:
     value = state[name]
     if not isinstance(value, kind):
         raise TypeError(f"{name} is {value!r:.60}, not {description}")

@@ -78,7 +78,9 @@ class Patience(Callback):
         """Ask to stop if the run had already run out of patience."""
         return self._request_stop()
 
-    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
+    def on_evaluate(
+        self, at: Progress, metrics: Mapping[str, float]
+    ) -> Requests | None:
         """Compare the metric with the best value so far."""
         value = metrics[self.metric]
         if self.goal.is_better(value, self.best, by=self.min_delta):
@@ -101,7 +103,9 @@ class Patience(Callback):
         if (state["metric"], state["measured_by"]) != (self.metric, self.measured_by):
             return
         self.best = optional_number_in(state, "best")
-        self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")
+        self.evaluations_without_improvement = count_in(
+            state, "evaluations_without_improvement"
+        )
 
 
 class Interrupt(Callback):
@@ -137,13 +141,19 @@ class Interrupt(Callback):
 
     def on_before_evaluate(self, at: Progress) -> None:
         """Note that an evaluation is running, for the message about a signal."""
-        self._activity = "leaving this evaluation, which is repeated when the run continues"
+        self._activity = (
+            "leaving this evaluation, which is repeated when the run continues"
+        )
 
     def on_step(self, info: StepInfo | None) -> Requests | None:
         """Ask to stop once a signal has arrived."""
-        return Requests(stop=True, save=True, reason=INTERRUPTED) if self._caught else None
+        return (
+            Requests(stop=True, save=True, reason=INTERRUPTED) if self._caught else None
+        )
 
-    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
+    def on_evaluate(
+        self, at: Progress, metrics: Mapping[str, float]
+    ) -> Requests | None:
         """Ask to stop once a signal has arrived."""
         self._activity = _FINISHING_STEP
         return self.on_step(None)
@@ -159,10 +169,17 @@ class Interrupt(Callback):
             repeat_seconds = self._repeat_seconds
             if self._caught is signal.SIGHUP:
                 repeat_seconds = max(repeat_seconds, _HANGUP_SECONDS)
-            if number == signal.SIGHUP or time.monotonic() - self._caught_at < repeat_seconds:
+            if (
+                number == signal.SIGHUP
+                or time.monotonic() - self._caught_at < repeat_seconds
+            ):
                 return
-            _write_to_stderr(f"\n{name} again: exiting now. The last checkpoint is complete.\n")
-            os._exit(128 + number)  # the shell's exit status for a process that a signal killed
+            _write_to_stderr(
+                f"\n{name} again: exiting now. The last checkpoint is complete.\n"
+            )
+            os._exit(
+                128 + number
+            )  # the shell's exit status for a process that a signal killed
 
         self._caught = signal.Signals(number)
         self._caught_at = time.monotonic()
@@ -193,9 +210,13 @@ def leaving_on_signal() -> Iterator[None]:
         _restore_handlers(previous_handlers)
 
 
-def _set_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+def _set_handlers(
+    handler: Callable[[int, FrameType | None], None],
+) -> dict[signal.Signals, Any]:
     """Handle the signals that are not ignored, and return their previous handlers."""
-    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handled = [
+        number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+    ]
     return {number: signal.signal(number, handler) for number in handled}
 
 
@@ -239,7 +260,9 @@ class TimeLimit(Callback):
     seconds: float
     clock: CommandClock
     evaluating: float  # seconds of one held-out loss, measured before the first update
-    ending: float  # seconds for the last scores, the last checkpoint and the final model
+    ending: (
+        float  # seconds for the last scores, the last checkpoint and the final model
+    )
     texts: float = 0.0  # seconds for one evaluation's texts
     final_texts: float = 0.0  # seconds for the final texts
     each_text: float = 0.0  # seconds for one text; 0.0 if none is generated
@@ -342,7 +365,8 @@ class TimeLimit(Callback):
         """Describe why `n` of the texts were not generated."""
         if self.is_young:
             reason = (
-                f"a model from random weights writes none before update {_MIN_UPDATES_FOR_TEXTS}"
+                "a model from random weights writes none before update "
+                f"{_MIN_UPDATES_FOR_TEXTS}"
             )
         elif self.length is not None:
             reason = "train.time_limit left no time for them"
@@ -372,7 +396,9 @@ class TimeLimit(Callback):
 
     def _seconds_left(self) -> float:
         # Two held-out losses: one at the end of training and one of the best weights.
-        seconds_after = 2 * self.evaluating + self.texts + self.final_texts + self.ending
+        seconds_after = (
+            2 * self.evaluating + self.texts + self.final_texts + self.ending
+        )
         return self.seconds - self.clock.seconds() - seconds_after
 
     def _stop(self) -> Requests:

@@ -14,7 +14,13 @@ from transformers import PreTrainedModel
 from toque.config.schema import OptimConfig, TrainConfig
 from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
-from toque.hardware.memory import HEADROOM, free_bytes, free_in_words, in_words, is_out_of_memory
+from toque.hardware.memory import (
+    HEADROOM,
+    free_bytes,
+    free_in_words,
+    in_words,
+    is_out_of_memory,
+)
 from toque.models.forward.keyed_dropout import dropout_settings
 from toque.models.loading.trainable import ModelToTrain
 from toque.training.checkpoint.resume import DROPOUT_MASKS
@@ -33,13 +39,20 @@ class PlacedModel:
 
     model: PreTrainedModel
     sharing: DataParallel
-    base_sha256: str | None  # hash of the frozen weights of an adapter run; otherwise None
-    numerics: Mapping[str, str]  # facts, in addition to the runtime's, that affect the last bits
+    base_sha256: (
+        str | None
+    )  # hash of the frozen weights of an adapter run; otherwise None
+    numerics: Mapping[
+        str, str
+    ]  # facts, in addition to the runtime's, that affect the last bits
     notes: tuple[str, ...]  # reason of auto's choice of a strategy
 
 
 def place_model(
-    model_to_train: ModelToTrain, train: TrainConfig, optim: OptimConfig, runtime: Runtime
+    model_to_train: ModelToTrain,
+    train: TrainConfig,
+    optim: OptimConfig,
+    runtime: Runtime,
 ) -> PlacedModel:
     """Build the model to train, with the fastest layers for its device. All ranks must call it."""
     if train.activation_offload and runtime.device.type == "cpu":
@@ -79,7 +92,9 @@ def place_model(
     if is_sharded:
         from toque.training.distributed.sharding import Sharded  # slow to import
 
-        sharing = Sharded(model, runtime.ranks, device=runtime.device, dtype=runtime.dtype)
+        sharing = Sharded(
+            model, runtime.ranks, device=runtime.device, dtype=runtime.dtype
+        )
     else:
         sharing = Replicated(model) if strategy == "ddp" else DataParallel(model)
     return PlacedModel(model, sharing, base_sha256, numerics, (note,) if note else ())
@@ -102,7 +117,9 @@ def choose_strategy(
     ranks = runtime.ranks
     if not ranks.is_distributed:
         return "single", ""
-    obstacle = obstacle_to_dividing(train, adapter, optim.name, fp16=runtime.scaler is not None)
+    obstacle = obstacle_to_dividing(
+        train, adapter, optim.name, fp16=runtime.scaler is not None
+    )
     if train.strategy != "auto":
         return train.strategy, ""
 
@@ -111,7 +128,9 @@ def choose_strategy(
     on_cpu = runtime.device.type == "cpu"
     needed = 0 if on_cpu else sum(p.nbytes for p in model.parameters())
     needed += sum(held_bytes(model, optim).values())
-    n_sharing = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size)) if on_cpu else 1
+    n_sharing = (
+        int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size)) if on_cpu else 1
+    )
     free = int(HEADROOM * free_bytes(runtime.device) / n_sharing)
     memory = (
         f"weights, gradients and optimizer state take {in_words(needed)} per rank, of "
@@ -124,7 +143,10 @@ def choose_strategy(
         return "ddp", (
             f"train.strategy auto is ddp: {memory}, but fsdp needs other settings: {obstacle}"
         )
-    return "fsdp", f"train.strategy auto is fsdp: {memory} on the rank with the least memory"
+    return (
+        "fsdp",
+        f"train.strategy auto is fsdp: {memory} on the rank with the least memory",
+    )
 
 
 def obstacle_to_dividing(
@@ -138,7 +160,9 @@ def obstacle_to_dividing(
     obstacle = None
     if optimizer not in _ELEMENTWISE:
         allowed = " or ".join(_ELEMENTWISE)
-        obstacle = f"optim.name={optimizer} needs whole tensors: set optim.name={allowed}"
+        obstacle = (
+            f"optim.name={optimizer} needs whole tensors: set optim.name={allowed}"
+        )
     elif adapter is not None and adapter.quantize_base is not None:
         obstacle = "a quantised base cannot be divided: set adapter.quantize_base=null"
     elif fp16:

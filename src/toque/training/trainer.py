@@ -80,11 +80,19 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
-    sharing: DataParallel | None = None  # division of the model among ranks; None in one process
+    sharing: DataParallel | None = (
+        None  # division of the model among ranks; None in one process
+    )
     noise: GradientNoise | None = None
-    check_reached: Callable[[nn.Module], None] | None = None  # called with the first gradients
-    base_sha256: str | None = None  # hash of the frozen weights, which checkpoints leave out
-    begun_from: str | None = None  # hash of the manifest of the checkpoint that the run began with
+    check_reached: Callable[[nn.Module], None] | None = (
+        None  # called with the first gradients
+    )
+    base_sha256: str | None = (
+        None  # hash of the frozen weights, which checkpoints leave out
+    )
+    begun_from: str | None = (
+        None  # hash of the manifest of the checkpoint that the run began with
+    )
     prefetch: Callable[[BatchStream, Cursor], Prefetch] = Prefetch
     background_saves: bool = False  # `fit` still waits for the last save
     layout: CheckpointLayout = "whole"
@@ -92,10 +100,16 @@ class Trainer:
     cursor: Cursor = Cursor()
     goal: Goal = LOSS
     best: Best | None = None
-    stop_reason: str | None = None  # the reason of a callback to end before `stop_after`
-    owes_evaluation: bool = False  # an evaluation was due or begun; the next session starts with it
+    stop_reason: str | None = (
+        None  # the reason of a callback to end before `stop_after`
+    )
+    owes_evaluation: bool = (
+        False  # an evaluation was due or begun; the next session starts with it
+    )
     notes: list[str] = field(default_factory=list)
-    count_seconds: Callable[[float], float] = float  # seconds that `Progress` counts for an update
+    count_seconds: Callable[[float], float] = (
+        float  # seconds that `Progress` counts for an update
+    )
     clock: PartClock = field(default_factory=PartClock)
 
     def __post_init__(self) -> None:
@@ -109,7 +123,11 @@ class Trainer:
             "outliers": self.guard,
         }
         self._saves = CheckpointSaver(
-            self.checkpoints, self.callbacks, self._ranks, self.layout, self.background_saves
+            self.checkpoints,
+            self.callbacks,
+            self._ranks,
+            self.layout,
+            self.background_saves,
         )
 
     def fit(self) -> RunEnd:
@@ -122,7 +140,9 @@ class Trainer:
         self._session_began = time.perf_counter()
         self.stop_reason = None
         self.clock.restart()
-        self._ranks.assert_in_sync("at the begin", self._sharing, self.progress, self.cursor)
+        self._ranks.assert_in_sync(
+            "at the begin", self._sharing, self.progress, self.cursor
+        )
         with ExitStack() as stack:
             leftovers: list[str] = []
             if self._ranks.is_main:
@@ -158,7 +178,9 @@ class Trainer:
                 info = self.step(planned, batch, started=started)
                 self.progress = info.progress
                 self.cursor = planned.cursor
-                check_is_due = schedule.due(schedule.check_every, info.before, self.progress)
+                check_is_due = schedule.due(
+                    schedule.check_every, info.before, self.progress
+                )
                 if not is_cuda or self.finished or check_is_due:
                     self._check_updates()
                     if self.guard.should_roll_back:
@@ -170,7 +192,9 @@ class Trainer:
                 self._apply_requests(requests)
                 self._evaluate_and_save(info.before, requests)
                 self._saves.finish_written(self.progress)
-        self.clock.lap("data_wait")  # the end waits for a batch that is no longer needed
+        self.clock.lap(
+            "data_wait"
+        )  # the end waits for a batch that is no longer needed
 
     def step(
         self, planned: Step, batch: Batch | None = None, *, started: float | None = None
@@ -188,7 +212,11 @@ class Trainer:
         rank_batch = batch or planned.batch
         with self._ranks.computing():
             loss_sum = self.oom_fallback.run(
-                self.progress, self.forward_backward, self._sharing, rank_batch, n_targets
+                self.progress,
+                self.forward_backward,
+                self._sharing,
+                rank_batch,
+                n_targets,
             )
         self.clock.lap("forward_backward")
         loss_sum = self._ranks.total(loss_sum)
@@ -202,7 +230,9 @@ class Trainer:
         grad_norm = self.runtime.clip_gradients(self.optimizer, self.max_grad_norm)
         if self.noise is not None:
             self.noise.add(self.model, self.progress.step)
-        apply = self.guard.should_apply(self.progress.step, lr, loss, grad_norm, planned.batch)
+        apply = self.guard.should_apply(
+            self.progress.step, lr, loss, grad_norm, planned.batch
+        )
         self.clock.lap("clip")
         self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=apply)
         self.clock.lap("optimizer")
@@ -227,7 +257,9 @@ class Trainer:
             slowed=self.callbacks.are_slow,
         )
 
-    def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
+    def forward_backward(
+        self, micro_batches: Sequence[Batch], n_targets: int
+    ) -> Tensor:
         """Accumulate the gradients of an update, and return its summed loss in nats, [].
 
         `n_targets` counts the target tokens of all ranks. The last backward pass sums the gradients
@@ -238,7 +270,9 @@ class Trainer:
         """
         step = self.progress.step
         if n_targets < 1:
-            raise DataError(f"Step {step} has no target token. Remove examples without targets.")
+            raise DataError(
+                f"Step {step} has no target token. Remove examples without targets."
+            )
         # A previous attempt that ran out of memory may have left gradients.
         self.optimizer.zero_grad(set_to_none=True)
         self.runtime.seed(self.seed, step)
@@ -256,7 +290,9 @@ class Trainer:
             self._draws_checked = True
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
-            self.callbacks.tell(Callback.on_micro_batch, self.progress, done, len(micro_batches))
+            self.callbacks.tell(
+                Callback.on_micro_batch, self.progress, done, len(micro_batches)
+            )
         return loss_sum
 
     def _check_updates(self) -> None:
@@ -283,7 +319,9 @@ class Trainer:
                 self.runtime.seed(self.seed, bad.step)
                 micro_batches = bad.batch.split(rows)
                 try:
-                    origin = find_nonfinite_origin(model, self.loss_fn, micro_batches, self.runtime)
+                    origin = find_nonfinite_origin(
+                        model, self.loss_fn, micro_batches, self.runtime
+                    )
                 except RuntimeError as error:  # torch.OutOfMemoryError is one
                     if not is_out_of_memory(error):
                         raise
@@ -301,19 +339,25 @@ class Trainer:
 
     def _roll_back(self) -> None:
         self._saves.finish_all(self.progress)
-        checkpoint = resume.broadcast_checkpoint(self._find_rollback_checkpoint, self._ranks)
+        checkpoint = resume.broadcast_checkpoint(
+            self._find_rollback_checkpoint, self._ranks
+        )
         to_step = checkpoint.step if checkpoint else None
         message = self.guard.roll_back(self.progress.step, to_step)
         assert checkpoint is not None
         resume.load_tensors(checkpoint, self.model, self.optimizer)
         self.runtime.load_state_dict(checkpoint.state()["runtime"])
         self.callbacks.on_warning(self.progress, message)
-        self._save(final=False)  # without a save, a killed run would meet the same examples again
+        self._save(
+            final=False
+        )  # without a save, a killed run would meet the same examples again
 
     @property
     def finished(self) -> bool:
         """True if this session has ended."""
-        return self.stop_reason is not None or self.schedule.stop_after.reached(self.progress)
+        return self.stop_reason is not None or self.schedule.stop_after.reached(
+            self.progress
+        )
 
     @property
     def is_over(self) -> bool:
@@ -330,7 +374,9 @@ class Trainer:
         schedule = self.schedule
         at = self.progress
         is_scheduled = schedule.due(schedule.evaluate_every, before, at)
-        is_scheduled = is_scheduled or schedule.stop_after.reached(at)  # always evaluate the end
+        is_scheduled = is_scheduled or schedule.stop_after.reached(
+            at
+        )  # always evaluate the end
 
         if self.stop_reason in (INTERRUPTED, MOVED, TAKEN_OVER):
             # Save now, because the machine may stop soon or another process has the run.
@@ -338,7 +384,11 @@ class Trainer:
         elif is_scheduled or requests.evaluate or self.finished:
             requests |= self._evaluate()
 
-        if requests.save or self.finished or schedule.due(schedule.save_every, before, at):
+        if (
+            requests.save
+            or self.finished
+            or schedule.due(schedule.save_every, before, at)
+        ):
             self._save(final=self.finished)
 
     def _evaluate(self) -> Requests:
@@ -347,7 +397,9 @@ class Trainer:
         self.clock.lap("observers")
         try:
             metrics = self.evaluator()
-        except Interrupted:  # the results are lost, and the next session evaluates first
+        except (
+            Interrupted
+        ):  # the results are lost, and the next session evaluates first
             self.stop_reason = INTERRUPTED
             self.owes_evaluation = True
             return Requests(stop=True, save=True)
@@ -357,7 +409,9 @@ class Trainer:
         self._saves.save_best(self.progress, self.model, metrics)
         self.clock.lap("saving")
 
-        requests = self._ranks.combine_requests(self.callbacks.on_evaluate(self.progress, metrics))
+        requests = self._ranks.combine_requests(
+            self.callbacks.on_evaluate(self.progress, metrics)
+        )
         self.clock.lap("texts")
         self._apply_requests(requests)
         return requests
@@ -365,16 +419,22 @@ class Trainer:
     def _save(self, *, final: bool) -> None:
         self._check_updates()
         self.clock.lap("observers")
-        self._ranks.assert_in_sync("before a save", self._sharing, self.progress, self.cursor)
+        self._ranks.assert_in_sync(
+            "before a save", self._sharing, self.progress, self.cursor
+        )
         layout = self.oom_fallback.for_checkpoint(self._ranks)
         self.callbacks.tell(Callback.on_before_save, self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer)
-        self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
+        self._saves.save(
+            self.progress, tensors, self.state_dict() | layout, final=final
+        )
         self.clock.lap("saving")
 
     def state_dict(self) -> State:
         """Return the JSON state of a checkpoint."""
-        at = resume.TrainerState(self.progress, self.cursor, self.best, self.owes_evaluation)
+        at = resume.TrainerState(
+            self.progress, self.cursor, self.best, self.owes_evaluation
+        )
         state = at.to_json(self._stateful, self._ranks, base=self.base_sha256)
         return state | {"begun_from": self.begun_from}
 
@@ -386,7 +446,11 @@ class Trainer:
         """
         versions = self.checkpoints.identity.versions
         at, notes = resume.TrainerState.load(
-            checkpoint, self._stateful, self._ranks, versions=versions, base=self.base_sha256
+            checkpoint,
+            self._stateful,
+            self._ranks,
+            versions=versions,
+            base=self.base_sha256,
         )
         at.refuse_other_data(self.batches, where=str(checkpoint.path))
         resume.load_tensors(checkpoint, self.model, self.optimizer)
@@ -407,8 +471,12 @@ class Trainer:
     def _start(self, leftovers: list[str]) -> RunStart:
         notes = [*self.runtime.warnings, *self.checkpoints.notes, *self.notes]
         if leftovers:
-            notes.append(f"removed the leftovers of a killed save: {', '.join(leftovers)}")
-        return RunStart(self.progress, self.schedule.stop_after, tuple(notes), self.best)
+            notes.append(
+                f"removed the leftovers of a killed save: {', '.join(leftovers)}"
+            )
+        return RunStart(
+            self.progress, self.schedule.stop_after, tuple(notes), self.best
+        )
 
     def _end(self, error: BaseException | None) -> RunEnd:
         self.clock.lap("saving")  # includes the wait for background saves

@@ -79,7 +79,9 @@ class SkipStep:
             limits = mean + self.sigma * torch.maximum(spread, _MIN_SPREAD * mean.abs())
 
         clipped = torch.fmin(values, limits)
-        past[self._seen % self.window] = torch.where(torch.isfinite(values), clipped, math.nan)
+        past[self._seen % self.window] = torch.where(
+            torch.isfinite(values), clipped, math.nan
+        )
         self._seen += 1
         return limits
 
@@ -101,13 +103,18 @@ class SkipStep:
             ValueError: The state has another window or is damaged.
         """
         rows = [
-            [math.nan if value is None else number_in({"past": value}, "past") for value in row]
+            [
+                math.nan if value is None else number_in({"past": value}, "past")
+                for value in row
+            ]
             for row in state["past"]
         ]
         if any(len(row) != 2 for row in rows):
             raise ValueError("outliers are not pairs of loss and gradient norm")
         if rows and len(rows) != self.window:
-            raise ValueError(f"outliers are over {len(rows)} updates, not {self.window}")
+            raise ValueError(
+                f"outliers are over {len(rows)} updates, not {self.window}"
+            )
 
         self._past = torch.tensor(rows, dtype=torch.float64) if rows else None
         self._seen = count_in(state, "seen")
@@ -185,7 +192,11 @@ class UpdateGuard:
                     self.skip_step.in_a_row = 0
                 continue
             loss, norm = update.values.tolist()
-            if self.runtime.scaler is not None and math.isfinite(loss) and not math.isfinite(norm):
+            if (
+                self.runtime.scaler is not None
+                and math.isfinite(loss)
+                and not math.isfinite(norm)
+            ):
                 continue  # the loss scaler has skipped it
             if self.skip_step is None:
                 return update
@@ -199,7 +210,11 @@ class UpdateGuard:
         return None
 
     def error(
-        self, update: PendingUpdate, origin: NonFiniteOrigin | None, *, traced: bool = True
+        self,
+        update: PendingUpdate,
+        origin: NonFiniteOrigin | None,
+        *,
+        traced: bool = True,
     ) -> NonFiniteError:
         """Build the error that ends the run, and record it in `non_finite.json`.
 
@@ -227,7 +242,9 @@ class UpdateGuard:
                 "grad_norm": repr(norm),
                 "lr": update.lr,
                 "first_non_finite": first_origin["where"] if first_origin else None,
-                "first_example_ids": first_origin["example_ids"] if first_origin else None,
+                "first_example_ids": first_origin["example_ids"]
+                if first_origin
+                else None,
                 "example_ids": rows,
             },
         )
@@ -261,7 +278,10 @@ class UpdateGuard:
     @property
     def should_roll_back(self) -> bool:
         """True if so many updates in a row were skipped that the weights may be bad."""
-        return self.skip_step is not None and self.in_a_row >= self.skip_step.roll_back_after
+        return (
+            self.skip_step is not None
+            and self.in_a_row >= self.skip_step.roll_back_after
+        )
 
     def roll_back(self, step: int, to_step: int | None) -> str:
         """Note that the run returns to the checkpoint of `to_step`, and describe it.
@@ -318,7 +338,10 @@ class UpdateGuard:
         rank_ids = [i for row in update.batch.example_ids for i in row]
         ids = [i for share in self.runtime.ranks.all_gather(rank_ids) for i in share]
 
-        limits = {"loss": _finite_or_none(loss_limit), "grad_norm": _finite_or_none(norm_limit)}
+        limits = {
+            "loss": _finite_or_none(loss_limit),
+            "grad_norm": _finite_or_none(norm_limit),
+        }
         record = {"step": update.step, "loss": repr(loss), "grad_norm": repr(norm)}
         self._write(SKIPPED_FILE, record | {"limits": limits, "example_ids": ids})
 

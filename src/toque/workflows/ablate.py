@@ -48,7 +48,11 @@ SHOWN: Final = (
     ("peak_bytes", "peak MB", 0, 1e6),
 )
 """Measure, heading, number of decimals and unit of each column."""
-_QUIET: Final = ("observe.webhook=null", "observe.trackers=[]", "checkpoint.upload=null")
+_QUIET: Final = (
+    "observe.webhook=null",
+    "observe.trackers=[]",
+    "checkpoint.upload=null",
+)
 """Overrides that switch off services in the runs of an ablation."""
 _LOCK: Final = ".ablate.lock"
 """Lock file. It is never removed, because it also marks the folder of an ablation."""
@@ -77,10 +81,13 @@ class Improvement(NamedTuple):
 _STAGES: Final = 'curriculum={stages: [{from: "0 %"}, {from: "33 %"}, {from: "67 %"}]}'
 """Stages for a configuration without a curriculum. Several improvements set their limits."""
 _DIFFICULTY: Final = [
-    f"curriculum.stages.{n}.max_difficulty={level}" for n, level in enumerate(("easy", "medium"))
+    f"curriculum.stages.{n}.max_difficulty={level}"
+    for n, level in enumerate(("easy", "medium"))
 ]
 _QUALITY: Final = [f"curriculum.stages.{n}.min_quality=0.{5 + n}" for n in range(3)]
-_WORDINGS: Final = [f"augmentation.{part}=0.3" for part in ("instructions", "paraphrase", "tips")]
+_WORDINGS: Final = [
+    f"augmentation.{part}=0.3" for part in ("instructions", "paraphrase", "tips")
+]
 _RESTARTS: Final = (
     "optim.schedule=cosine_restarts",
     # Three complete cycles, each twice as long as the previous one: 1/7 + 2/7 + 4/7.
@@ -91,12 +98,18 @@ _SMOOTHING: Final = "optim.label_smoothing"
 
 IMPROVEMENTS: Final = (
     Improvement("adapter", "adapter", ("adapter={kind: lora}",)),
-    Improvement("label smoothing", _SMOOTHING, (f"{_SMOOTHING}=0.1",), (f"{_SMOOTHING}=0.0",)),
-    Improvement("warm restarts", "optim.schedule", _RESTARTS, _NO_RESTARTS, "cosine_restarts"),
+    Improvement(
+        "label smoothing", _SMOOTHING, (f"{_SMOOTHING}=0.1",), (f"{_SMOOTHING}=0.0",)
+    ),
+    Improvement(
+        "warm restarts", "optim.schedule", _RESTARTS, _NO_RESTARTS, "cosine_restarts"
+    ),
     Improvement("gradient noise", "optim.gradient_noise", ("optim.gradient_noise={}",)),
     Improvement("curriculum", "curriculum", (_STAGES, *_DIFFICULTY)),
     Improvement("rising quality", "curriculum", (_STAGES, *_QUALITY)),
-    Improvement("prompt formats", "augmentation", ("augmentation.prompt_formats=true",)),
+    Improvement(
+        "prompt formats", "augmentation", ("augmentation.prompt_formats=true",)
+    ),
     Improvement("other wordings", "augmentation", (*_WORDINGS,)),
 )
 """Packing is missing because it does not change the arithmetic."""
@@ -129,7 +142,9 @@ class AblationPlan:
 
     def for_store(self, fingerprint: str) -> AblationPlan:
         """Return the plan with keys that depend on the store."""
-        variants = (replace(v, key=f"{v.key}-{fingerprint[:12]}") for v in self.variants)
+        variants = (
+            replace(v, key=f"{v.key}-{fingerprint[:12]}") for v in self.variants
+        )
         return replace(self, variants=tuple(variants))
 
     def keys(self, name: str) -> list[str]:
@@ -152,7 +167,9 @@ class Result:
         """Return a measure of `SHOWN`, or None if the run failed or did not measure it."""
         if self.code:
             return None
-        return float(self.peak_bytes) if name == "peak_bytes" else self.measures.get(name)
+        return (
+            float(self.peak_bytes) if name == "peak_bytes" else self.measures.get(name)
+        )
 
     def __str__(self) -> str:
         """Return the outcome in one line."""
@@ -176,7 +193,9 @@ class Ablation:
         table = aligned(_effects_table(self.record))
         names = self.record["failed"]
         failures = [f"failed: {name} (its log is in the folder logs)" for name in names]
-        return "\n".join([*table, *failures, _METHOD, f"All numbers are in {self.json}."])
+        return "\n".join(
+            [*table, *failures, _METHOD, f"All numbers are in {self.json}."]
+        )
 
 
 def ablate(
@@ -230,8 +249,13 @@ def ablate(
             if result is None:
                 result = _run(config_file, variant, out, trust_code=trust_code)
             results[key] = result
-            reporter.line(f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {result}")
-        record = summary(plan, results) | {"config": config_file, "overrides": all_overrides}
+            reporter.line(
+                f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {result}"
+            )
+        record = summary(plan, results) | {
+            "config": config_file,
+            "overrides": all_overrides,
+        }
         file = out / "ablation.json"
         atomic_write(file, json.dumps(record, indent=1).encode())
     return Ablation(file, record)
@@ -304,7 +328,9 @@ def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> Ablat
                 )
                 variant_overrides = (*common, f"seed={seed}", *words)
                 name = f"all {base}, {changed} {change}" if changed else f"all {base}"
-                settings = load_config(config, [*variant_overrides, "run_dir=run"]).config
+                settings = load_config(
+                    config, [*variant_overrides, "run_dir=run"]
+                ).config
                 key = config_sha256(settings)[:16]
                 variants.append(Variant(name, seed, variant_overrides, key))
     return AblationPlan(tuple(switches), left_out, tuple(variants))
@@ -370,13 +396,17 @@ def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Resul
 
     processes = get_context("forkserver")
     processes.set_forkserver_preload(["toque.workflows.training_child"])
-    child = processes.Process(target=_train, args=(resolved, out, key, log, dict(os.environ)))
+    child = processes.Process(
+        target=_train, args=(resolved, out, key, log, dict(os.environ))
+    )
     child.start()
 
     with _forward_signals(child) as signals:
         try:
             child.join()
-        except KeyboardInterrupt:  # the terminal sent the child the same signal, so it saves
+        except (
+            KeyboardInterrupt
+        ):  # the terminal sent the child the same signal, so it saves
             child.join()
             raise
 
@@ -411,7 +441,9 @@ def _forward_signals(child: BaseProcess) -> Iterator[list[int]]:
 
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        numbers = (signal.SIGTERM,) if ignores_hangup else (signal.SIGTERM, signal.SIGHUP)
+        numbers = (
+            (signal.SIGTERM,) if ignores_hangup else (signal.SIGTERM, signal.SIGHUP)
+        )
         handlers = {number: signal.signal(number, forward) for number in numbers}
     try:
         yield signals
@@ -433,14 +465,20 @@ def _train(
     code = train_in_child(resolved, log)
     if code == 0:
         run = TrainedRun(Path(resolved.config.run_dir), 0, "finished")
-        measures = {name: float(value) for name, value in run.metrics.items() if value is not None}
+        measures = {
+            name: float(value)
+            for name, value in run.metrics.items()
+            if value is not None
+        }
         for event in run.history:
             if event["event"] == "end":
                 measures["training_seconds"] = float(event["training_seconds"])
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         peak_bytes = peak if sys.platform == "darwin" else 1024 * peak
         result = Result(key, 0, measures, peak_bytes)
-        atomic_write(out / "results" / f"{key}.json", json.dumps(asdict(result)).encode())
+        atomic_write(
+            out / "results" / f"{key}.json", json.dumps(asdict(result)).encode()
+        )
     sys.exit(code)
 
 
@@ -470,20 +508,27 @@ def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]
             for measure, *_ in SHOWN:
                 estimate = paired(values(with_it, measure), values(without_it, measure))
                 if estimate is not None:
-                    differences[measure] = asdict(estimate) | {"decided": estimate.decided}
+                    differences[measure] = asdict(estimate) | {
+                        "decided": estimate.decided
+                    }
     return {
         "toque": __version__,
         "seeds": sorted({v.seed for v in plan.variants}),
         "effects": effects,
         "left_out": dict(plan.left_out),
-        "runs": [{"name": v.name, "seed": v.seed, **asdict(results[v.key])} for v in plan.variants],
+        "runs": [
+            {"name": v.name, "seed": v.seed, **asdict(results[v.key])}
+            for v in plan.variants
+        ],
         "failed": sorted({v.name for v in plan.variants if results[v.key].code != 0}),
         "method": _METHOD,
     }
 
 
 def _effects_table(record: Mapping[str, Any]) -> Grid:
-    def format_cell(difference: Mapping[str, Any] | None, digits: int, unit: float) -> str:
+    def format_cell(
+        difference: Mapping[str, Any] | None, digits: int, unit: float
+    ) -> str:
         if difference is None:
             return "-"
         text = f"{difference['mean'] / unit:+.{digits}f}"
@@ -496,6 +541,9 @@ def _effects_table(record: Mapping[str, Any]) -> Grid:
     rows = []
     for name, comparisons in record["effects"].items():
         for comparison, differences in comparisons.items():
-            cells = [format_cell(differences.get(m), digits, unit) for m, _, digits, unit in SHOWN]
+            cells = [
+                format_cell(differences.get(m), digits, unit)
+                for m, _, digits, unit in SHOWN
+            ]
             rows.append((name, comparison, *cells))
     return Grid(heads, rows, _METHOD)

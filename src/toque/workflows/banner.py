@@ -75,14 +75,19 @@ def build_banner(
     accumulation = f"{n_micro_batches} micro-batch{plural} in the first update"
 
     length_text, *warnings = _describe_length(config, stream, length)
-    lines_of_length = [("length", length_text), *(("warning", line) for line in warnings)]
+    lines_of_length = [
+        ("length", length_text),
+        *(("warning", line) for line in warnings),
+    ]
     model_text = _describe_model(config, model)
     dropped = _describe_dropped(store)
     compiled = "compiled" if fitted.resources.compile else "not compiled"
     uploads = config.checkpoint.upload or "none"
     attention = choose_attention(model, runtime)
     is_gpu = runtime.device.type == "cuda"
-    device = torch.cuda.get_device_name() if is_gpu else f"{torch.get_num_threads()} threads"
+    device = (
+        torch.cuda.get_device_name() if is_gpu else f"{torch.get_num_threads()} threads"
+    )
     for_log = [
         ("model", model_text),
         ("data", f"{examples}; rows of {row} tokens"),
@@ -105,7 +110,10 @@ def build_banner(
         *lines_of_length,
         *sharing,
         ("batch", f"{batch}, {accumulation}, {runtime.precision}, {compiled}"),
-        ("run folder", f"{config.run_dir}, on {runtime.device} ({device}); uploads: {uploads}"),
+        (
+            "run folder",
+            f"{config.run_dir}, on {runtime.device} ({device}); uploads: {uploads}",
+        ),
     ]
     title = f"toque {__version__}"
     return Banner(_join(f"{title}: {model_text}", for_console), _join(title, for_log))
@@ -155,7 +163,9 @@ def _stages(stream: BatchStream) -> Sequence[EpochPlan]:
     return stream.plan.stages if isinstance(stream.plan, StagedPlan) else [stream.plan]
 
 
-def _describe_order(config: RunConfig, store: TokenStore, stream: BatchStream) -> list[str]:
+def _describe_order(
+    config: RunConfig, store: TokenStore, stream: BatchStream
+) -> list[str]:
     """Describe the mixture, the stages and the augmentation of the examples."""
     mixture = _stages(stream)[0].mixture
     lines = [mixture.in_words(config.data)] if mixture is not None else []
@@ -169,7 +179,9 @@ def _describe_order(config: RunConfig, store: TokenStore, stream: BatchStream) -
     return lines
 
 
-def _describe_length(config: RunConfig, stream: BatchStream, length: Length) -> list[str]:
+def _describe_length(
+    config: RunConfig, stream: BatchStream, length: Length
+) -> list[str]:
     """Describe the length of training, and warn about very few updates."""
     stop = config.train.stop_after
     text = f"until {stop.in_words()}"

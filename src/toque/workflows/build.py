@@ -31,7 +31,11 @@ from toque.training.autotune import Fitted, fit_to_machine
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import choose_layout
-from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
+from toque.training.checkpoint.store import (
+    CheckpointStore,
+    RunIdentity,
+    software_versions,
+)
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.data_parallel import DataParallel
@@ -62,7 +66,12 @@ from toque.workflows.banner import Banner, build_banner
 from toque.workflows.model_record import build_record
 from toque.workflows.prompts import encode_sample_prompts
 from toque.workflows.run_folder import is_at_end
-from toque.workflows.run_length import Length, find_length, predict_time, probing_seconds
+from toque.workflows.run_length import (
+    Length,
+    find_length,
+    predict_time,
+    probing_seconds,
+)
 
 
 @dataclass(frozen=True)
@@ -130,19 +139,32 @@ def build_run(
     # Evaluations. Their time limits the time of training, and a signal interrupts them.
     launched = ranks.is_distributed or is_launched()
     interrupt = Interrupt(silent=not reporter.heard, launched=launched)
-    evaluator = _evaluator(config, store, placed, stream.layout, runtime, interrupt, reporter)
+    evaluator = _evaluator(
+        config, store, placed, stream.layout, runtime, interrupt, reporter
+    )
     prompts = held_out_prompts(store, config.evaluation.generate, config.data)
-    scored = build_sampler(config, store, prompts, reporter) if prompts else evaluator.sampler
+    scored = (
+        build_sampler(config, store, prompts, reporter)
+        if prompts
+        else evaluator.sampler
+    )
     over = checkpoint is not None and is_at_end(config, checkpoint)
     length = find_length(config, store, evaluator, scored, clock, reporter, over=over)
     evaluator.limit = length.limit
 
     # The trainer and its observers, in the order of their calls.
-    trainer = _trainer(config, store, placed, stream, runtime, evaluator, fitted, length)
+    trainer = _trainer(
+        config, store, placed, stream, runtime, evaluator, fitted, length
+    )
     strategy = sharing.strategy
-    banner = build_banner(config, store, model, stream, runtime, strategy, fitted, length)
+    banner = build_banner(
+        config, store, model, stream, runtime, strategy, fitted, length
+    )
     run = Run(config, store, model, stream, trainer, evaluator, scored, banner)
-    observers = [interrupt, *_observers(run, fitted, length, watchers, uploads, reporter)]
+    observers = [
+        interrupt,
+        *_observers(run, fitted, length, watchers, uploads, reporter),
+    ]
     if length.limit is not None:
         length.limit.warn = trainer.callbacks.on_warning
         observers.append(length.limit)  # after observers that write at an evaluation
@@ -167,7 +189,12 @@ def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedMode
 
 
 def build_stream(
-    config: RunConfig, store: TokenStore, model: PreTrainedModel, *, rank: int = 0, ranks: int = 1
+    config: RunConfig,
+    store: TokenStore,
+    model: PreTrainedModel,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> BatchStream:
     """Build the stream of training batches.
 
@@ -177,7 +204,9 @@ def build_stream(
     encoder = model.config.is_encoder_decoder
     spans = None
     if config.span_corruption is not None:
-        spans = SpanCorruption.from_settings(config.span_corruption, store, encoder=encoder)
+        spans = SpanCorruption.from_settings(
+            config.span_corruption, store, encoder=encoder
+        )
     varied = None
     if config.augmentation is not None:
         rows = store.rows("train")
@@ -224,7 +253,10 @@ def build_heldout(
 
 
 def build_sampler(
-    config: RunConfig, store: TokenStore, prompts: Sequence[Prompt], reporter: Reporter = SILENT
+    config: RunConfig,
+    store: TokenStore,
+    prompts: Sequence[Prompt],
+    reporter: Reporter = SILENT,
 ) -> Sampler:
     """Build the greedy generator for `prompts`, with texts no longer than the store's targets."""
     record = build_record(config, store.manifest)
@@ -247,7 +279,9 @@ def _evaluator(
     """
     evaluation = config.evaluation
     sharing = placed.sharing
-    heldout = build_heldout(config, store, trained, runtime, sharing=sharing, reporter=reporter)
+    heldout = build_heldout(
+        config, store, trained, runtime, sharing=sharing, reporter=reporter
+    )
     n_prompts = min(evaluation.texts, evaluation.generate)
     held_out = held_out_prompts(store, n_prompts, config.data)
     samples = encode_sample_prompts(config, store, encoder=trained.shape.source > 0)
@@ -261,7 +295,9 @@ def _evaluator(
         build_sampler(config, store, [*held_out, *samples], reporter),
         len(held_out),
         runtime.ranks,
-        partial(ScoresByTask.from_settings, evaluation, config.data, config.foreign_code),
+        partial(
+            ScoresByTask.from_settings, evaluation, config.data, config.foreign_code
+        ),
         watched,
         metrics,
         reporter,
@@ -322,7 +358,9 @@ def _trainer(
         runtime=runtime,
         sharing=placed.sharing,
         schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
-        oom_fallback=OomFallback.in_run(run, fitted.resources, callbacks, rank=ranks.rank),
+        oom_fallback=OomFallback.in_run(
+            run, fitted.resources, callbacks, rank=ranks.rank
+        ),
         guard=UpdateGuard(runtime, callbacks, skip, run_folder=run),
         notes=notes,
         max_grad_norm=optim.max_grad_norm,
@@ -335,7 +373,9 @@ def _trainer(
         background_saves=train.optimisations.background_saves,
         goal=goal,
         count_seconds=float if length.limit is None else length.limit.count_seconds,
-        clock=PartClock(compiling=CompileSeconds() if fitted.resources.compile else float),
+        clock=PartClock(
+            compiling=CompileSeconds() if fitted.resources.compile else float
+        ),
     )
 
 
@@ -366,12 +406,20 @@ def _observers(
         reporter=reporter,
         warn=warn,
         time_left=predict_time(
-            run.stream, length, config.train.evaluate_every, fitted.update_seconds, n_texts=n_texts
+            run.stream,
+            length,
+            config.train.evaluate_every,
+            fitted.update_seconds,
+            n_texts=n_texts,
         ),
         highlight=lambda: highlight(evaluator.last, evaluator.watched),
     )
-    arithmetic = count_flops(run.model, run.stream, choose_attention(run.model, runtime))
-    peak = peak_of(runtime.device, runtime.dtype, arithmetic.products).of_ranks(world_size)
+    arithmetic = count_flops(
+        run.model, run.stream, choose_attention(run.model, runtime)
+    )
+    peak = peak_of(runtime.device, runtime.dtype, arithmetic.products).of_ranks(
+        world_size
+    )
     feeds = watchers.feeds(warn)
     summaries: list[Summary] = []
     if observe.summary is not None:
@@ -394,7 +442,9 @@ def _observers(
         log_every=observe.log_every,
         about={
             "config_sha256": config_sha256(config),
-            **start_event(run.model, run.stream, runtime, sharing, fitted.resources, arithmetic),
+            **start_event(
+                run.model, run.stream, runtime, sharing, fitted.resources, arithmetic
+            ),
             "train": config.train.model_dump(mode="json"),
             "evaluation": {
                 "max_examples": evaluator.heldout.n_examples,
@@ -410,14 +460,22 @@ def _observers(
     # Observers before the log may record events into it when a session ends.
     callbacks: list[Callback] = [StoreWatch(run.store), console]
     if observe.profile is not None:
-        callbacks.append(Profiler(observe.profile, folder, runtime, warn, reporter.notice))
+        callbacks.append(
+            Profiler(observe.profile, folder, runtime, warn, reporter.notice)
+        )
     if observe.system is not None:
-        sampler = SystemSampler.from_settings(observe.system, log.record, warn, runtime.device)
+        sampler = SystemSampler.from_settings(
+            observe.system, log.record, warn, runtime.device
+        )
         callbacks.append(sampler)
-    samples = SampleWriter(evaluator, folder / "samples.jsonl", evaluator.watched, reporter, warn)
+    samples = SampleWriter(
+        evaluator, folder / "samples.jsonl", evaluator.watched, reporter, warn
+    )
     callbacks += [*gradients(record=log.record), log, samples, *summaries]
     if (early_stopping := config.train.early_stopping) is not None:
         rises = goal_of(early_stopping.metric).rises
         evaluation = config.evaluation.model_dump(mode="json")
-        callbacks.append(Patience(**dict(early_stopping), rises=rises, evaluation=evaluation))
+        callbacks.append(
+            Patience(**dict(early_stopping), rises=rises, evaluation=evaluation)
+        )
     return [*callbacks, *watchers.callbacks(warn), *feeds]

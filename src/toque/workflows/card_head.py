@@ -58,7 +58,9 @@ def card_head(
         tags.append(config.model.family)
 
     recorded = (recorded_dataset(entry.path) for entry in manifest.sources)
-    datasets = list(dict.fromkeys(dataset for dataset in recorded if dataset is not None))
+    datasets = list(
+        dict.fromkeys(dataset for dataset in recorded if dataset is not None)
+    )
 
     data = ModelCardData(
         model_name=" ".join(Path(config.run_dir).name.split()) or "model",
@@ -71,7 +73,9 @@ def card_head(
     )
 
     only, commit = datasets[0] if len(datasets) == 1 else (None, None)
-    scores = {name: estimate.value for name, estimate in evaluation.texts.overall.items()}
+    scores = {
+        name: estimate.value for name, estimate in evaluation.texts.overall.items()
+    }
     scores = {**evaluation.of_examples, **scores}
 
     data.eval_results = [
@@ -103,7 +107,9 @@ def _facts(config: RunConfig) -> dict[str, Any]:
         card = Path() if start == "scratch" else resolve_folder(start) / "README.md"
         if card.is_file() and card.stat().st_size <= _MAX_CARD_BYTES:
             base_facts = metadata_load(card) or {}
-    facts = {name: base_facts[name] for name in _LICENCE if _is_short(base_facts.get(name))}
+    facts = {
+        name: base_facts[name] for name in _LICENCE if _is_short(base_facts.get(name))
+    }
     if config.model.licence is not None:
         facts = {"license": config.model.licence}
     languages = base_facts.get("language")
@@ -122,7 +128,9 @@ def convert_head(card: str, form: str) -> str:
     if not card.startswith("---\n") or form == "adapter":
         return card
     head = head.replace("\nlibrary_name: peft", "\nlibrary_name: transformers")
-    head = head.replace("\nbase_model_relation: adapter", "\nbase_model_relation: finetune")
+    head = head.replace(
+        "\nbase_model_relation: adapter", "\nbase_model_relation: finetune"
+    )
     if form == "gguf":
         head = head.replace("\nlibrary_name: transformers", "\nlibrary_name: gguf")
     return head + mark + text

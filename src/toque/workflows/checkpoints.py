@@ -12,7 +12,13 @@ from toque.errors import CheckpointError
 from toque.reporter import SILENT, Reporter, clock_text, size_text
 from toque.reports.page import Grid, aligned
 from toque.runs.history import METRICS, event_in
-from toque.runs.places import BucketPlace, FolderPlace, Place, is_in_a_bucket, read_small_file
+from toque.runs.places import (
+    BucketPlace,
+    FolderPlace,
+    Place,
+    is_in_a_bucket,
+    read_small_file,
+)
 from toque.runs.run_record import CONFIG, END, Tail
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
 from toque.storage.json_files import decode_json
@@ -25,7 +31,10 @@ if TYPE_CHECKING:
     from toque.training.checkpoint.saved import Manifest
 
 _LISTED: Final = BucketUse(
-    "the address of the run", "list and read", "Nothing there was changed.", RunBucketError
+    "the address of the run",
+    "list and read",
+    "Nothing there was changed.",
+    RunBucketError,
 )
 
 
@@ -71,7 +80,13 @@ class Checkpoints:
         if not self.steps:
             return "\n".join([f"{self.address} has no checkpoint yet.", *self.damaged])
         metrics = [*dict.fromkeys(("loss", self.best_by))]
-        heads = ("", "trained for", *(f"held-out {name}" for name in metrics), "size", "kept as")
+        heads = (
+            "",
+            "trained for",
+            *(f"held-out {name}" for name in metrics),
+            "size",
+            "kept as",
+        )
         rows = []
         for saved in self.steps:
             scores = [saved.metrics.get(name) for name in metrics]
@@ -105,7 +120,9 @@ def checkpoints(run: Model, *, reporter: Reporter = SILENT) -> Checkpoints:
     folder = existing_folder(run)
     refuse_links(folder, CheckpointError)
     paths = (path for kind in KINDS for path in folder.glob(f"{kind}/*/*"))
-    return _list_steps(FolderPlace(folder), [path.relative_to(folder).as_posix() for path in paths])
+    return _list_steps(
+        FolderPlace(folder), [path.relative_to(folder).as_posix() for path in paths]
+    )
 
 
 def _list_steps(place: Place, names: Sequence[str]) -> Checkpoints:
@@ -159,7 +176,10 @@ def _evaluations(place: Place) -> dict[int, dict[str, float]]:
     while (lines := events.lines()) or events.behind:
         for event in filter(None, map(event_in, lines)):
             if event["event"] == "evaluation":
-                scores[event["step"]] = {**event.get("texts", {}), **event.get("metrics", {})}
+                scores[event["step"]] = {
+                    **event.get("texts", {}),
+                    **event.get("metrics", {}),
+                }
     return scores
 
 
@@ -178,12 +198,17 @@ def _reasons(
 ) -> dict[str, str]:
     """Return the reason why the run keeps each checkpoint and best model, by folder."""
     by_kind = {
-        kind: [folder for folder in manifests if folder.startswith(f"{kind}/")] for kind in KINDS
+        kind: [folder for folder in manifests if folder.startswith(f"{kind}/")]
+        for kind in KINDS
     }
-    best = sorted(by_kind["best"], key=lambda folder: goal.rank(manifests[folder].metrics))
+    best = sorted(
+        by_kind["best"], key=lambda folder: goal.rank(manifests[folder].metrics)
+    )
     reasons = {folder: f"{goal}, number {n}" for n, folder in enumerate(best, start=1)}
     newest_first = by_kind["checkpoints"][::-1]
-    reasons |= {folder: f"one of the {len(newest_first)} newest" for folder in newest_first}
+    reasons |= {
+        folder: f"one of the {len(newest_first)} newest" for folder in newest_first
+    }
     if newest_first:
         reasons[newest_first[0]] = "newest, from which training continues"
     for folder in best or newest_first[:1]:

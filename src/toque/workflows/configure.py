@@ -124,7 +124,9 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return (
+        [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    )
 
 
 def _save(model: Any) -> str:
@@ -141,7 +143,9 @@ def _save(model: Any) -> str:
                     "it saves only the adapter. Merge it first (peft: model.merge_and_unload()), "
                     "or pass its base with adapter={'kind': 'lora'} to train a new adapter."
                 )
-            for path in sorted(path for path in Path(temporary).rglob("*") if path.is_file()):
+            for path in sorted(
+                path for path in Path(temporary).rglob("*") if path.is_file()
+            ):
                 name = path.relative_to(temporary).as_posix()
                 content.update(f"{name} {sha256_of(path)}\n".encode())
             folder = cache / content.hexdigest()[:16]

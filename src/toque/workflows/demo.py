@@ -30,7 +30,9 @@ N_RECIPES: Final = 8000
 """Default number of recipes in the cookbook."""
 
 
-def demo(resolved: Resolved, *, n: int | None = None, reporter: Reporter = SILENT) -> TrainedRun:
+def demo(
+    resolved: Resolved, *, n: int | None = None, reporter: Reporter = SILENT
+) -> TrainedRun:
     """Write a cookbook of `n` recipes, train on it, evaluate, and generate three recipes.
 
     Raises:
@@ -86,7 +88,9 @@ def _cookbook_of(config: RunConfig) -> Path:
         ConfigError: data.sources is not one local file.
     """
     paths = [source.path for source in config.data.sources]
-    if len(paths) == 1 and not (":" in paths[0] or set(Path(paths[0]).name) & set("*?[")):
+    if len(paths) == 1 and not (
+        ":" in paths[0] or set(Path(paths[0]).name) & set("*?[")
+    ):
         cookbook = named_path(paths[0])
         if cookbook.is_file() or not cookbook.exists():
             return cookbook

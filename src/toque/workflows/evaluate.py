@@ -93,18 +93,28 @@ class Evaluation:
         for slicing, labels in self.texts.slices.items():
             slices[slicing] = {}
             for label, estimates in labels.items():
-                scores = {n: [round(e.value, _DIGITS), *_interval(e)] for n, e in estimates.items()}
-                slices[slicing][label] = {"texts": self.texts.sizes[slicing][label], **scores}
+                scores = {
+                    n: [round(e.value, _DIGITS), *_interval(e)]
+                    for n, e in estimates.items()
+                }
+                slices[slicing][label] = {
+                    "texts": self.texts.sizes[slicing][label],
+                    **scores,
+                }
 
         record = {
             "step": self.step,
             "heldout": dict(self.heldout),
             "tasks": {scores.task: scores.record() for scores in self.tasks},
             "generated": generated,
-            "intervals": {name: _interval(e) for name, e in overall.items() if e.low is not None},
+            "intervals": {
+                name: _interval(e) for name, e in overall.items() if e.low is not None
+            },
             "applies_to": {name: e.n for name, e in overall.items()},
             "slices": slices,
-            "memorisation": None if self.memorisation is None else self.memorisation.record(),
+            "memorisation": None
+            if self.memorisation is None
+            else self.memorisation.record(),
             "failed": dict(self.texts.failed),
             "method": {
                 "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
@@ -123,7 +133,9 @@ class Evaluation:
         if "bits_per_byte" in self.heldout:
             first += f", {self.heldout['bits_per_byte']:.3f} bits per byte"
         else:
-            first += " (bits per byte are unknown because the targets are parts of texts)"
+            first += (
+                " (bits per byte are unknown because the targets are parts of texts)"
+            )
         lines = [first, f"  over {self.heldout['target_tokens']:,.0f} target tokens"]
         for scores in self.tasks:
             lines += scores.lines()
@@ -131,10 +143,14 @@ class Evaluation:
             lines.append(str(self.texts))
         if self.memorisation is not None and (shared_text := str(self.memorisation)):
             lines.append(shared_text)
-        if (score := self.texts.overall.get("recipe_score")) and (advice := hint(score.value)):
+        if (score := self.texts.overall.get("recipe_score")) and (
+            advice := hint(score.value)
+        ):
             lines.append(advice)
         lines += self._slice_lines()
-        lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
+        lines += [
+            f"{name} failed: {error}" for name, error in self.texts.failed.items()
+        ]
         return "\n".join(lines)
 
     def _slice_lines(self) -> Iterator[str]:
@@ -143,9 +159,14 @@ class Evaluation:
         for slicing, labels in self.texts.slices.items():
             if len(labels) < 2 or not names:
                 continue
-            yield f"{'by ' + slicing:26}{'texts':>6}" + "".join(f"{name:>14}" for name in names)
+            yield f"{'by ' + slicing:26}{'texts':>6}" + "".join(
+                f"{name:>14}" for name in names
+            )
             for label, estimates in labels.items():
-                values = [f"{estimates[n].value:.3f}" if n in estimates else "-" for n in names]
+                values = [
+                    f"{estimates[n].value:.3f}" if n in estimates else "-"
+                    for n in names
+                ]
                 cells = "".join(f"{value:>14}" for value in values)
                 yield f"  {label:24}{self.texts.sizes[slicing][label]:6}{cells}"
 
@@ -157,13 +178,17 @@ class Evaluation:
         """
         texts = TextTable(self.texts.keys, self.texts.each)
         each = to_json(examples=self.examples, texts=texts, step=self.step)
-        with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
+        with disk_faults(
+            folder, "writing the scores", setting="run_dir", error=CheckpointError
+        ):
             atomic_write(folder / FILE, each.encode())
             atomic_write(folder / EVALUATION, self.to_json().encode())
 
 
 def _interval(e: Estimate) -> list[float | None]:
-    return [None if bound is None else round(bound, _DIGITS) for bound in (e.low, e.high)]
+    return [
+        None if bound is None else round(bound, _DIGITS) for bound in (e.low, e.high)
+    ]
 
 
 def evaluate(
@@ -210,7 +235,9 @@ def evaluate(
     if config_file.exists() and folder.is_dir():
         result.write(folder)
     elif config_file.exists():
-        reporter.notice(f"note: the run removed {folder}, so its scores were not written")
+        reporter.notice(
+            f"note: the run removed {folder}, so its scores were not written"
+        )
     return result
 
 
@@ -233,7 +260,8 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         # The sources of the run were compared when it began, and may have changed since.
         run_data = None if opened.config is None else opened.config.data
         has_same_sources = run_data is not None and (
-            (run_data.sources, run_data.validation) == (config.data.sources, config.data.validation)
+            (run_data.sources, run_data.validation)
+            == (config.data.sources, config.data.validation)
         )
         store = open_store(config, sources=not has_same_sources)
     opened.check_tokenizer(store)
@@ -244,7 +272,9 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
         layout = build_stream(config, store, model).layout
         heldout = build_heldout(config, store, layout, runtime, reporter=reporter)
-        if format_of(model) != PLAIN:  # a separate adapter needs the precision of its base
+        if (
+            format_of(model) != PLAIN
+        ):  # a separate adapter needs the precision of its base
             heldout = replace(heldout, autocast=partial(computing, model))
         with counting(reporter, "evaluating", "held-out examples") as count:
             losses = heldout(model, count)
@@ -252,7 +282,14 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         with counting(reporter, "writing", "texts") as count:
             samples = build_sampler(config, store, prompts, reporter)(model, count)
         return evaluate_samples(
-            config, store, model, heldout, losses, samples, step=opened.step, reporter=reporter
+            config,
+            store,
+            model,
+            heldout,
+            losses,
+            samples,
+            step=opened.step,
+            reporter=reporter,
         )
 
 
@@ -276,7 +313,9 @@ def evaluate_samples(
     metrics = dict(losses)
     if heldout.n_bytes > 0:
         metrics["target_bytes"] = heldout.n_bytes
-    scores = ScoresByTask.from_settings(config.evaluation, config.data, config.foreign_code)
+    scores = ScoresByTask.from_settings(
+        config.evaluation, config.data, config.foreign_code
+    )
     with reporter.working(f"scoring {len(samples):,} texts"):
         scores.add(samples)
         text_scores = scores.result()
@@ -338,7 +377,9 @@ def score(
     n = len(columns["texts"])
     for name, column in columns.items():
         if not 0 < len(column) == n:
-            raise ConfigError(f"{argument(name)} is a list of {len(column):,}. {_LISTS}")
+            raise ConfigError(
+                f"{argument(name)} is a list of {len(column):,}. {_LISTS}"
+            )
     from toque.evaluation.text_samples import Prompt, scored
     from toque.evaluation.text_scores import TextScores
 
@@ -349,7 +390,9 @@ def score(
         columns.get("references", [None] * n),
         strict=True,
     )
-    scores.add(scored(Prompt((), prompt, reference), text) for text, prompt, reference in rows)
+    scores.add(
+        scored(Prompt((), prompt, reference), text) for text, prompt, reference in rows
+    )
     return scores.result()
 
 

@@ -98,7 +98,9 @@ def export(
         CheckpointError: The run is not finished, or the export differs from the model.
     """
     if form not in DEFAULT_DTYPES:
-        raise ConfigError(f"{argument('form')} is {form!r}. Use {' or '.join(DEFAULT_DTYPES)}.")
+        raise ConfigError(
+            f"{argument('form')} is {form!r}. Use {' or '.join(DEFAULT_DTYPES)}."
+        )
     if push_to is not None:
         refuse_push(push_to)
     folder = existing_folder(run_or_model)
@@ -148,7 +150,9 @@ def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
                 f"a checkpoint with {argument('step=N')}. {list_steps(folder)}"
             )
     # This check needs no torch, so a wrong name fails immediately.
-    if not any((source / name).exists() for name in ("config.json", "adapter_config.json")):
+    if not any(
+        (source / name).exists() for name in ("config.json", "adapter_config.json")
+    ):
         raise ConfigError(
             f"{folder} is not a run, checkpoint, model folder or adapter folder. Name a run such "
             "as runs/cookbook."
@@ -196,7 +200,9 @@ def _card_in(folder: Path, *, otherwise: str) -> str:
         ) from error
 
 
-def _export_hf(source: Path, to: Path, dtype: str, card: str, record: Provenance) -> Exported:
+def _export_hf(
+    source: Path, to: Path, dtype: str, card: str, record: Provenance
+) -> Exported:
     from toque.models.loading.model_export import DTYPES, export_model  # loads torch
 
     if dtype not in DTYPES:
@@ -283,7 +289,9 @@ def _encode_sample(folder: Path) -> list[int] | None:
     """Encode the sample conversation with a folder's chat template. Return None on failure."""
     if not (folder / "tokenizer.json").is_file():
         return None
-    with suppress(DataError):  # the template refuses the sample, or the tokenizer is unreadable
+    with suppress(
+        DataError
+    ):  # the template refuses the sample, or the tokenizer is unreadable
         template = chat_template_of(Codec(read_folder(folder, plain=True)))
         return None if template is None else template.ids(_SAMPLE).result()
     return None
@@ -299,7 +307,9 @@ def _has_encoder(source: Path) -> bool:
     return bool(config_in(source).is_encoder_decoder)
 
 
-def _export_gguf(source: Path, to: Path, kind: str, card: str, record: Provenance) -> ExportedGguf:
+def _export_gguf(
+    source: Path, to: Path, kind: str, card: str, record: Provenance
+) -> ExportedGguf:
     with needing("gguf", "The format gguf"):
         from toque.models.gguf.gguf_export import TYPES, export_gguf, gguf_name
         from toque.models.gguf.gguf_vocabulary import PromptTokens
@@ -326,14 +336,25 @@ def _export_gguf(source: Path, to: Path, kind: str, card: str, record: Provenanc
     own_template = template_text(codec.settings)
     template = chat_template(record, own_template, ends=ends)
     if template == own_template:
-        pieces = [json.dumps(codec.piece(i), ensure_ascii=False) for i in codec.ordered_ends]
-        asks = _OLLAMA_CHAT.format(stops="\n".join(f"PARAMETER stop {piece}" for piece in pieces))
+        pieces = [
+            json.dumps(codec.piece(i), ensure_ascii=False) for i in codec.ordered_ends
+        ]
+        asks = _OLLAMA_CHAT.format(
+            stops="\n".join(f"PARAMETER stop {piece}" for piece in pieces)
+        )
     else:
-        before = f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
+        before = (
+            f"{ASKS_FOR} " if record is not UNKNOWN and writes_recipes(record) else ""
+        )
         asks = _OLLAMA_TEMPLATE.format(before=before, after=ends)
-    modelfile = _OLLAMA.format(name=to.name, file=file, asks=asks, most=record.max_new_tokens)
+    modelfile = _OLLAMA.format(
+        name=to.name, file=file, asks=asks, most=record.max_new_tokens
+    )
 
-    prompts = [write_prompt(recipe.title, recipe.ingredients) for recipe in recipes(N_PROMPTS, 0)]
+    prompts = [
+        write_prompt(recipe.title, recipe.ingredients)
+        for recipe in recipes(N_PROMPTS, 0)
+    ]
     tokens = PromptTokens(
         begin=begin,
         # llama.cpp needs the token even if prompts do not begin with it.
@@ -368,7 +389,9 @@ def chat_template(record: Provenance, own_template: str | None, *, ends: str) ->
             is kept.
         ends: Text at the end of a prompt.
     """
-    keeps_template = record is UNKNOWN or record is FOREIGN or record.form == "conversations"
+    keeps_template = (
+        record is UNKNOWN or record is FOREIGN or record.form == "conversations"
+    )
     if keeps_template and own_template is not None:
         return own_template
     asks = record is not UNKNOWN and writes_recipes(record)

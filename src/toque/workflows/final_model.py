@@ -86,7 +86,9 @@ def finish(run: Run, reporter: Reporter) -> str:
     losses = run.evaluator.losses()
     with run.evaluator.sharing.full_model() as gathered:
         model = cast("PreTrainedModel", gathered)
-        advice = _score_and_write(run, model, losses, step=step, goal=goal, reporter=reporter)
+        advice = _score_and_write(
+            run, model, losses, step=step, goal=goal, reporter=reporter
+        )
     if ranks.is_main:
         write_after(folder, {"finishing": time.perf_counter() - began})
     return advice
@@ -114,7 +116,14 @@ def _score_and_write(
     n_prompts = len(run.scored.prompts)
     n_left_out = n_prompts - len(samples)
     result = evaluate_samples(
-        config, store, model, evaluator.heldout, losses, samples, step=step, reporter=reporter
+        config,
+        store,
+        model,
+        evaluator.heldout,
+        losses,
+        samples,
+        step=step,
+        reporter=reporter,
     )
     result = replace(result, texts_left_out=n_left_out)
     refuse_replaced(store)
@@ -125,16 +134,24 @@ def _score_and_write(
     if write_error is not None:
         reporter.notice(f"warning: {write_error}")
 
-    history = history_of(folder / METRICS) if (folder / METRICS).exists() else RunHistory()
+    history = (
+        history_of(folder / METRICS) if (folder / METRICS).exists() else RunHistory()
+    )
     finished = FinishedRun(result, goal, trainer.progress, history)
     record = build_record(config, store.manifest)
     codec = store.codec()
-    card = model_card(with_actual_values(config, model), record, store.manifest, finished)
-    lacks_template = "chat_template" in codec.settings and record.form != "conversations"
+    card = model_card(
+        with_actual_values(config, model), record, store.manifest, finished
+    )
+    lacks_template = (
+        "chat_template" in codec.settings and record.form != "conversations"
+    )
     if lacks_template:
         card += f"\n{NO_TEMPLATE}"
     if (aside := set_users_model_aside(folder)) is not None:
-        reporter.notice(f"note: {folder / 'model'} contained another model, which is now {aside}")
+        reporter.notice(
+            f"note: {folder / 'model'} contained another model, which is now {aside}"
+        )
     with reporter.working("writing the finished model"):
         location = write_model(
             model,
@@ -145,7 +162,9 @@ def _score_and_write(
             base_hash=trainer.base_sha256,
         )
     end = {"step": trainer.progress.step, "model_step": step}
-    with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
+    with disk_faults(
+        folder, "writing the end", setting="run_dir", error=CheckpointError
+    ):
         atomic_write(folder / END, (json.dumps(end) + "\n").encode())
 
     reporter.detail(str(result))
@@ -202,7 +221,9 @@ def write_model(
             portable=portable,
         )
         end_ids = codec.ordered_ends
-        save_model(model, None, folder, card=card, files=files, record=record, end_ids=end_ids)
+        save_model(
+            model, None, folder, card=card, files=files, record=record, end_ids=end_ids
+        )
         return f"The model is in {folder}"
     card = adapter_usage(card)
     save_adapter(model, folder, card=card, base_hash=base_hash or "", files=files)
@@ -219,7 +240,9 @@ _UNMEASURED: Final = (
     "other prompts and languages than those of the data; whether the data contains personal or "
     "harmful content"
 )
-_COPIES: Final = "Whether the model repeats texts of the data word for word is not measured."
+_COPIES: Final = (
+    "Whether the model repeats texts of the data word for word is not measured."
+)
 
 
 @dataclass(frozen=True)
@@ -244,7 +267,9 @@ def with_actual_values(config: RunConfig, model: PreTrainedModel) -> RunConfig:
     """Replace the values `auto` of a configuration by the values of the model."""
     family = family_of(model.config)
     name = "auto" if family == CAUSAL else family.name
-    changes: dict[str, Any] = {"model": config.model.model_copy(update={"family": name})}
+    changes: dict[str, Any] = {
+        "model": config.model.model_copy(update={"family": name})
+    }
     if config.adapter is not None:
         rank = cast("Any", model).peft_config[ADAPTER].r
         changes["adapter"] = config.adapter.model_copy(update={"r": rank})
@@ -258,7 +283,9 @@ def model_card(
     paths = [source.path for source in config.data.sources]
     if not paths:
         held_out_from = manifest.settings.get("held_out_from", math.inf)
-        paths = [entry.path for entry in manifest.sources if entry.source < held_out_from]
+        paths = [
+            entry.path for entry in manifest.sources if entry.source < held_out_from
+        ]
     sources = named(paths) or config.data.store
     card = f"""\
 {card_head(config, manifest, run.evaluation, sources=sources)}
@@ -306,7 +333,9 @@ def _data(config: RunConfig, manifest: StoreManifest) -> str:
         counts = (f"{n:,}" for n in (len(files), n_read, n_examples))
         rows.append((path, licence or "not recorded", *counts))
 
-    dropped = ", ".join(f"{reason} {n:,}" for reason, n in manifest.dropped.items() if n)
+    dropped = ", ".join(
+        f"{reason} {n:,}" for reason, n in manifest.dropped.items() if n
+    )
     return (
         _table(("source", "licence", "files", "records", "examples"), rows)
         + f"\n{manifest.splits.train:,} examples to train on, {manifest.splits.validation:,} held "
@@ -318,9 +347,15 @@ def _data(config: RunConfig, manifest: StoreManifest) -> str:
 
 def _scores(evaluation: Evaluation, record: Provenance) -> str:
     texts = evaluation.texts
-    rows = [(name, f"{value:.4g}", "", "") for name, value in evaluation.of_examples.items()]
+    rows = [
+        (name, f"{value:.4g}", "", "") for name, value in evaluation.of_examples.items()
+    ]
     for name, e in texts.overall.items():
-        interval = UNKNOWN if e.low is None or e.high is None else f"{e.low:.4g} to {e.high:.4g}"
+        interval = (
+            UNKNOWN
+            if e.low is None or e.high is None
+            else f"{e.low:.4g} to {e.high:.4g}"
+        )
         rows.append((name, f"{e.value:.4g}", interval, f"{e.n:,}"))
     table = _table(("held-out metric", "value", "95 % interval", "texts"), rows)
     if not texts.overall:
@@ -335,7 +370,10 @@ def _scores(evaluation: Evaluation, record: Provenance) -> str:
 
 
 def _limits(
-    config: RunConfig, record: Provenance, manifest: StoreManifest, evaluation: Evaluation
+    config: RunConfig,
+    record: Provenance,
+    manifest: StoreManifest,
+    evaluation: Evaluation,
 ) -> str:
     intended = {
         "gaps": "A start for further training. It does not write texts.",
@@ -353,7 +391,9 @@ def _limits(
         lines.append(f"Trained on {' and '.join(lengths)}. Longer ones were {UNKNOWN}.")
     score = evaluation.texts.overall.get("recipe_score")
     if score is not None and score.value < POOR:
-        lines.append(f"The texts are still poor: their recipe score is {score.value:.2f} of 1.")
+        lines.append(
+            f"The texts are still poor: their recipe score is {score.value:.2f} of 1."
+        )
     truth = "whether its texts are true or harmless"
     if record.knows_recipes:
         truth = "whether a recipe is correct, safe to cook or to eat, or free of an allergen"
@@ -371,7 +411,10 @@ def _training(config: RunConfig, run: FinishedRun) -> str:
         ("trained parameters", _known(parameters.get("trainable"), ",.0f")),
         ("adapter", "none" if adapter is None else f"{adapter.kind}, r {adapter.r}"),
         ("optimizer", f"{optim.name}, weight decay {optim.weight_decay:g}"),
-        ("learning rate", f"{optim.peak_lr:g}, {optim.schedule}, warmup {optim.warmup}"),
+        (
+            "learning rate",
+            f"{optim.peak_lr:g}, {optim.schedule}, warmup {optim.warmup}",
+        ),
         ("batch", str(config.train.batch)),
         ("length", f"{run.progress.step:,} steps, {run.progress.epoch:.2f} epochs"),
         ("label smoothing", f"{optim.label_smoothing:g}"),
@@ -399,7 +442,10 @@ def _cost(run: FinishedRun) -> str:
             "FLOPs, by the model's shape",
             _known(flops, ".3g"),
         ),
-        ("energy of the GPUs", UNKNOWN if joules is None else f"{joules / 3.6e6:.3g} kWh"),
+        (
+            "energy of the GPUs",
+            UNKNOWN if joules is None else f"{joules / 3.6e6:.3g} kWh",
+        ),
         ("energy of the rest of the machine", UNKNOWN),
     ]
     return _table(("cost", "measured"), rows)
@@ -416,5 +462,7 @@ def _known(value: Any, form: str = "") -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     # The name of a file may contain line breaks or |, which would end a cell.
-    cells = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in lines]
+    cells = [
+        [" ".join(text.split()).replace("|", "\\|") for text in line] for line in lines
+    ]
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)

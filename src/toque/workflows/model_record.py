@@ -11,7 +11,11 @@ from toque.data.store.store_manifest import StoreManifest, form_of, read_manifes
 from toque.data.tokenizer.chat import ChatTemplate, chat_template_of
 from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_codec
 from toque.data.tokenizer.portable import files_of_model
-from toque.data.tokenizer.tokenizer_folder import end_ids_in, is_toques, resolve_tokenizer
+from toque.data.tokenizer.tokenizer_folder import (
+    end_ids_in,
+    is_toques,
+    resolve_tokenizer,
+)
 from toque.errors import CheckpointError, ConfigError, DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
@@ -32,14 +36,17 @@ def build_record(config: RunConfig, manifest: StoreManifest) -> Provenance:
         max_new_tokens=find_max_target_tokens(config, manifest),
         tasks=[*config.data.tasks] if form == "recipes" else [],
         own_tasks=[
-            OwnTask(name, task.prompt, task.classes) for name, task in config.data.own_tasks.items()
+            OwnTask(name, task.prompt, task.classes)
+            for name, task in config.data.own_tasks.items()
         ],
     )
 
 
 def find_max_target_tokens(config: RunConfig, manifest: StoreManifest | None) -> int:
     """Return the longest target in tokens, from the store if it records the limit."""
-    stored_limit = None if manifest is None else manifest.settings.get("max_target_tokens")
+    stored_limit = (
+        None if manifest is None else manifest.settings.get("max_target_tokens")
+    )
     if isinstance(stored_limit, int):
         return stored_limit
     limit = config.data.max_target_tokens
@@ -54,7 +61,9 @@ def read_record(folder: Path) -> Provenance:
     folder = run_of(folder) or folder
     if not (folder / "config.yaml").is_file():
         if not folder.exists():
-            with suppress(ConfigError, DataError):  # opening the model reports the error
+            with suppress(
+                ConfigError, DataError
+            ):  # opening the model reports the error
                 folder = resolve_folder(str(folder))
         base = find_base(folder)
         if base is not None:
@@ -106,7 +115,11 @@ def find_base(folder: Path) -> Path | None:
     # Reading an adapter's settings loads torch.
     from toque.models.lora.adapter_files import is_adapter_folder, read_config
 
-    base_name = read_config(folder).base_model_name_or_path if is_adapter_folder(folder) else None
+    base_name = (
+        read_config(folder).base_model_name_or_path
+        if is_adapter_folder(folder)
+        else None
+    )
     if not base_name:
         return None
     base = resolve_folder(str(base_name), setting="the base").resolve()
@@ -123,7 +136,9 @@ def read_adapter_record(adapter: Path, base: Path) -> Provenance:
 
     A model with an adapter takes prompts in the adapter's format, which its base may not know.
     """
-    return provenance_of(adapter) or (UNKNOWN if is_toques(adapter) else read_record(base))
+    return provenance_of(adapter) or (
+        UNKNOWN if is_toques(adapter) else read_record(base)
+    )
 
 
 def find_tokenizer(folder: Path) -> Path:
@@ -162,7 +177,9 @@ def find_chat_template(codec: Codec, record: Provenance) -> ChatTemplate | None:
     return template
 
 
-def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dict[str, str], bool]:
+def model_files(
+    codec: Codec, record: Provenance, *, encoder: bool
+) -> tuple[dict[str, str], bool]:
     """Return the files of a model folder next to its weights; see `files_of_model`."""
     kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
     begin, end = asking_bounds(codec, kind, record.form)

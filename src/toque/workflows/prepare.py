@@ -54,7 +54,9 @@ def prepare(
         ConfigError: The configuration is not valid, or the prepared store does not fit its model.
         DataError: A source cannot be read, or the folder has a store of other data.
     """
-    with save_rows(configure(config), data, validation, columns, reporter=reporter) as settings:
+    with save_rows(
+        configure(config), data, validation, columns, reporter=reporter
+    ) as settings:
         result = prepare_store(settings, replace=replace, reporter=reporter)
     if not result.reused:
         refuse_untrainable(settings, result.store)
@@ -83,7 +85,9 @@ def save_rows(
         DataError: The rows cannot be read, or the folder of the store has other files.
     """
     arguments = {"sources": ("data", data), "validation": ("validation", validation)}
-    rows_by_field = {field: pair for field, pair in arguments.items() if pair[1] is not None}
+    rows_by_field = {
+        field: pair for field, pair in arguments.items() if pair[1] is not None
+    }
     if not rows_by_field:
         if columns is not None:
             raise ConfigError(
@@ -210,7 +214,9 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
     """Prepare the store of a configuration with sources if it does not exist yet."""
     if is_prepared(config) or not config.data.sources:
         return
-    reporter.notice(f"{config.data.store} is not prepared yet, so it is prepared first.")
+    reporter.notice(
+        f"{config.data.store} is not prepared yet, so it is prepared first."
+    )
     # Training checks that it fits the model.
     result = prepare_store(config, names_parts_from=_LARGE_BYTES, reporter=reporter)
     # The banner of the run reports the numbers of examples and dropped records.
@@ -244,7 +250,9 @@ def prepare_before_torch(
     with save_rows(config, data, validation, columns, reporter=reporter) as settings:
         if is_only_rank():
             if settings is not config and is_prepared(settings):
-                prepare_store(settings, reporter=reporter)  # refuses a store of other rows
+                prepare_store(
+                    settings, reporter=reporter
+                )  # refuses a store of other rows
             else:
                 prepare_if_absent(settings, reporter=reporter)
     return settings

@@ -97,7 +97,9 @@ def open_sources(
         judges = (judged.reader, *judged.readers.values())
 
         tokenizer = config.model.tokenizer_source
-        if tokenizer.startswith(TRAINED) and any(isinstance(r, TokenReader) for r in judges):
+        if tokenizer.startswith(TRAINED) and any(
+            isinstance(r, TokenReader) for r in judges
+        ):
             raise ConfigError(
                 f"model.tokenizer is {tokenizer}, but {source.path} has token ids, and a tokenizer "
                 "cannot be learnt from ids. Set model.tokenizer to the tokenizer that wrote the "
@@ -198,7 +200,9 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
         folder,
         store.manifest,
         settings,
-        tokenizer=None if has_same_name or is_learnt else resolve_tokenizer(settings.tokenizer),
+        tokenizer=None
+        if has_same_name or is_learnt
+        else resolve_tokenizer(settings.tokenizer),
         sources=_local_files(config) if sources else (),
         encoding=config.data.encoding,
     )
@@ -218,7 +222,9 @@ def _local_files(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]
     for source in (*config.data.sources, *config.data.validation):
         files = None
         if is_here(source.path):
-            data = config.data.model_copy(update={"sources": (source,), "validation": ()})
+            data = config.data.model_copy(
+                update={"sources": (source,), "validation": ()}
+            )
             files = find_files(open_sources(config.model_copy(update={"data": data})))
         sources.append((source.path, files))
     return sources

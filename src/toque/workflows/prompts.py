@@ -95,7 +95,9 @@ def example_prompt(record: Provenance) -> Example | None:
         return None
     if record.own_tasks:
         task = record.own_tasks[0]
-        return _fill_prompt(task, dict.fromkeys(fields_in(task.prompt), "Your text"), "")
+        return _fill_prompt(
+            task, dict.fromkeys(fields_in(task.prompt), "Your text"), ""
+        )
     if record.form == "documents":
         return "Once upon a time"
     if record.form == "pairs":
@@ -119,7 +121,9 @@ def describe_prompts(record: Provenance) -> str:
         )
     if record.own_tasks:
         texts = {task.name: blank_text(task.prompt) for task in record.own_tasks}
-        patterns = [f"{name}: `{text}`".replace("\n", "\\n") for name, text in texts.items()]
+        patterns = [
+            f"{name}: `{text}`".replace("\n", "\\n") for name, text in texts.items()
+        ]
     elif record.form == "documents":
         return "It was trained on complete texts. It continues the text of a prompt."
     elif record.form == "conversations":
@@ -129,7 +133,8 @@ def describe_prompts(record: Provenance) -> str:
         )
     elif record.form == "pairs":
         return (
-            "It was trained on pairs of prompts and answers. Toque sends it each prompt unchanged."
+            "It was trained on pairs of prompts and answers. Toque sends it each "
+            "prompt unchanged."
         )
     else:
         patterns = [_PROMPT_PATTERNS[task] for task in record.tasks or ["write"]]
@@ -158,7 +163,9 @@ def rewrite_prompt(typed: str, record: Provenance) -> str:
     return f"Please tell me how to make {title} with {', '.join(foods)}."
 
 
-def encode_sample_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:
+def encode_sample_prompts(
+    config: RunConfig, store: TokenStore, *, encoder: bool
+) -> list[Prompt]:
     """Encode `evaluation.prompts` in the format that the model was trained on."""
     from toque.evaluation.text_samples import Prompt  # loads torch
 
@@ -259,7 +266,8 @@ def _read_record(
 ) -> tuple[str, str]:
     """Return the content of a record's prompt, which must not be blank, and the prompt."""
     if own_task is not None and (
-        "prompt" not in record or not record.keys().isdisjoint(fields_in(own_task.prompt))
+        "prompt" not in record
+        or not record.keys().isdisjoint(fields_in(own_task.prompt))
     ):
         text = _fill_prompt(own_task, record, where)
         return text, text
@@ -312,7 +320,11 @@ def _fill_prompt_with_text(task: OwnTask, typed: str, where: str) -> str:
             f"fields, {', '.join(fields)}. Give records with these fields, one JSON object per "
             f"line, with {argument('file=rows.jsonl')}."
         )
-    return _fill_prompt(task, dict.fromkeys(fields, typed), where) if typed.strip() else typed
+    return (
+        _fill_prompt(task, dict.fromkeys(fields, typed), where)
+        if typed.strip()
+        else typed
+    )
 
 
 def check_utf8(text: str, subject: str) -> None:
@@ -385,4 +397,6 @@ def _read_lines(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
             if line:
                 yield where, json.loads(line) if line.startswith("{") else line
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where} starts like JSON but is not valid JSON: {error}.") from error
+            raise DataError(
+                f"{where} starts like JSON but is not valid JSON: {error}."
+            ) from error

@@ -22,7 +22,12 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError, DataError, ToqueError, in_shell
 from toque.evaluation.bootstrap import FILE, ByText, from_json
 from toque.reporter import SILENT, Reporter
-from toque.reports.comparison import ComparedRun, Comparison, ScoreDifference, differences_of
+from toque.reports.comparison import (
+    ComparedRun,
+    Comparison,
+    ScoreDifference,
+    differences_of,
+)
 from toque.reports.page import write_page
 from toque.reports.run_page import run_page
 from toque.reports.store_page import store_page
@@ -39,7 +44,10 @@ from toque.workflows.results import Model, TrainedRun, existing_folder
 from toque.workflows.saved_steps import run_of, split_address
 
 _COMPARED: Final = BucketUse(
-    "the address to compare", "list and read", "Nothing there was changed.", RunBucketError
+    "the address to compare",
+    "list and read",
+    "Nothing there was changed.",
+    RunBucketError,
 )
 _LISTINGS: Final = 5
 """Most listings of a run's checkpoints, which change while it trains."""
@@ -56,7 +64,9 @@ class WrittenPage:
 
     def __str__(self) -> str:
         """Return the path and the size of the page."""
-        return f"The report is {self.file} ({self.bytes / 1024:,.0f} KiB, opens offline)."
+        return (
+            f"The report is {self.file} ({self.bytes / 1024:,.0f} KiB, opens offline)."
+        )
 
 
 def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
@@ -131,7 +141,9 @@ def compare(
             compared[name] = _read_run(record, notes)
     first, *others = records
     with reporter.working("drawing resamples"):
-        differences = {other: _compare_scores(compared, first, other, notes) for other in others}
+        differences = {
+            other: _compare_scores(compared, first, other, notes) for other in others
+        }
     page = Path("comparison.html")
     if out is not None:
         page = named_path(out)
@@ -178,10 +190,16 @@ def _find_run(run: Model) -> RunRecord:
         return RunRecord(BucketPlace(open_bucket(address, _COMPARED)), at=at)
     folder = existing_folder(run)
     if not folder.is_dir():
-        raise ConfigError(f"The folder {folder} does not exist. Name a run such as runs/my.")
+        raise ConfigError(
+            f"The folder {folder} does not exist. Name a run such as runs/my."
+        )
     run_folder = run_of(folder) or folder
     refuse_links(run_folder, CheckpointError)
-    at = "" if run_folder == folder else folder.absolute().relative_to(run_folder).as_posix()
+    at = (
+        ""
+        if run_folder == folder
+        else folder.absolute().relative_to(run_folder).as_posix()
+    )
     return RunRecord(FolderPlace(run_folder.resolve()), at=at)
 
 
@@ -197,7 +215,9 @@ def _read_run(record: RunRecord, notes: list[str]) -> ComparedRun:
 def _read_settings(record: RunRecord) -> Mapping[str, str]:
     """Read the values of config.yaml by their dotted names, without importing code."""
     try:
-        values: Any = read_yaml(record.text(CONFIG), f"{record.place.address}/{CONFIG}").value
+        values: Any = read_yaml(
+            record.text(CONFIG), f"{record.place.address}/{CONFIG}"
+        ).value
     except ToqueError:
         return {}
     pairs = leaves(values) if isinstance(values, dict) else []
@@ -227,7 +247,11 @@ def _read_scores(record: RunRecord) -> tuple[dict[str, float], ByText | None, st
     except (OSError, BucketError, ValueError) as error:
         return final.metrics, None, f"{run}/{FILE} cannot be read ({error}). {advice}"
     if by_text.step != final.step:
-        return final.metrics, None, f"{run}/{FILE} has the scores of another step. {advice}"
+        return (
+            final.metrics,
+            None,
+            f"{run}/{FILE} has the scores of another step. {advice}",
+        )
     return final.metrics, by_text, ""
 
 
@@ -278,7 +302,9 @@ def verify(path: Model) -> Verified:
         with suppress(ValueError, RecursionError):
             value = json.loads(manifest.read_bytes())
             is_store = isinstance(value, dict) and "shards" in value
-    return Verified((_verify_store(folder) if is_store else _verify_checkpoint(folder),))
+    return Verified(
+        (_verify_store(folder) if is_store else _verify_checkpoint(folder),)
+    )
 
 
 def _verify_store(path: Path) -> str:
@@ -321,7 +347,10 @@ def _verify_run(path: Path) -> list[str]:
     n_removed = 0
     for _ in range(_LISTINGS):
         n_removed_before = n_removed
-        folders = {*path.glob("checkpoints/step-*"), *path.glob("best/step-*")} - verified
+        folders = {
+            *path.glob("checkpoints/step-*"),
+            *path.glob("best/step-*"),
+        } - verified
         for folder in sorted(folders):
             identity = _identity(folder)
             try:
@@ -344,12 +373,16 @@ def _verify_run(path: Path) -> list[str]:
             errors.append(error)
     if errors:
         kind = DataError if isinstance(errors[0], DataError) else CheckpointError
-        raise kind(" ".join([*map(str, errors), f"{len(lines)} other parts are correct."]))
+        raise kind(
+            " ".join([*map(str, errors), f"{len(lines)} other parts are correct."])
+        )
     if not verified and not n_removed:
         lines.append(f"{path}: no checkpoint yet")
     if n_removed:
         noun = "checkpoint" if n_removed == 1 else "checkpoints"
-        lines.append(f"{path}: not verified: {n_removed} {noun} that the run removed in between")
+        lines.append(
+            f"{path}: not verified: {n_removed} {noun} that the run removed in between"
+        )
     if not store.exists():
         lines.append(f"{store}: not verified: the store of the run does not exist")
     return lines

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 _DOWNLOADED: Final = BucketUse(
-    "the address of the model", "list and read", "Nothing there was changed.", RunBucketError
+    "the address of the model",
+    "list and read",
+    "Nothing there was changed.",
+    RunBucketError,
 )
 
 
@@ -140,9 +143,13 @@ def existing_folder(model: Model) -> Path:
     folder = model_folder(model)
     run = run_of(folder)
     if run is not None and run.is_dir() and not folder.exists():
-        raise CheckpointError(f"{folder} does not exist. {list_steps(run)} Name one of these.")
+        raise CheckpointError(
+            f"{folder} does not exist. {list_steps(run)} Name one of these."
+        )
     if folder.name in KINDS and any(folder.glob("step-*")):
-        raise ConfigError(f"{folder} is not one model. {list_steps(folder.parent)} Name one.")
+        raise ConfigError(
+            f"{folder} is not one model. {list_steps(folder.parent)} Name one."
+        )
     is_local = str(model).startswith(("/", "~", ".")) or folder.parent != Path()
     if folder.exists() or not is_local or not folder.parent.is_dir():
         return folder
@@ -151,7 +158,9 @@ def existing_folder(model: Model) -> Path:
     hint = ""
     if similar:
         hint = f" Next to it: {', '.join(str(folder.with_name(name)) for name in similar)}."
-    raise ConfigError(f"The folder {folder} does not exist.{hint} Name a run or a model folder.")
+    raise ConfigError(
+        f"The folder {folder} does not exist.{hint} Name a run or a model folder."
+    )
 
 
 def _download(address: str) -> Path:
@@ -168,7 +177,9 @@ def _download(address: str) -> Path:
     bucket = open_bucket(run_address, _DOWNLOADED)
     run = cache_folder("models").joinpath(bucket.scheme, *parts)
     with (
-        disk_faults(run, "fetching a model", setting=CACHE_VARIABLE, error=CheckpointError),
+        disk_faults(
+            run, "fetching a model", setting=CACHE_VARIABLE, error=CheckpointError
+        ),
         file_lock(run / ".lock", lambda _holder: None),
     ):
         fetch_model(bucket, step_path, run)
@@ -225,7 +236,11 @@ class Written:
 
     def record(self) -> dict[str, Any]:
         """Return the content of its line of JSON."""
-        content: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
+        content: dict[str, Any] = {
+            "prompt": self.prompt,
+            "text": self.text,
+            "tokens": self.tokens,
+        }
         if self.adapter is not None:
             content["adapter"] = self.adapter
         if self.chosen is not None:
@@ -235,7 +250,11 @@ class Written:
     @property
     def heading(self) -> str:
         """Heading of the text on the console."""
-        return f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
+        return (
+            f"[{self.adapter}] {self.prompt}"
+            if self.adapter is not None
+            else self.prompt
+        )
 
     def __str__(self) -> str:
         """Return the text below its heading."""
@@ -250,7 +269,8 @@ def advise_on_texts(texts: Sequence[Written | Answer]) -> str:
     scores = [
         score
         for text in texts
-        if isinstance(text, Written) and (score := text.metrics.get("recipe_score")) is not None
+        if isinstance(text, Written)
+        and (score := text.metrics.get("recipe_score")) is not None
     ]
     return hint(sum(scores) / len(scores)) if scores else ""
 

@@ -35,7 +35,12 @@ from toque.runs.run_record import END, EVALUATION
 from toque.storage.atomic import ASIDE_PREFIX, atomic_write, move_into, sha256_of
 from toque.storage.bucket import Bucket
 from toque.storage.no_follow import current_path, open_append
-from toque.training.checkpoint.fetch import OUTBOX, complete_steps, fetch_run, fetch_step
+from toque.training.checkpoint.fetch import (
+    OUTBOX,
+    complete_steps,
+    fetch_run,
+    fetch_step,
+)
 from toque.training.checkpoint.resume import load_model_tensors, model_tensors
 from toque.training.checkpoint.saved import (
     MANIFEST,
@@ -101,7 +106,9 @@ class LoggedReporter(Reporter):
         try:
             yield
         finally:
-            with suppress(OSError):  # the disk may have no space for the rest of the buffer
+            with suppress(
+                OSError
+            ):  # the disk may have no space for the rest of the buffer
                 self._file.close()
             self._file = self._early = io.StringIO()
 
@@ -120,7 +127,9 @@ class LoggedReporter(Reporter):
         self._reporter.detail(text)
         self._keep(text)
 
-    def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
+    def progress(
+        self, text: str, *, done: int = 0, total: int = 0, keep: bool = False
+    ) -> None:
         """Forward the state of the work, and log it if `keep` is set."""
         self._reporter.progress(text, done=done, total=total, keep=keep)
         if keep and text:
@@ -167,7 +176,10 @@ def _remove_unused(run: Path, new: Sequence[Path]) -> None:
     if (run / METRICS).exists() or step_folders(run / "checkpoints"):
         return
     with suppress(OSError):
-        for path in (*(run / name for name in _SESSION_FILES), *run.glob("resources-rank*")):
+        for path in (
+            *(run / name for name in _SESSION_FILES),
+            *run.glob("resources-rank*"),
+        ):
             path.unlink(missing_ok=True)
         for folder in (run / "checkpoints", run / OUTBOX, *new):
             if folder.exists():
@@ -175,7 +187,11 @@ def _remove_unused(run: Path, new: Sequence[Path]) -> None:
 
 
 def checkpoint_to_continue(
-    config: RunConfig, store: TokenStore, say: Callable[[str], None], *, start: Path | None
+    config: RunConfig,
+    store: TokenStore,
+    say: Callable[[str], None],
+    *,
+    start: Path | None,
 ) -> Checkpoint | None:
     """Return the newest checkpoint of a claimed folder, or None without a checkpoint.
 
@@ -188,7 +204,9 @@ def checkpoint_to_continue(
     if newest is None:
         return None
     _refuse_another_run(config, store, newest, say)
-    if start is not None and newest.state().get("begun_from") != sha256_of(start / MANIFEST):
+    if start is not None and newest.state().get("begun_from") != sha256_of(
+        start / MANIFEST
+    ):
         raise CheckpointError(
             f"{config.run_dir} already has a run at step {newest.step}, but {argument('start')} "
             "begins a new run. Choose another folder: run_dir=runs/another."
@@ -197,19 +215,26 @@ def checkpoint_to_continue(
 
 
 def _refuse_another_run(
-    config: RunConfig, store: TokenStore, checkpoint: Checkpoint, say: Callable[[str], None]
+    config: RunConfig,
+    store: TokenStore,
+    checkpoint: Checkpoint,
+    say: Callable[[str], None],
 ) -> None:
     """Raise a CheckpointError for a checkpoint of other data or settings."""
     run = Path(config.run_dir)
     refuse_another_store(run, checkpoint, store)
-    old = resolve_values(checkpoint.manifest.settings, f"{checkpoint.path}/manifest.json").config
+    old = resolve_values(
+        checkpoint.manifest.settings, f"{checkpoint.path}/manifest.json"
+    ).config
     try:
         progress = Progress(**checkpoint.manifest.progress)
     except TypeError as error:
         raise CheckpointError(
             f"The progress in {checkpoint.path} cannot be read by this version of Toque: {error}."
         ) from error
-    longer = explain_new_length(old, config, progress, total_seconds=_total_seconds(checkpoint))
+    longer = explain_new_length(
+        old, config, progress, total_seconds=_total_seconds(checkpoint)
+    )
 
     # The path of the data may change, because the fingerprint above verifies the content.
     unsafe = [
@@ -271,11 +296,17 @@ def prepare_run_folder(
     if step_folders(run / "checkpoints"):
         return
 
-    starts = [named_path(path) for path in (start, config.model.start_from) if path is not None]
+    starts = [
+        named_path(path)
+        for path in (start, config.model.start_from)
+        if path is not None
+    ]
     replaced = [run / "best"]
     if (run / END).exists():
         replaced.append(run / "model")
-    if any(path.resolve().is_relative_to(r.resolve()) for path in starts for r in replaced):
+    if any(
+        path.resolve().is_relative_to(r.resolve()) for path in starts for r in replaced
+    ):
         raise CheckpointError(
             f"{run} is the folder of a previous run without checkpoints. The new run would replace "
             "the model that it begins from. Choose another folder: run_dir=runs/another."
@@ -302,7 +333,9 @@ def go_back(
     run = Path(resolved.config.run_dir)
     mark = run / SET_ASIDE / _RESUMED
     if _has_gone_back(mark, name):
-        say(f"note: restarted after going back to {name}: continuing from the newest checkpoint")
+        say(
+            f"note: restarted after going back to {name}: continuing from the newest checkpoint"
+        )
         return
     step = parse_step(name, run, bucket)
     if bucket is not None:
@@ -391,7 +424,9 @@ def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str
             name = path.name.removeprefix(ASIDE_PREFIX)
             move_into(path, place / kind, name)
             moved.append(f"{kind}/{name}")
-        for path in sorted((run / OUTBOX).glob("*-step-*"), reverse=True):  # waiting uploads
+        for path in sorted(
+            (run / OUTBOX).glob("*-step-*"), reverse=True
+        ):  # waiting uploads
             if int(path.name.rpartition("-")[2]) > after:
                 move_into(path, place / OUTBOX, path.name)
     except OSError as error:
@@ -496,7 +531,9 @@ def load_start_weights(
     load_weights(trainer.model, checkpoint)
 
 
-def _compare_base(checkpoint: Checkpoint, base: str | None, say: Callable[[str], None]) -> None:
+def _compare_base(
+    checkpoint: Checkpoint, base: str | None, say: Callable[[str], None]
+) -> None:
     if not refuse_another_base(checkpoint, base) and base is not None:
         say(
             f"note: {checkpoint.path} does not record the frozen weights below its adapter, so "
@@ -553,8 +590,13 @@ def _tokenizer_folder(checkpoint: Checkpoint) -> Path | None:
     data = checkpoint.manifest.settings.get("data")
     store = data.get("store") if isinstance(data, dict) else None
     if isinstance(store, str):
-        with suppress(DataError, ValueError):  # the store may be newer, or of an older Toque
-            if read_manifest(Path(store)).fingerprint == checkpoint.manifest.data_fingerprint:
+        with suppress(
+            DataError, ValueError
+        ):  # the store may be newer, or of an older Toque
+            if (
+                read_manifest(Path(store)).fingerprint
+                == checkpoint.manifest.data_fingerprint
+            ):
                 return Path(store) / "tokenizer"
     model = checkpoint.path.absolute().parent.parent / "model"
     with suppress(DataError):
@@ -576,7 +618,9 @@ def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
     checkpoint_bytes = weights + state_bytes(trainer.optimizer)
     best_bytes = weights if config.train.keep_best else 0
     folder = Path(config.run_dir)
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    existing = next(
+        path for path in (folder, *folder.absolute().parents) if path.is_dir()
+    )
     free = shutil.disk_usage(existing).free
     if checkpoint_bytes + best_bytes <= free:
         return

@@ -60,7 +60,9 @@ class AfterTraining:
     def limit_texts(self, seconds: float) -> AfterTraining:
         """Return the estimate with fewer texts if they take longer than `seconds`."""
         share = min(1.0, max(0.0, seconds) / max(self.texts + self.final_texts, 1e-9))
-        return replace(self, texts=share * self.texts, final_texts=share * self.final_texts)
+        return replace(
+            self, texts=share * self.texts, final_texts=share * self.final_texts
+        )
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,13 @@ def find_length(
     after = AfterTraining(0.0, 0.0)
     if not over:
         # Every rank must repeat a measurement equally often, because the ranks add their results.
-        max_seconds = math.inf if ranks.is_distributed else probing_seconds(config, clock)
+        max_seconds = (
+            math.inf if ranks.is_distributed else probing_seconds(config, clock)
+        )
         with reporter.working("measuring the time of evaluating and writing"):
-            after = _measure_end(config, store, evaluator, scored, max_seconds=max_seconds)
+            after = _measure_end(
+                config, store, evaluator, scored, max_seconds=max_seconds
+            )
     spent, after = ranks.broadcast((clock.seconds(), after))
     if total_seconds is None:
         return Length(stop_after, after)
@@ -141,12 +147,16 @@ def find_length(
             setting, value = "train.time_limit", config.train.time_limit
         advice = "Increase the time"
         if spent < total_seconds:
-            advice += ", or evaluate less (evaluation.max_examples, evaluation.generate)"
+            advice += (
+                ", or evaluate less (evaluation.max_examples, evaluation.generate)"
+            )
         raise ConfigError(
             f'{setting} is "{value}": {usage}. No time remains for training. {advice}.'
         )
     limit.stop_after = remaining
-    minutes = f"about {clock_text(60 * remaining.amount)} remain for training and evaluation"
+    minutes = (
+        f"about {clock_text(60 * remaining.amount)} remain for training and evaluation"
+    )
     at_most = ""
     if not stop_after.total:
         at_most = f", or {clock_text(total_seconds)} for the entire command"
@@ -226,10 +236,16 @@ def _measure_end(
     n_evaluations = 1 if config.data.tasks == ("write",) else 2
 
     limit = find_max_target_tokens(config, store.manifest)
-    final_texts = estimate_texts_seconds(evaluator, scored, limit, max_seconds=max_seconds)
-    texts = estimate_texts_seconds(evaluator, evaluator.sampler, limit, max_seconds=max_seconds)
+    final_texts = estimate_texts_seconds(
+        evaluator, scored, limit, max_seconds=max_seconds
+    )
+    texts = estimate_texts_seconds(
+        evaluator, evaluator.sampler, limit, max_seconds=max_seconds
+    )
 
-    n_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    n_bytes = sum(
+        p.numel() * p.element_size() for p in model.parameters() if p.requires_grad
+    )
     try:
         began = time.perf_counter()
         with tempfile.TemporaryFile(dir=config.run_dir) as file:
@@ -269,7 +285,11 @@ def estimate_texts_seconds(
             sampler.written(model, ids, tokens)
             return time.perf_counter() - began
 
-        return extrapolate_seconds(time_texts, limit, max_seconds=max_seconds) if ids else 0.0
+        return (
+            extrapolate_seconds(time_texts, limit, max_seconds=max_seconds)
+            if ids
+            else 0.0
+        )
 
 
 def extrapolate_seconds(
@@ -281,11 +301,17 @@ def extrapolate_seconds(
     `max_seconds` is not repeated.
     """
     budget = min(_SHORT_SECONDS, max_seconds)
-    few = least_of(lambda: time_texts(_FEW_TOKENS), budget_seconds=budget, most_seconds=max_seconds)
+    few = least_of(
+        lambda: time_texts(_FEW_TOKENS), budget_seconds=budget, most_seconds=max_seconds
+    )
     upper_bound = few / _FEW_TOKENS * n_tokens
     if upper_bound < _SHORT_SECONDS or n_tokens <= _MORE_TOKENS:
         return upper_bound
     more = least_of(lambda: time_texts(_MORE_TOKENS), at_least=1, budget_seconds=budget)
     # A disturbed measurement may be shorter for more tokens. Then assume the slowest token.
-    per_token = (more - few) / (_MORE_TOKENS - _FEW_TOKENS) if more > few else more / _MORE_TOKENS
+    per_token = (
+        (more - few) / (_MORE_TOKENS - _FEW_TOKENS)
+        if more > few
+        else more / _MORE_TOKENS
+    )
     return few + per_token * (n_tokens - _FEW_TOKENS)

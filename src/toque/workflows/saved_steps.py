@@ -51,7 +51,9 @@ def list_steps(run: Path) -> str:
     """Return a sentence that lists the checkpoints and best models of a run."""
     folders = sorted(path for kind in KINDS for path in (run / kind).glob("step-*"))
     names = [path.relative_to(run).as_posix() for path in folders if is_step(path.name)]
-    return f"{run} has {', '.join(names)}." if names else f"{run} has no checkpoint yet."
+    return (
+        f"{run} has {', '.join(names)}." if names else f"{run} has no checkpoint yet."
+    )
 
 
 def find_step(run: Path, step: int) -> Path:

@@ -25,7 +25,10 @@ from toque.storage.bucket_lock import BucketLock
 from toque.storage.download import cache_folder
 from toque.storage.no_follow import current_path, refuse_links
 from toque.training.callbacks import RunEnd
-from toque.training.checkpoint.resume import broadcast_checkpoint, refuse_unshared_folder
+from toque.training.checkpoint.resume import (
+    broadcast_checkpoint,
+    refuse_unshared_folder,
+)
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.accelerate import ignored_settings
 from toque.training.distributed.collectives import Ranks
@@ -106,7 +109,12 @@ def train(
             uploads = None
             if ranks.is_main:
                 begin = partial(
-                    prepare_run_folder, config, store, reporter.notice, resume=resume, start=weights
+                    prepare_run_folder,
+                    config,
+                    store,
+                    reporter.notice,
+                    resume=resume,
+                    start=weights,
                 )
                 uploads = stack.enter_context(
                     _begin(settings, begin, say=reporter.notice, upload=upload)
@@ -188,7 +196,9 @@ def _conclude(folder: Path, model_verdict: str, logged: LoggedReporter) -> None:
             logged.notice(str(bottleneck))
 
 
-def _finish_session(run: Run, end: RunEnd, reporter: Reporter) -> tuple[TrainedRun, str]:
+def _finish_session(
+    run: Run, end: RunEnd, reporter: Reporter
+) -> tuple[TrainedRun, str]:
     """Score and write the model if training ended. Return the run and a verdict on the model."""
     result = TrainedRun(Path(run.config.run_dir), end.progress.step, end.reason)
     if result.interrupted or result.reason == TAKEN_OVER:
@@ -197,7 +207,9 @@ def _finish_session(run: Run, end: RunEnd, reporter: Reporter) -> tuple[TrainedR
     try:
         with nullcontext() if is_distributed else leaving_on_signal():
             return result, finish(run, reporter)
-    except Interrupted:  # the last checkpoint is saved, so the same command finishes the run
+    except (
+        Interrupted
+    ):  # the last checkpoint is saved, so the same command finishes the run
         return replace(result, reason=INTERRUPTED), ""
 
 
@@ -226,7 +238,9 @@ def _bridge(config: RunConfig, callback: object) -> object:
     # Only the bridge needs transformers' Trainer, which is slow to import.
     from toque.training.observers.trainer_callbacks import TrainerCallbackBridge
 
-    return TrainerCallbackBridge(cast("Any", callback), config, goal_of(config.train.best_by))
+    return TrainerCallbackBridge(
+        cast("Any", callback), config, goal_of(config.train.best_by)
+    )
 
 
 def _refuse_early(
@@ -336,7 +350,12 @@ def _finish_trackers(watchers: Watchers, reporter: Reporter) -> Iterator[None]:
 
 
 def _lock_store(
-    config: RunConfig, ranks: Ranks, reporter: Reporter, stack: ExitStack, *, prepare: bool
+    config: RunConfig,
+    ranks: Ranks,
+    reporter: Reporter,
+    stack: ExitStack,
+    *,
+    prepare: bool,
 ) -> TokenStore:
     """Open the store, compare it with the configuration, and lock it until `stack` ends."""
 

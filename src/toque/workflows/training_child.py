@@ -33,7 +33,9 @@ for name in _PRELOADED:
         importlib.import_module(name)
 
 
-def train_in_child(config: Resolved, log: Path, *, callbacks: Sequence[object] = ()) -> int:
+def train_in_child(
+    config: Resolved, log: Path, *, callbacks: Sequence[object] = ()
+) -> int:
     """Train with messages in `log`. Return the exit code of the command."""
     reporter = LogReporter(log)
     try:

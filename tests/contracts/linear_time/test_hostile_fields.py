@@ -41,7 +41,9 @@ ENDS = ("", "x")
 
 
 def on_recipe(label: Callable[[Any], object]) -> Callable[[str], object]:
-    return lambda text: label(read(Recipe(text, (text, "1 egg"), (text, "Boil the egg."))))
+    return lambda text: label(
+        read(Recipe(text, (text, "1 egg"), (text, "Boil the egg.")))
+    )
 
 
 def record(text: str) -> object:
@@ -87,7 +89,9 @@ def slow_growth(
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_fault_55_every_field_takes_linear_time(name: str) -> None:
     work = FUNCTIONS[name]
-    assert [g for unit in UNITS for end in ENDS if (g := slow_growth(work, unit, end))] == []
+    assert [
+        g for unit in UNITS for end in ENDS if (g := slow_growth(work, unit, end))
+    ] == []
 
 
 @pytest.mark.slow
@@ -98,7 +102,12 @@ def test_fault_55_every_field_takes_linear_time_when_it_is_long(name: str) -> No
 
 
 def page(text: str) -> str:
-    node = {"@type": "Recipe", "name": text, "recipeIngredient": [text], "recipeInstructions": text}
+    node = {
+        "@type": "Recipe",
+        "name": text,
+        "recipeIngredient": [text],
+        "recipeInstructions": text,
+    }
     return (
         f"<html><script type='application/ld+json'>{json.dumps(node)}</script>"
         f"<div>{text}</div></html>"
@@ -113,15 +122,22 @@ LINES = (
 FILES: dict[str, Callable[[str], str]] = {
     "page": page,
     "JSON lines": lambda text: (
-        json.dumps({"title": "a", "ingredients": text, "directions": text}) + "\n" + text
+        json.dumps({"title": "a", "ingredients": text, "directions": text})
+        + "\n"
+        + text
     ),
     "JSON": lambda text: (
-        "[" + json.dumps({"title": "a", "ingredients": [text], "steps": text}) + "," + text
+        "["
+        + json.dumps({"title": "a", "ingredients": [text], "steps": text})
+        + ","
+        + text
     ),
-    "object": lambda text: "{" + text + '"title": "a", "ingredients": "b", "steps": "c"}',
+    "object": lambda text: (
+        "{" + text + '"title": "a", "ingredients": "b", "steps": "c"}'
+    ),
     "table": lambda text: f'title,ingredients,steps\na,b,c\n"{text}",b,c\n{text}\n',
-    "printed lists": lambda text: f"title\tingredients\tsteps\na\t[{text}\tc({text})\n".replace(
-        "\n\n", ""
+    "printed lists": lambda text: (
+        f"title\tingredients\tsteps\na\t[{text}\tc({text})\n".replace("\n\n", "")
     ),
 }
 
@@ -147,17 +163,29 @@ def test_fault_55_every_file_takes_linear_time(form: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # 104 texts, some eight seconds each
 @pytest.mark.parametrize("form", FILES)
-def test_fault_55_every_file_takes_linear_time_when_it_is_long(form: str, tmp_path: Path) -> None:
+def test_fault_55_every_file_takes_linear_time_when_it_is_long(
+    form: str, tmp_path: Path
+) -> None:
     def work(text: str) -> None:
         read_whole(tmp_path / "file", FILES[form](text))
 
-    assert [g for u in (*UNITS, *LINES) if (g := slow_growth(work, u, largest=HUGE))] == []
+    assert [
+        g for u in (*UNITS, *LINES) if (g := slow_growth(work, u, largest=HUGE))
+    ] == []
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_fault_55_a_word_of_a_megabyte_is_cut_where_a_tokenizer_learns(kind: Any) -> None:
+def test_fault_55_a_word_of_a_megabyte_is_cut_where_a_tokenizer_learns(
+    kind: Any,
+) -> None:
     words = ["hello world of recipes and more words"] * 50
-    long = ["a" * (1 << 20), "é" * 2000, "\xa0" * (1 << 20)]  # the last are blanks to Python
+    long = [
+        "a" * (1 << 20),
+        "é" * 2000,
+        "\xa0" * (1 << 20),
+    ]  # the last are blanks to Python
     codec = train_codec([*words, *long], vocab_size=400, kind=kind)
     assert codec.settings["toque_words_cut"] == 3
-    assert "toque_words_cut" not in train_codec(words, vocab_size=400, kind=kind).settings
+    assert (
+        "toque_words_cut" not in train_codec(words, vocab_size=400, kind=kind).settings
+    )

@@ -56,7 +56,9 @@ def ways_of(module: str, attribute: str) -> frozenset[str]:
         and isinstance(node.value, ast.Name)
         and node.value.id == attribute
     ]
-    read = sum(isinstance(n, ast.Name) and n.id == attribute for n in ast.walk(tree)) - 1
+    read = (
+        sum(isinstance(n, ast.Name) and n.id == attribute for n in ast.walk(tree)) - 1
+    )
     told = used and len(used) == read and "pattern" not in used
     return frozenset(used) if told else WAYS
 
@@ -68,7 +70,11 @@ def work_of(pattern: re.Pattern[Any], ways: frozenset[str]) -> Callable[[str], o
     """The ways a pattern is used, one after the other."""
 
     def work(text: str) -> object:
-        given: Any = text.encode("utf-8", "replace") if isinstance(pattern.pattern, bytes) else text
+        given: Any = (
+            text.encode("utf-8", "replace")
+            if isinstance(pattern.pattern, bytes)
+            else text
+        )
         found: list[object] = [
             getattr(pattern, way)(given) for way in ways & {"match", "fullmatch"}
         ]
@@ -95,11 +101,16 @@ def test_fault_55_every_pattern_takes_linear_time_up_to_a_megabyte(name: str) ->
     assert not slow_growth(*PATTERNS[name], most=12, largest=HUGE)
 
 
-def slow_growth(pattern: re.Pattern[Any], ways: frozenset[str], *, most: int, largest: int) -> str:
+def slow_growth(
+    pattern: re.Pattern[Any], ways: frozenset[str], *, most: int, largest: int
+) -> str:
     """The first hostile text whose time grows too fast, in words; "" when there is none."""
     work = work_of(pattern, ways)
     texts = hostile_texts(pattern, most=most)
-    return next((g for text_of in texts if (g := superlinear(work, text_of, largest=largest))), "")
+    return next(
+        (g for text_of in texts if (g := superlinear(work, text_of, largest=largest))),
+        "",
+    )
 
 
 def test_the_texts_find_what_is_not_linear() -> None:
@@ -114,7 +125,11 @@ def test_the_texts_find_what_is_not_linear() -> None:
         r"(?<![*_])(\*\*|__)(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![*_])",
         r"<meta\b[^>]*\bcharset\s*=",
     )  # fmt: skip
-    missed = [b for b in bad if not slow_growth(re.compile(b), WAYS, most=130, largest=LARGEST)]
+    missed = [
+        b
+        for b in bad
+        if not slow_growth(re.compile(b), WAYS, most=130, largest=LARGEST)
+    ]
     assert missed == []
 
 
@@ -122,16 +137,24 @@ def test_the_texts_find_what_is_not_linear() -> None:
     ("seconds", "is_linear"),
     [
         (lambda n: 9e-6 * n, True),  # seconds for a megabyte, but in proportion
-        (lambda n: (4e-6 if n > 100_000 else 3e-7) * n, True),  # from there on read another way
+        (
+            lambda n: (4e-6 if n > 100_000 else 3e-7) * n,
+            True,
+        ),  # from there on read another way
         (lambda n: 4e-12 * n**2, False),
         (lambda n: 2e-7 * n**1.5, False),
-        (lambda n: 60.0 if n > 100_000 else 1e-7 * n, False),  # from nothing to a minute
+        (
+            lambda n: 60.0 if n > 100_000 else 1e-7 * n,
+            False,
+        ),  # from nothing to a minute
     ],
 )
 def test_growth_is_told_from_slowness_up_to_a_megabyte(
     seconds: Callable[[int], float], is_linear: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fixtures.hostile_texts._seconds", lambda _, text: seconds(len(text)))
+    monkeypatch.setattr(
+        "fixtures.hostile_texts._seconds", lambda _, text: seconds(len(text))
+    )
     found = superlinear(len, lambda size: "a" * size, largest=HUGE, noise_seconds=0.02)
     assert (found == "") is is_linear
 
@@ -172,5 +195,7 @@ def test_patterns_are_compiled_where_they_can_be_found() -> None:
 def _called_at_import(tree: ast.Module) -> set[str]:
     """Functions that a module calls while it is imported: what they compile is in a name."""
     assigned = (s for s in tree.body if isinstance(s, ast.Assign | ast.AnnAssign))
-    calls = (node for s in assigned for node in ast.walk(s) if isinstance(node, ast.Call))
+    calls = (
+        node for s in assigned for node in ast.walk(s) if isinstance(node, ast.Call)
+    )
     return {call.func.id for call in calls if isinstance(call.func, ast.Name)}

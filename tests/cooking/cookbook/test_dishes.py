@@ -28,10 +28,14 @@ def test_conditions_ask_for_what_there_is():
     keys = list(_keys(files))
     conditions = [key[3:] for key in keys if key.startswith("if ")]
     times = [key.removesuffix(" min") for key in keys if key.endswith(" min")]
-    conditions += [case.partition(" if ")[2] for time in times for case in time.split(", ")]
+    conditions += [
+        case.partition(" if ")[2] for time in times for case in time.split(", ")
+    ]
     parts = [part for text in conditions for part in re.split(" and | or ", text)]
     names = {part.removeprefix("no ").partition(" = ")[0] for part in parts}
-    groups = {match[1] for key in keys if (match := re.fullmatch(r"(\w+) \d(?:-\d)?", key))}
+    groups = {
+        match[1] for key in keys if (match := re.fullmatch(r"(\w+) \d(?:-\d)?", key))
+    }
     named = {key.partition(" ")[2] for key in keys if key.startswith(("let ", "call "))}
     foods = {food.name for food in PANTRY.values()}
     known = foods | groups | named | {"servings", "$garnish", ""}
@@ -41,7 +45,9 @@ def test_conditions_ask_for_what_there_is():
 
 def test_the_example_of_the_format_is_a_dish():
     text = (FOLDER / "README.md").read_text()
-    [(name, data)] = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]).items()
+    [(name, data)] = yaml.safe_load(
+        re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]
+    ).items()
     dish = Dish(name, **data)
     titles = {dish.recipe(Draw(1, index)).title for index in range(50)}
     assert {"Tomato Soup", "Tomato Soup with Carrots and Salsa"} <= titles

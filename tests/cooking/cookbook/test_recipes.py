@@ -57,7 +57,10 @@ def test_every_recipe_is_well_formed_and_uses_what_it_lists(book):
         assert ingredient_coverage(names, text) == 1.0
         assert all(head_noun(name) for name in names)
         for name in names:
-            assert any(word.rstrip("s") in steps for word in name.casefold().split()), (name, text)
+            assert any(word.rstrip("s") in steps for word in name.casefold().split()), (
+                name,
+                text,
+            )
 
 
 def test_nothing_is_used_that_is_not_listed(book):
@@ -67,8 +70,13 @@ def test_nothing_is_used_that_is_not_listed(book):
         listed = "\n".join(r.ingredients)
         for name in food.findall("\n".join(r.steps)):
             # Water to boil or thin something in comes from the tap.
-            forms = (PANTRY[name].name, PANTRY[name].plural) if name in PANTRY else (name,)
-            assert name == "water" or any(form in listed for form in forms), (name, to_text(r))
+            forms = (
+                (PANTRY[name].name, PANTRY[name].plural) if name in PANTRY else (name,)
+            )
+            assert name == "water" or any(form in listed for form in forms), (
+                name,
+                to_text(r),
+            )
 
 
 def test_labels_agree_with_the_recipe(book):
@@ -92,9 +100,13 @@ def test_amounts_are_written_as_people_do(book):
         amount, _, rest = line.partition(" ")
         assert re.fullmatch(r"\d+|\d/\d", amount), line
         if amount == "1" and not re.match(r"\d/\d", rest):
-            assert not re.match(r"(?:cups|tablespoons|teaspoons|pounds|cloves|cans|slices)\b", rest)
+            assert not re.match(
+                r"(?:cups|tablespoons|teaspoons|pounds|cloves|cans|slices)\b", rest
+            )
         if amount.isdigit() and int(amount) > 1:
-            assert not re.match(r"(?:cup|tablespoon|teaspoon|pound|clove|slice|egg)\b", rest), line
+            assert not re.match(
+                r"(?:cup|tablespoon|teaspoon|pound|clove|slice|egg)\b", rest
+            ), line
         assert "  " not in line
 
 
@@ -118,7 +130,11 @@ def test_nutrition_classes_by_hand(fat, sugar, salt, kcal, grams, expected):
 def test_the_written_file_is_read_back(tmp_path, name):
     path = tmp_path / "new" / name
     write_cookbook(path, 30, seed=5)
-    plain = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+    plain = (
+        gzip.decompress(path.read_bytes())
+        if name.endswith(".gz")
+        else path.read_bytes()
+    )
     records = [json.loads(line) for line in plain.splitlines()]
     assert [r["title"] for r in records] == [r.title for r in recipes(30, seed=5)]
     assert {r["source"] for r in records} == {SOURCE}

@@ -67,7 +67,9 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "quantity", "unit", "size", "name", "preparation"), LINES)
+@pytest.mark.parametrize(
+    ("line", "quantity", "unit", "size", "name", "preparation"), LINES
+)
 def test_lines(line, quantity, unit, size, name, preparation):
     read = parse_line(line)
     if quantity is not None and not isinstance(quantity, tuple):
@@ -83,7 +85,10 @@ def test_lines(line, quantity, unit, size, name, preparation):
         ("1 (16 ounce) can beans", ["1 can whole", "16 ounce each"]),
         ("250ml/9fl oz milk", ["250 millilitre whole", "9 fluid ounce same"]),
         ("1 cup plus 2 tablespoons sugar", ["1 cup whole", "2 tablespoon plus"]),
-        ("2 eggplants (about 1½ pounds total), peeled", ["2 None whole", "1.5 pound same"]),
+        (
+            "2 eggplants (about 1½ pounds total), peeled",
+            ["2 None whole", "1.5 pound same"],
+        ),
         ("6 pork chops, 12 to 14 ounces each", ["6 None whole", "12-14 ounce each"]),
     ],
 )
@@ -173,8 +178,35 @@ def test_no_text_breaks_the_parser(line):
 
 
 _PIECES = [
-    *("1", "1/2", "½", "cup", "oz", "large", "chopped", "garlic", "cloves", "juice", "fresh"),
-    *("of", "plus", "a", "or", "to", "for", "serving", "x", "(", ")", ",", "-", "/", ";"),
+    *(
+        "1",
+        "1/2",
+        "½",
+        "cup",
+        "oz",
+        "large",
+        "chopped",
+        "garlic",
+        "cloves",
+        "juice",
+        "fresh",
+    ),
+    *(
+        "of",
+        "plus",
+        "a",
+        "or",
+        "to",
+        "for",
+        "serving",
+        "x",
+        "(",
+        ")",
+        ",",
+        "-",
+        "/",
+        ";",
+    ),
 ]
 
 
@@ -194,7 +226,9 @@ def test_the_cookbooks_lines_are_understood():
 
 
 def test_labelled_lines(shared):
-    result = scores_of_file(shared / "data" / "recipes" / "ingredient_lines_labelled.csv")
+    result = scores_of_file(
+        shared / "data" / "recipes" / "ingredient_lines_labelled.csv"
+    )
     for half in ("development", "held_out"):
         assert result[half]["quantity"] >= 0.97
         assert result[half]["unit"] >= 0.965
@@ -206,7 +240,9 @@ def test_a_flour_whose_name_is_a_number():
     assert parse_line("0 cups flour").quantity == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("line", ["² eggs", "10 cm² nori", "2² cups", "① egg", "٣ eggs", "৪ cups"])
+@pytest.mark.parametrize(
+    "line", ["² eggs", "10 cm² nori", "2² cups", "① egg", "٣ eggs", "৪ cups"]
+)
 def test_signs_that_count_as_digits_are_survived(line):
     assert parse_line(line).name
 
@@ -235,7 +271,9 @@ def test_signs_that_count_as_digits_are_survived(line):
 def test_rewritten_lines(line, name, amounts):
     assert ingredient_name(line) == name
     if amounts is not None:
-        found = [(a.quantity and a.quantity[0], a.unit) for a in parse_line(line).amounts]
+        found = [
+            (a.quantity and a.quantity[0], a.unit) for a in parse_line(line).amounts
+        ]
         assert found == amounts
 
 

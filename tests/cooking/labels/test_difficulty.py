@@ -10,7 +10,14 @@ from toque.cooking.recipe import Recipe
 WORDY = "Stir the pot gently with a wooden spoon and look at it now and then while it simmers. "
 
 
-def dish(n_ingredients: int, n_steps: int, *, words: int = 8, minutes: int | None = None, end=""):
+def dish(
+    n_ingredients: int,
+    n_steps: int,
+    *,
+    words: int = 8,
+    minutes: int | None = None,
+    end="",
+):
     step = " ".join((WORDY * 20).split()[: max(words // max(n_steps, 1), 1)])
     steps = (*(step for _ in range(n_steps - 1)), f"{step} {end}")
     return Recipe("Dish", ("food",) * n_ingredients, steps, minutes=minutes)
@@ -102,9 +109,13 @@ def test_constants_found_on_one_collection_hold_on_another(shared):
     path = shared / "data" / "recipes" / "foodcom_RAW_recipes.csv"
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            texts = (tuple(ast.literal_eval(row[name])) for name in ("ingredients", "steps"))
+            texts = (
+                tuple(ast.literal_eval(row[name])) for name in ("ingredients", "steps")
+            )
             report = judged(Recipe(row["name"], *texts, minutes=int(row["minutes"])))
-            easy = not {"easy", "beginner-cook"}.isdisjoint(ast.literal_eval(row["tags"]))
+            easy = not {"easy", "beginner-cook"}.isdisjoint(
+                ast.literal_eval(row["tags"])
+            )
             pairs.append((easy, report.level == "easy"))
             bounds += (report.by_bounds == "easy") == easy
     assert len(pairs) == 297

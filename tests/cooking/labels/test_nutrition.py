@@ -44,7 +44,12 @@ def test_red_begins_above_the_serving_limit(name, limit):
 
 @pytest.mark.parametrize(
     ("name", "green", "red"),
-    [("fat_g", 3, 17.5), ("saturated_fat_g", 1.5, 5), ("sugar_g", 5, 22.5), ("salt_g", 0.3, 1.5)],
+    [
+        ("fat_g", 3, 17.5),
+        ("saturated_fat_g", 1.5, 5),
+        ("sugar_g", 5, 22.5),
+        ("salt_g", 0.3, 1.5),
+    ],
 )
 def test_lights_per_100_g_when_the_weight_is_stated(name, green, red):
     def light(per_100_g: float) -> str:
@@ -57,8 +62,14 @@ def test_lights_per_100_g_when_the_weight_is_stated(name, green, red):
 @pytest.mark.parametrize(
     ("facts", "lights"),
     [
-        ({"fat_g": 22.0, "serving_g": 1000.0}, {"fat_g": "red"}),  # whatever its density
-        ({"sodium_mg": 720.0}, {"salt_g": "amber"}),  # salt is two and a half times sodium
+        (
+            {"fat_g": 22.0, "serving_g": 1000.0},
+            {"fat_g": "red"},
+        ),  # whatever its density
+        (
+            {"sodium_mg": 720.0},
+            {"salt_g": "amber"},
+        ),  # salt is two and a half times sodium
         ({"sodium_mg": 721.0}, {"salt_g": "red"}),
         ({"sodium_mg": 100.0, "salt_g": 2.0}, {"salt_g": "red"}),
     ],
@@ -83,7 +94,13 @@ def test_class_by_the_number_of_red_lights(lights, klass):
 def test_given_figures_are_used_and_not_the_ingredients_but_one_light_is_too_few():
     figures = {"fat_g": 1.0, "sodium_mg": 10.0}
     found = classed(dish("1 kg lard", nutrition=figures))
-    facts = (found.klass, found.estimated, found.coverage, found.servings, found.per_serving)
+    facts = (
+        found.klass,
+        found.estimated,
+        found.coverage,
+        found.servings,
+        found.per_serving,
+    )
     assert facts == ("Healthy", False, 1.0, None, figures)
     for few in ({"fat_g": 1.0}, {"energy_kcal": 900.0}):
         assert classed(dish("1 kg lard", nutrition=few)).estimated
@@ -97,7 +114,9 @@ def test_the_table_is_sane():
         per = dict(zip(NUTRIENTS, food.per_100_g, strict=True))
         assert 0.0 <= per["saturated_fat_g"] <= per["fat_g"] + 0.1, food.name
         assert per["sugar_g"] <= per["carbohydrate_g"] + 1.5, food.name
-        assert per["fat_g"] + per["protein_g"] + per["carbohydrate_g"] <= 101.0, food.name
+        assert per["fat_g"] + per["protein_g"] + per["carbohydrate_g"] <= 101.0, (
+            food.name
+        )
         assert all(value > 0.0 for value in food.weights_g.values()), food.name
         assert food.serving_g > 0.0
 
@@ -146,7 +165,11 @@ def test_an_estimate_by_hand():
     # 100 g butter: 717 kcal, 81.1 g fat; 200 g sugar: 774 kcal, 199.8 g sugar
     found = estimated(dish("100 g butter", "200 g sugar", servings=4))
     assert (found.estimated, found.servings, found.coverage) == (True, 4.0, 1.0)
-    for name, whole in {"energy_kcal": 717 + 774, "fat_g": 81.1, "sugar_g": 199.8}.items():
+    for name, whole in {
+        "energy_kcal": 717 + 774,
+        "fat_g": 81.1,
+        "sugar_g": 199.8,
+    }.items():
         assert found.per_serving[name] == pytest.approx(whole / 4, rel=1e-3)
     # fat 20.3 g is just not red; saturates 12.6 g and sugar 50 g are
     assert found.lights == {
@@ -157,7 +180,9 @@ def test_an_estimate_by_hand():
 
 def test_coverage_falls_with_what_is_not_known():
     whole = estimated(dish("200 g flour", "100 g butter", servings=4))
-    part = estimated(dish("200 g flour", "100 g butter", "100 g unobtainium", servings=4))
+    part = estimated(
+        dish("200 g flour", "100 g butter", "100 g unobtainium", servings=4)
+    )
     names = estimated(dish("flour", "butter"))
     assert whole.coverage == 1.0
     assert 0.3 < part.coverage < 0.9
@@ -175,7 +200,12 @@ def test_nothing_known_no_class():
 def test_frying_fat_and_brine_are_mostly_left_behind():
     boiled = estimated(dish("1 l sunflower oil", "1 kg potatoes", servings=4))
     fried = estimated(
-        dish("1 l sunflower oil", "1 kg potatoes", steps=("Deep-fry the potatoes.",), servings=4)
+        dish(
+            "1 l sunflower oil",
+            "1 kg potatoes",
+            steps=("Deep-fry the potatoes.",),
+            servings=4,
+        )
     )
     assert fried.per_serving["fat_g"] < 0.2 * boiled.per_serving["fat_g"]
     brine = estimated(dish("1 cup salt", "1 kg turkey", servings=4))
@@ -222,19 +252,25 @@ def test_the_cookbook_is_estimated_from_what_it_measures():
 def test_agreement_with_given_figures(shared):
     """The promise: the estimated class is the given one for 65 % of Epicurious."""
     agree = total = 0
-    with gzip.open(shared / "data" / "recipes" / "epicurious_nutrition.jsonl.gz", "rb") as file:
+    with gzip.open(
+        shared / "data" / "recipes" / "epicurious_nutrition.jsonl.gz", "rb"
+    ) as file:
         for line in itertools.islice(file, 0, None, 2):
             record = json.loads(line)
             half = xxhash.xxh3_64_intdigest(record["title"].encode()) % 2
             figures = {name: record[name] for name in ("fat_g", "sodium_mg")}
             if half == 0 or None in figures.values():
                 continue
-            recipe = dish(*filter(None, record["ingredients"]), steps=tuple(record["directions"]))
+            recipe = dish(
+                *filter(None, record["ingredients"]), steps=tuple(record["directions"])
+            )
             guessed = estimated(replace(recipe, title=record["title"])).lights
             if guessed:
                 total += 1
                 given = traffic_lights(figures)
-                agree += class_of({name: guessed[name] for name in given}) == class_of(given)
+                agree += class_of({name: guessed[name] for name in given}) == class_of(
+                    given
+                )
     assert total > 1500
     assert agree / total >= 0.65
 
@@ -256,13 +292,21 @@ def test_agreement_with_given_figures(shared):
 )  # fmt: skip
 @pytest.mark.parametrize("servings", [None, 60])
 def test_sugar_fat_sweets_and_alcohol_are_no_healthy_dish(ingredients, servings):
-    assert classed(dish(*ingredients, servings=servings)).klass in {"Moderate", "Indulgent"}
+    assert classed(dish(*ingredients, servings=servings)).klass in {
+        "Moderate",
+        "Indulgent",
+    }
 
 
 @pytest.mark.parametrize(
     "ingredients",
     [
-        ("1 head lettuce", "3 tomatoes", "3 tablespoons olive oil", "1 tablespoon vinegar"),
+        (
+            "1 head lettuce",
+            "3 tomatoes",
+            "3 tablespoons olive oil",
+            "1 tablespoon vinegar",
+        ),
         ("lettuce", "tomato", "olive oil", "vinegar"),
         ("2 pounds potatoes", "1/4 cup olive oil"),
         ("1 cup raisins", "1 cup almonds", "1 cup walnuts"),
@@ -280,10 +324,16 @@ def test_figures_of_a_frosting_by_the_spoon_do_not_make_it_healthy():
     spoon = {"energy_kcal": 90.0, "fat_g": 4.0, "saturated_fat_g": 1.0, "sugar_g": 14.0}
     frosting = dish("shortening", "confectioners' sugar", "milk", nutrition=spoon)
     found = classed(frosting)
-    assert (class_of(found.lights), found.klass, found.estimated) == ("Healthy", "Moderate", False)
+    assert (class_of(found.lights), found.klass, found.estimated) == (
+        "Healthy",
+        "Moderate",
+        False,
+    )
     # Where the figures deny it, they are right: the sugar is a substitute, the fat is left behind.
     lean = spoon | {"fat_g": 0.5, "sugar_g": 1.0}
     assert classed(replace(frosting, nutrition=lean)).klass == "Healthy"
     # Fruit is sweet, and not refined.
-    fruit = dish("apple", "banana", "grape", nutrition=spoon | {"fat_g": 0.0, "sugar_g": 20.0})
+    fruit = dish(
+        "apple", "banana", "grape", nutrition=spoon | {"fat_g": 0.0, "sugar_g": 20.0}
+    )
     assert classed(fruit).klass == "Healthy"

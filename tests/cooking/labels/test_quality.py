@@ -13,7 +13,12 @@ from toque.cooking.recipe import Recipe
 
 GOOD = Recipe(
     "Tomato Soup",
-    ("2 tablespoons olive oil", "1 onion, chopped", "800 g canned tomatoes", "salt to taste"),
+    (
+        "2 tablespoons olive oil",
+        "1 onion, chopped",
+        "800 g canned tomatoes",
+        "salt to taste",
+    ),
     (
         "Heat the oil in a large pot and cook the onion over medium heat for 8 minutes.",
         "Add the tomatoes and salt, and simmer for 20 minutes.",
@@ -47,10 +52,17 @@ BROKEN = {
     ),
     "markup": lambda r: replace(r, steps=(f"<p>{r.steps[0]}</p>", *r.steps[1:])),
     "another language": lambda r: replace(
-        r, steps=("Das Mehl mit der Butter verkneten, eine Stunde kalt stellen und backen.",) * 3
+        r,
+        steps=(
+            "Das Mehl mit der Butter verkneten, eine Stunde kalt stellen und backen.",
+        )
+        * 3,
     ),
     "prose without cooking": lambda r: replace(
-        r, steps=("My grandmother was a lovely person who lived by the sea for forty years.",)
+        r,
+        steps=(
+            "My grandmother was a lovely person who lived by the sea for forty years.",
+        ),
     ),
     "no title": lambda r: replace(r, title=""),
     "a link for a title": lambda r: replace(r, title="http://example.org/soup"),
@@ -80,7 +92,9 @@ def test_parts_name_the_fault():
     assert found.parts["used"] == 0.0
     assert min(ESSENTIAL, key=found.parts.__getitem__) == "used"
     assert scored(BROKEN["everything twice"](GOOD)).parts["unique"] == 0.5
-    assert scored(BROKEN["no amounts"](GOOD)).parts["amounts"] == 0.25  # salt needs none
+    assert (
+        scored(BROKEN["no amounts"](GOOD)).parts["amounts"] == 0.25
+    )  # salt needs none
     assert scored(BROKEN["markup"](GOOD)).parts["clean"] < 1.0
 
 
@@ -90,7 +104,9 @@ def test_weights_and_range():
     assert scored(Recipe("", (), ())).score < 0.1
     for fault in BROKEN.values():
         quality = scored(fault(GOOD))
-        assert all(0.0 <= part <= 1.0 for part in (quality.score, *quality.parts.values()))
+        assert all(
+            0.0 <= part <= 1.0 for part in (quality.score, *quality.parts.values())
+        )
 
 
 @pytest.mark.parametrize(
@@ -111,12 +127,19 @@ def test_real_recipes_beat_their_damaged_selves(shared):
     with gzip.open(path, "rb") as file:
         for line in itertools.islice(file, 0, 40000, 40):
             record = json.loads(line)
-            parts = (tuple(filter(None, record[n])) for n in ("ingredients", "directions"))
+            parts = (
+                tuple(filter(None, record[n])) for n in ("ingredients", "directions")
+            )
             recipe = Recipe(record["title"] or "", *parts)
             if not recipe.steps or not recipe.ingredients:
                 continue
             good = scored(recipe).score
-            for fault in ("no amounts", "steps of another dish", "everything twice", "an advert"):
+            for fault in (
+                "no amounts",
+                "steps of another dish",
+                "everything twice",
+                "an advert",
+            ):
                 total += 1
                 wins += scored(BROKEN[fault](recipe)).score < good
     assert wins / total > 0.98

@@ -59,7 +59,9 @@ def test_joiners_that_spell_a_word_or_an_emoji_stay(text):
     assert notes["texts with invisible characters"] == 0
 
 
-@pytest.mark.parametrize("sign", ["\u200c", "\u200d", "\u200b", "\u00ad", "\ufeff", "\u200e"])
+@pytest.mark.parametrize(
+    "sign", ["\u200c", "\u200d", "\u200b", "\u00ad", "\ufeff", "\u200e"]
+)
 def test_other_invisible_characters_go_and_are_counted(sign):
     notes = Counter()
     assert clean_text(f"choco{sign}late", notes) == "chocolate"
@@ -78,7 +80,11 @@ def test_repairs_are_counted():
     notes = Counter()
     for text in ("a &amp; b", "<i>a</i>", "a\x00", "a\ufffd"):
         clean_text(text, notes)
-    repairs = ("HTML entities decoded", "HTML tags removed", "texts with control characters")
+    repairs = (
+        "HTML entities decoded",
+        "HTML tags removed",
+        "texts with control characters",
+    )
     assert +notes == dict.fromkeys((*repairs, "texts with lost characters (U+FFFD)"), 1)
 
 
@@ -132,7 +138,9 @@ def test_ingredients_lose_bullets_and_subheadings():
 )  # fmt: skip
 def test_ingredient_lines_are_mended_or_go_and_are_counted(line, clean, note):
     notes = Counter()
-    assert clean_ingredients([line, "1 egg"], notes) == ((clean, "1 egg") if clean else ("1 egg",))
+    assert clean_ingredients([line, "1 egg"], notes) == (
+        (clean, "1 egg") if clean else ("1 egg",)
+    )
     assert [what for what in notes if note in what] or not note
     assert bool(notes) == bool(note)
 
@@ -211,7 +219,12 @@ def test_the_end_of_a_title_names_no_writer(title, clean):
 
 
 def test_numbers_without_a_point_and_a_blank_before_a_stop():
-    steps = ["1 Boil the peas.", "Wait.", "2 Mash <b>them</b> .", "2 Tablespoons are enough."]
+    steps = [
+        "1 Boil the peas.",
+        "Wait.",
+        "2 Mash <b>them</b> .",
+        "2 Tablespoons are enough.",
+    ]
     right = ("Boil the peas.", "Wait.", "Mash them.", "2 Tablespoons are enough.")
     assert clean_steps([*steps[:3]], Counter()) == right[:3]
     assert clean_steps(steps[3:], Counter()) == right[3:]

@@ -9,8 +9,16 @@ from toque.cooking.recipe import Recipe
 from toque.cooking.schemas.fields import records_of
 from toque.cooking.schemas.normalize import recipe_of
 
-LINES = ["2 cups dried peas", "3 cups vegetable broth", "1/2 teaspoon salt", "1 onion, diced"]
-STEPS = ["Boil the peas in the broth for 50 minutes.", "Blend and season with the salt."]
+LINES = [
+    "2 cups dried peas",
+    "3 cups vegetable broth",
+    "1/2 teaspoon salt",
+    "1 onion, diced",
+]
+STEPS = [
+    "Boil the peas in the broth for 50 minutes.",
+    "Blend and season with the salt.",
+]
 
 
 def read(**fields) -> tuple[Recipe | str, Counter[str]]:
@@ -24,7 +32,11 @@ def read(**fields) -> tuple[Recipe | str, Counter[str]]:
 def removed(notes: Counter[str]) -> dict[str, int]:
     """The notes of this page's rules."""
     words = ("removed", "joined", "only say", "sub-headings", "only an amount")
-    return {what: n for what, n in notes.items() if n and any(word in what for word in words)}
+    return {
+        what: n
+        for what, n in notes.items()
+        if n and any(word in what for word in words)
+    }
 
 
 def test_record_without_any_of_it_is_left_alone():
@@ -95,10 +107,19 @@ def test_what_is_no_step_goes_from_anywhere_and_is_counted(line, why, at):
 @pytest.mark.parametrize(
     "lines",
     [
-        ["Adapted from Pea Collection Series,", "Soup", ", by Ida B. Berg (Green House, 2003)."],
+        [
+            "Adapted from Pea Collection Series,",
+            "Soup",
+            ", by Ida B. Berg (Green House, 2003).",
+        ],
         ["The Pea Year: 100 Soups", "by Ida Berg and A. Roe (Green House, 2003)."],
         ["Recipe courtesy of", "Ida Berg", "The Green Pod, Oslo"],
-        ["Reprinted with permission from", "Cooking with Peas", "by Ida Berg", "© 2003 Pod House"],
+        [
+            "Reprinted with permission from",
+            "Cooking with Peas",
+            "by Ida Berg",
+            "© 2003 Pod House",
+        ],
     ],
 )
 def test_a_credit_of_several_lines_goes_whole(lines):
@@ -108,7 +129,13 @@ def test_a_credit_of_several_lines_goes_whole(lines):
 
 
 def test_what_stands_after_a_credit_stays_where_steps_follow():
-    steps = ["Recipe by Ida Berg", "Pea Purée", *STEPS, "Photograph by Ida Berg", "Serve Hot"]
+    steps = [
+        "Recipe by Ida Berg",
+        "Pea Purée",
+        *STEPS,
+        "Photograph by Ida Berg",
+        "Serve Hot",
+    ]
     recipe, notes = read(directions=steps)
     assert recipe.steps == (f"Pea Purée: {STEPS[0]}", STEPS[1], "Serve Hot")
     assert notes["credits among the steps removed"] == 2
@@ -127,7 +154,9 @@ def test_sentences_that_end_a_step_and_are_no_part_of_it_go(end, counts):
     kept = f"{STEPS[1]}{' (Keeps 2 days.)' if 'Keeps' in end else ''}"
     recipe, notes = read(directions=[STEPS[0], f"{STEPS[1]} {end}"])
     assert recipe.steps == (STEPS[0], kept)
-    assert removed(notes) == {f"{what} among the steps removed": n for what, n in counts.items()}
+    assert removed(notes) == {
+        f"{what} among the steps removed": n for what, n in counts.items()
+    }
 
 
 def test_a_short_line_heads_its_step_where_every_step_has_a_full_stop():
@@ -165,7 +194,14 @@ def test_steps_that_only_look_like_it_stay(step):
 
 @pytest.mark.parametrize(
     "heading",
-    ["Directions", "PREPARATION", "Procedure:", "__Ingredients__", "Zubereitung", "How to make it"],
+    [
+        "Directions",
+        "PREPARATION",
+        "Procedure:",
+        "__Ingredients__",
+        "Zubereitung",
+        "How to make it",
+    ],
 )
 def test_heading_words_are_no_steps_on_a_line_or_before_one(heading):
     for steps in ([heading, *STEPS], [f"Directions: {STEPS[0]}", STEPS[1]]):
@@ -238,7 +274,9 @@ def test_foods_that_only_look_like_it_stay(line):
 
 def test_a_list_of_names_alone_has_no_headings():
     names = ["pork", "Sauce", "Dough", "onion"]
-    recipe, notes = read(ingredients=names, directions=[*STEPS, "Roll the dough out thinly."])
+    recipe, notes = read(
+        ingredients=names, directions=[*STEPS, "Roll the dough out thinly."]
+    )
     assert recipe.ingredients == tuple(names)
     assert removed(notes) == {}
 
@@ -269,7 +307,9 @@ def test_prompts_ask_for_foods():
     ],
 )  # fmt: skip
 def test_few_words_that_tell_how_are_enough(steps, kept):
-    recipe, _ = read(ingredients=[*LINES, "2 cups brown sugar", "1 cup butter"], directions=steps)
+    recipe, _ = read(
+        ingredients=[*LINES, "2 cups brown sugar", "1 cup butter"], directions=steps
+    )
     assert (recipe != "too short") is kept
 
 
@@ -285,20 +325,38 @@ def test_no_class_is_estimated_of_another_language():
     assert columns["nutrition_coverage"] == 0.0
     assert notes["recipes in French (labels know English only)"] == 1
     assert notes["nutrition class unknown"] == 1
-    assert isinstance(examples_of(recipe, Counter(), ("nutrition",)), str)  # no label, no example
+    assert isinstance(
+        examples_of(recipe, Counter(), ("nutrition",)), str
+    )  # no label, no example
     # Figures and labels of the source need no language.
     figures = {"fat_g": 40.0, "saturated_fat_g": 20.0, "sugar_g": 5.0}
-    for given, code in (({"nutrition": figures}, 2), ({"nutrition_class": "Moderate"}, 1)):
+    for given, code in (
+        ({"nutrition": figures}, 2),
+        ({"nutrition_class": "Moderate"}, 1),
+    ):
         (example,) = examples_of(*read(directions=FRENCH, **given))
         assert example.columns["nutrition"] == code
 
 
 def test_a_long_heading_before_every_paragraph_opens_it():
-    paragraphs = [f"{step} Wait for a minute or two before the next." for step in STEPS * 2]
-    heads = [f"Put the heavy pot on large stove number {n}" for n in ("one", "two", "six")]
-    steps = [heads[0], paragraphs[0], heads[1], paragraphs[1], heads[2], *paragraphs[2:]]
+    paragraphs = [
+        f"{step} Wait for a minute or two before the next." for step in STEPS * 2
+    ]
+    heads = [
+        f"Put the heavy pot on large stove number {n}" for n in ("one", "two", "six")
+    ]
+    steps = [
+        heads[0],
+        paragraphs[0],
+        heads[1],
+        paragraphs[1],
+        heads[2],
+        *paragraphs[2:],
+    ]
     recipe, _ = read(directions=steps)
-    joined = [f"{head}: {text}" for head, text in zip(heads, paragraphs[:3], strict=True)]
+    joined = [
+        f"{head}: {text}" for head, text in zip(heads, paragraphs[:3], strict=True)
+    ]
     assert recipe.steps == (*joined, paragraphs[3])
 
 
@@ -342,7 +400,10 @@ def test_steps_that_only_look_like_notes_stay(line):
 
 
 def test_the_rest_of_a_note_goes_with_it():
-    note = ["Note: To toast the pecans, heat a skillet.", "Add the pecans and toast 6-8 min."]
+    note = [
+        "Note: To toast the pecans, heat a skillet.",
+        "Add the pecans and toast 6-8 min.",
+    ]
     recipe, _ = read(directions=[*STEPS, *note])
     assert recipe.steps == tuple(STEPS)
     recipe, _ = read(directions=[STEPS[0], f"{STEPS[1]} {' '.join(note)}"])
@@ -355,7 +416,9 @@ def test_the_rest_of_a_note_goes_with_it():
 
 
 def test_a_note_glued_to_a_yield_goes():
-    recipe, notes = read(directions=[*STEPS, "Makes 16Note: when cold, the soup is thick."])
+    recipe, notes = read(
+        directions=[*STEPS, "Makes 16Note: when cold, the soup is thick."]
+    )
     assert recipe.steps == tuple(STEPS)
     assert notes["notes and tips among the steps removed"] == 1
 

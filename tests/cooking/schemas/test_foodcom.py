@@ -76,18 +76,29 @@ def test_missing_and_odd_values_of_raw_recipes(read_text):
     reading = read_text(written(rows, RAW_HEADER))
     assert reading.one.minutes is None
     assert reading.one.nutrition is None
-    assert reading.dropped == {"no title": [3], "broken list": [5], "no ingredients": [7]}
+    assert reading.dropped == {
+        "no title": [3],
+        "broken list": [5],
+        "no ingredients": [7],
+    }
 
 
 def test_r_vectors_and_nutrient_columns(read_text, tmp_path):
     recipe = read_text(written([FULL], COLUMNS)).one
     assert RecipeReader().schema(tmp_path / "file") == "foodcom"
     assert recipe.title == "Lemon Lentil Pot"
-    assert recipe.ingredients == ("1 1/2 cups red lentils", "lemons", '"good" olive oil')
+    assert recipe.ingredients == (
+        "1 1/2 cups red lentils",
+        "lemons",
+        '"good" olive oil',
+    )
     assert recipe.steps == STEPS
     assert recipe.tags == ("Easy", "Beans")
     assert (recipe.servings, recipe.minutes) == (4, 80)
-    assert (recipe.nutrition["energy_kcal"], recipe.nutrition["sodium_mg"]) == (200.5, 120.0)
+    assert (recipe.nutrition["energy_kcal"], recipe.nutrition["sodium_mg"]) == (
+        200.5,
+        120.0,
+    )
 
 
 def test_an_amount_without_its_unit_is_left_out_and_counted(read_text):
@@ -99,7 +110,8 @@ def test_an_amount_without_its_unit_is_left_out_and_counted(read_text):
 
 def test_single_values_and_empty_vectors_of_r(read_text):
     rows = [
-        FULL | {"RecipeIngredientParts": '"lentils"', "RecipeIngredientQuantities": '"2"'},
+        FULL
+        | {"RecipeIngredientParts": '"lentils"', "RecipeIngredientQuantities": '"2"'},
         FULL | {"RecipeInstructions": "character(0)"},
         FULL | {"RecipeInstructions": "NA"},
     ]

@@ -50,15 +50,35 @@ FORMATS = {
     "schema.org": json.dumps([marked_up(r) for r in RECORDS]),
     "recipenlg": table(
         ("title", "ingredients", "directions", "NER"),
-        lambda r: (r["title"], json.dumps(r["ingredients"]), json.dumps(r["directions"]), "[]"),
+        lambda r: (
+            r["title"],
+            json.dumps(r["ingredients"]),
+            json.dumps(r["directions"]),
+            "[]",
+        ),
     ),
     "foodcom-raw": table(
         ("name", "id", "ingredients", "steps", "nutrition", "n_steps"),
-        lambda r: (r["title"], 1, repr(r["ingredients"]), repr(r["directions"]), NUTRITION, 2),
+        lambda r: (
+            r["title"],
+            1,
+            repr(r["ingredients"]),
+            repr(r["directions"]),
+            NUTRITION,
+            2,
+        ),
     ),
     "foodcom": table(
-        ("Name", "RecipeIngredientQuantities", "RecipeIngredientParts", "RecipeInstructions"),
-        lambda r: (r["title"], *map(vector, (["1 cup", "2"], r["ingredients"], r["directions"]))),
+        (
+            "Name",
+            "RecipeIngredientQuantities",
+            "RecipeIngredientParts",
+            "RecipeInstructions",
+        ),
+        lambda r: (
+            r["title"],
+            *map(vector, (["1 cup", "2"], r["ingredients"], r["directions"])),
+        ),
     ),
     "page": page(),
 }
@@ -125,9 +145,15 @@ def test_damaged_cells_of_parquet(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     rng = random.Random(7)
     extended = (
-        "[{'original': '1 cup lentils', 'meta': array(['a'], dtype=object)}\n {'original': 'x'}]"
+        "[{'original': '1 cup lentils', 'meta': array(['a'], dtype=object)}\n "
+        "{'original': 'x'}]"
     )
-    cells = [extended, "<ol><li>" + "</li><li>".join(STEPS) + "</li></ol>", "['a' 'b']", "Pot"]
+    cells = [
+        extended,
+        "<ol><li>" + "</li><li>".join(STEPS) + "</li></ol>",
+        "['a' 'b']",
+        "Pot",
+    ]
     names = ["extendedIngredients", "instructions", "dishTypes", "title"]
     for _ in range(40):
         rows = [

@@ -13,7 +13,10 @@ from toque.cooking.schemas.reader import RecipeReader
 from toque.errors import DataError
 
 LINES = ("250 g white beans, soaked", "2 carrots")
-STEPS = ("Simmer the beans until they are tender.", "Add the carrots and cook for ten minutes.")
+STEPS = (
+    "Simmer the beans until they are tender.",
+    "Add the carrots and cook for ten minutes.",
+)
 BEANS = {"name": "white beans", "amount": 250, "unit": "g", "note": "soaked"}
 CARROTS = {"name": "carrots", "amount": 2}
 
@@ -21,7 +24,12 @@ CARROTS = {"name": "carrots", "amount": 2}
 def read(**fields):
     """The recipe of a record, and its notes."""
     notes = Counter()
-    raw = {"title": "Stew", "ingredients": ["1 bean"], "instructions": [*STEPS], **fields}
+    raw = {
+        "title": "Stew",
+        "ingredients": ["1 bean"],
+        "instructions": [*STEPS],
+        **fields,
+    }
     (record,) = records_of(raw, (), notes)
     recipe = recipe_of(record, notes)
     assert isinstance(recipe, Recipe), recipe
@@ -29,7 +37,9 @@ def read(**fields):
 
 
 def unread(notes):
-    return sorted(note.removeprefix(UNUSED) for note in notes if note.startswith(UNUSED))
+    return sorted(
+        note.removeprefix(UNUSED) for note in notes if note.startswith(UNUSED)
+    )
 
 
 MEALIE = {
@@ -161,7 +171,9 @@ def test_lists_by_name_number_and_part(ingredients):
 def test_headings_among_ingredients_are_counted():
     items = [{"group": part, "name": food} for part, food in ("Aa", "Ab", "Bc")]
     assert read(ingredients=items)[1][HEADINGS] == 2
-    assert read(ingredients=[{"title": "Top", "food": {"name": "salt"}}])[1][HEADINGS] == 1
+    assert (
+        read(ingredients=[{"title": "Top", "food": {"name": "salt"}}])[1][HEADINGS] == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,13 +199,27 @@ def test_another_form_of_a_part_that_the_line_does_not_repeat_is_counted(item, n
 
 def test_what_an_ingredient_does_not_use_is_counted():
     unit = {"name": "g", "description": "metric", "id": 4}
-    beans = {"name": "white beans", "amount": 250, "unit": unit, "aisle": "Beans", "kcal": 90}
+    beans = {
+        "name": "white beans",
+        "amount": 250,
+        "unit": unit,
+        "aisle": "Beans",
+        "kcal": 90,
+    }
     recipe, notes = read(
-        ingredients=[beans, {**beans, "amount": 90, "id": 7, "order": 2}, 5, {"x": "1", "y": "a"}]
+        ingredients=[
+            beans,
+            {**beans, "amount": 90, "id": 7, "order": 2},
+            5,
+            {"x": "1", "y": "a"},
+        ]
     )
     assert recipe.ingredients == ("250 g white beans", "90 g white beans")
     names = ["aisle", "kcal", "unit.description", "x", "y"]
-    assert unread(notes) == ["ingredients (int)", *(f"ingredients.{name}" for name in names)]
+    assert unread(notes) == [
+        "ingredients (int)",
+        *(f"ingredients.{name}" for name in names),
+    ]
     assert notes[f"{UNUSED}ingredients.aisle"] == 1  # records
     assert notes[NOT_READ] == 1
 
@@ -273,16 +299,29 @@ def test_what_a_step_does_not_use_is_counted():
 
 def test_the_data_report_names_the_keys_with_the_number_of_records(tmp_path):
     path = tmp_path / "file.jsonl"
-    record = {"title": "Stew", "ingredients": [BEANS | {"aisle": "Beans"}], "steps": [*STEPS]}
+    record = {
+        "title": "Stew",
+        "ingredients": [BEANS | {"aisle": "Beans"}],
+        "steps": [*STEPS],
+    }
     path.write_text(f"{json.dumps(record)}\n" * 2)
     (block,) = RecipeReader().blocks(path)
     assert RecipeReader().examples(block).unused == {"ingredients.aisle": 2}
 
 
 def test_mealie(read_text):
-    cumin = MEALIE | {"quantity": 1.0, "unit": None, "food": None, "note": "1/4 tsp cumin"}
+    cumin = MEALIE | {
+        "quantity": 1.0,
+        "unit": None,
+        "food": None,
+        "note": "1/4 tsp cumin",
+    }
     steps = [{"title": "", "text": text, "ingredientReferences": []} for text in STEPS]
-    record = {"name": "Stew", "recipeIngredient": [MEALIE, cumin], "recipeInstructions": steps}
+    record = {
+        "name": "Stew",
+        "recipeIngredient": [MEALIE, cumin],
+        "recipeInstructions": steps,
+    }
     record["recipeCategory"] = [{"name": "Soups", "slug": "soups"}]
     recipe = read_text(json.dumps(record)).one
     assert recipe.ingredients == (LINES[0], "1/4 tsp cumin")
@@ -291,7 +330,13 @@ def test_mealie(read_text):
 
 
 def test_ingredients_inside_of_steps(read_text):
-    header = {"food": None, "unit": None, "amount": 0, "note": "For the pot", "is_header": True}
+    header = {
+        "food": None,
+        "unit": None,
+        "amount": 0,
+        "note": "For the pot",
+        "is_header": True,
+    }
     carrots = {"food": {"name": "carrots"}, "unit": None, "amount": 2.0, "note": ""}
     steps = [
         {"name": "", "instruction": STEPS[0], "ingredients": [header, TANDOOR]},
@@ -305,7 +350,11 @@ def test_ingredients_inside_of_steps(read_text):
 
 def test_steps_without_ingredients_inside_are_refused_as_before(read_text):
     with pytest.raises(DataError, match="without a column of ingredients"):
-        read_text(json.dumps({"name": "Stew", "steps": [{"instruction": text} for text in STEPS]}))
+        read_text(
+            json.dumps(
+                {"name": "Stew", "steps": [{"instruction": text} for text in STEPS]}
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -352,6 +401,8 @@ def test_headings_in_brackets_are_not_a_broken_list():
 
 def test_documents_with_sections_are_not_recipes(tmp_path):
     path = tmp_path / "file.jsonl"
-    path.write_text(json.dumps({"title": "Beans", "text": "Beans are seeds.", "sections": ["a"]}))
+    path.write_text(
+        json.dumps({"title": "Beans", "text": "Beans are seeds.", "sections": ["a"]})
+    )
     with pytest.raises(DataError, match="of documents"):
         RecipeReader().schema(path)

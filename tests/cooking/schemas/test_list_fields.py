@@ -5,12 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.schemas.list_fields import MAX_DEPTH, looks_like_literal, parse_literal
+from toque.cooking.schemas.list_fields import (
+    MAX_DEPTH,
+    looks_like_literal,
+    parse_literal,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = st.recursive(
     TEXT | st.none() | st.booleans() | st.integers(-(10**12), 10**12),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4)
+    ),
     max_leaves=8,
 )
 

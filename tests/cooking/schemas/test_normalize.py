@@ -11,8 +11,15 @@ from toque.cooking.schemas.normalize import REASONS, recipe_of
 
 SOUP = {
     "title": "Pea Soup",
-    "ingredients": ["2 cups frozen peas", "3 cups vegetable broth", "1/2 teaspoon salt"],
-    "directions": ["Boil the peas in the broth for 5 minutes.", "Blend and season with the salt."],
+    "ingredients": [
+        "2 cups frozen peas",
+        "3 cups vegetable broth",
+        "1/2 teaspoon salt",
+    ],
+    "directions": [
+        "Boil the peas in the broth for 5 minutes.",
+        "Blend and season with the salt.",
+    ],
 }
 
 
@@ -34,7 +41,9 @@ def _recipe(**changes):
 
 
 def test_a_clean_record():
-    recipe = _recipe(tags=["soup"], servings="4 servings", total_time="1 hour 5 min", source="me")
+    recipe = _recipe(
+        tags=["soup"], servings="4 servings", total_time="1 hour 5 min", source="me"
+    )
     parts = ("Pea Soup", tuple(SOUP["ingredients"]), tuple(SOUP["directions"]))
     assert recipe == Recipe(*parts, ("soup",), servings=4, minutes=65, source="me")
 
@@ -57,7 +66,9 @@ _STEPS = SOUP["directions"]
 @pytest.mark.parametrize("as_text", [False, True])
 def test_common_field_names(fields, as_text):
     lines = SOUP["ingredients"]
-    record = fields | {"ingredients": "\n".join(lines) if as_text else [{"text": x} for x in lines]}
+    record = fields | {
+        "ingredients": "\n".join(lines) if as_text else [{"text": x} for x in lines]
+    }
     assert _read(record) == _recipe()
 
 
@@ -147,7 +158,11 @@ def test_keys_see_words_and_nothing_else():
 
     key, title_key, record_key = keys()
     assert keys(title="PEA  soup!") == (key, title_key, record_key)
-    assert keys(directions=[s.upper() for s in SOUP["directions"]]) == (key, title_key, record_key)
+    assert keys(directions=[s.upper() for s in SOUP["directions"]]) == (
+        key,
+        title_key,
+        record_key,
+    )
     other = keys(title="Green Pea Soup")
     assert other[0] == key
     assert other[1] != title_key
@@ -164,15 +179,27 @@ def test_labels_of_a_record_are_kept_and_told_from_ours():
     assert (odd["difficulty"], odd["difficulty_from"]) == (0, 0)
     assert (odd["nutrition"], odd["nutrition_from"]) == (1, BY_RULE)
     assert 0.9 < odd["nutrition_coverage"] <= 1.0
-    given = _example(_recipe(nutrition={"fatContent": "30 g", "saturatedFatContent": "9 g"}))
-    assert (given.columns["nutrition"], given.columns["nutrition_from"]) == (2, BY_FIGURES)
-    strange = _example(_recipe(ingredients=["3 frobs", "1 quux", "a blivet of great size"]))
+    given = _example(
+        _recipe(nutrition={"fatContent": "30 g", "saturatedFatContent": "9 g"})
+    )
+    assert (given.columns["nutrition"], given.columns["nutrition_from"]) == (
+        2,
+        BY_FIGURES,
+    )
+    strange = _example(
+        _recipe(ingredients=["3 frobs", "1 quux", "a blivet of great size"])
+    )
     assert strange.columns["nutrition"] == strange.columns["nutrition_from"] == UNKNOWN
 
 
 def test_where_labels_come_from_is_counted():
     notes = Counter()
-    for changes in ({}, {}, {"nutrition_class": "Moderate"}, {"fat_g": 0, "sodium_mg": 5}):
+    for changes in (
+        {},
+        {},
+        {"nutrition_class": "Moderate"},
+        {"fat_g": 0, "sodium_mg": 5},
+    ):
         examples_of(_recipe(**changes), notes)
     assert notes == {
         "nutrition class estimated from the ingredients": 2,
@@ -189,7 +216,11 @@ def test_a_recipe_with_a_lost_fraction_is_dropped(line):
 
 @pytest.mark.parametrize(
     "step",
-    ["Then add cup flour and beat.", "Combine cup sugar and peas.", "Mix dill and tsp. of salt."],
+    [
+        "Then add cup flour and beat.",
+        "Combine cup sugar and peas.",
+        "Mix dill and tsp. of salt.",
+    ],
 )
 def test_a_recipe_with_a_lost_number_is_dropped(step):
     record = {**SOUP, "directions": [*SOUP["directions"], step]}
@@ -209,7 +240,10 @@ def test_a_recipe_with_a_step_cut_off_is_dropped(step):
 
 
 def test_the_next_step_is_not_joined_to_a_step_cut_off():
-    steps = ["Pour stock over the leeks and", "About an hour before supper, stir in the peas."]
+    steps = [
+        "Pour stock over the leeks and",
+        "About an hour before supper, stir in the peas.",
+    ]
     record = {**SOUP, "directions": [*SOUP["directions"], *steps]}
     assert recipe_of(record, Counter()) == "text cut off"
 

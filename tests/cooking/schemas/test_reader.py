@@ -40,14 +40,18 @@ def records(n):
 def test_files_of_no_known_format_are_refused(tmp_path, text):
     path = tmp_path / "RAW_recipes.csv"
     path.write_text(text)
-    with pytest.raises(UnknownFormatError, match="of no known recipe format: it begins"):
+    with pytest.raises(
+        UnknownFormatError, match="of no known recipe format: it begins"
+    ):
         RecipeReader().schema(path)
 
 
 def test_a_table_of_something_else_is_refused_with_its_columns(tmp_path):
     path = tmp_path / "RAW_recipes.csv"
     path.write_text("date,price,open\n2024-01-01,17.5,3\n2024-01-02,18.5,4\n")
-    with pytest.raises(DataError, match=r"without a column of title.*Found: 'date', 'price'"):
+    with pytest.raises(
+        DataError, match=r"without a column of title.*Found: 'date', 'price'"
+    ):
         RecipeReader().schema(path)
 
 
@@ -63,7 +67,9 @@ def test_the_columns_choose_the_reader():
     assert reader_for({}) == RecipeReader()
     assert reader_for({"text": "body"}) == DocumentReader("body")
     assert reader_for({"target": "b", "prompt": "a"}) == PairReader("a", "b")
-    with pytest.raises(ConfigError, match="names author; it can name title, ingredients, steps"):
+    with pytest.raises(
+        ConfigError, match="names author; it can name title, ingredients, steps"
+    ):
         reader_for({"author": "x"})
 
 
@@ -74,7 +80,8 @@ def test_prepare_reads_several_formats_into_one_store(tmp_path):
     (folder / "a.json").write_text(json.dumps(rows[:24]))
     (folder / "b.data").write_text("\n".join(json.dumps(r) for r in rows[24:48]))
     cells = [
-        [r["title"], json.dumps(r["ingredients"]), json.dumps(r["directions"])] for r in rows[48:]
+        [r["title"], json.dumps(r["ingredients"]), json.dumps(r["directions"])]
+        for r in rows[48:]
     ]
     quoted = [",".join('"' + c.replace('"', '""') + '"' for c in row) for row in cells]
     (folder / "c.txt").write_text("\n".join(["titel,ingredients,steps", *quoted]))

@@ -47,7 +47,10 @@ def readings(recipes, read_file):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow) if f[1] > 5000 else n for n, f in FILES.items()],
+    [
+        pytest.param(n, marks=pytest.mark.slow) if f[1] > 5000 else n
+        for n, f in FILES.items()
+    ],
 )
 def test_what_is_kept(recipes, readings, name):
     schema, n_records, n_well_formed = FILES[name]
@@ -65,25 +68,38 @@ def test_the_large_file(recipes, read_file):
     assert reading.read == 68_004
     assert reading.kept >= 0.999 * 68_004
     assert set(reading.counts) <= {"no ingredients", "no steps", "too short"}
-    texts = [line for recipe in reading.recipes for line in (*recipe.ingredients, *recipe.steps)]
+    texts = [
+        line
+        for recipe in reading.recipes
+        for line in (*recipe.ingredients, *recipe.steps)
+    ]
     assert not [text for text in texts if "\ufffd" in text or "<b" in text]
     assert reading.notes["ingredient sub-headings"] > 3000
 
 
 def test_the_cut_schema_is_refused(recipes, read_file):
-    with pytest.raises(DataError, match=r"without a column of steps.*'name', 'id', 'ingredients'"):
+    with pytest.raises(
+        DataError, match=r"without a column of steps.*'name', 'id', 'ingredients'"
+    ):
         read_file(recipes / "foodcom_RAW_recipes_cut_schema.csv")
     with pytest.raises(DataError, match="without a column of ingredients"):
         read_file(recipes / "ingredient_lines_labelled.csv")
 
 
-DAMAGED = {62, 277}  # rows of foodcom_RAW_recipes.csv: no method, and a cup without its number
+DAMAGED = {
+    62,
+    277,
+}  # rows of foodcom_RAW_recipes.csv: no method, and a cup without its number
 
 
 def test_food_com_fields_are_the_cells(recipes, readings):
-    with (recipes / "foodcom_RAW_recipes.csv").open(encoding="utf-8", newline="") as file:
+    with (recipes / "foodcom_RAW_recipes.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
         rows = [row for n, row in enumerate(csv.DictReader(file)) if n not in DAMAGED]
-    for row, recipe in zip(rows, readings("foodcom_RAW_recipes.csv").recipes, strict=True):
+    for row, recipe in zip(
+        rows, readings("foodcom_RAW_recipes.csv").recipes, strict=True
+    ):
         assert recipe.ingredients == tuple(
             " ".join(i.split())
             for i in ast.literal_eval(row["ingredients"])
@@ -95,7 +111,9 @@ def test_food_com_fields_are_the_cells(recipes, readings):
 
 def test_food_com_daily_values_agree_with_energy(recipes, readings):
     """9 kcal a gram of fat, 4 of protein and carbohydrate; sugar is part of carbohydrate."""
-    with (recipes / "foodcom_RAW_recipes.csv").open(encoding="utf-8", newline="") as file:
+    with (recipes / "foodcom_RAW_recipes.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
         rows = [row for n, row in enumerate(csv.DictReader(file)) if n not in DAMAGED]
     carbohydrate = [3.0 * ast.literal_eval(row["nutrition"])[6] for row in rows]
     errors = []
@@ -103,21 +121,28 @@ def test_food_com_daily_values_agree_with_energy(recipes, readings):
     for recipe, carbohydrate_g in zip(found, carbohydrate, strict=True):
         facts = {"fat_g": 0.0, "protein_g": 0.0, "sugar_g": 0.0, **recipe.nutrition}
         energy = 9 * facts["fat_g"] + 4 * facts["protein_g"] + 4 * carbohydrate_g
-        errors.append(abs(energy - facts["energy_kcal"]) / max(50, facts["energy_kcal"]))
+        errors.append(
+            abs(energy - facts["energy_kcal"]) / max(50, facts["energy_kcal"])
+        )
         assert facts["sugar_g"] <= carbohydrate_g + 3
     assert sorted(errors)[len(errors) // 2] < 0.05
 
 
 def test_repairs_that_these_files_need(readings):
     assert readings("recipebox_epi_subset.json").notes["doubled instructions"] > 100
-    assert readings("grand_recipe_dataset_cuisine.jsonl").notes["boilerplate lines"] == 1479
+    assert (
+        readings("grand_recipe_dataset_cuisine.jsonl").notes["boilerplate lines"]
+        == 1479
+    )
     nlg = readings("RecipeNLG_healthy50pct_no_link_source.csv")
     assert nlg.notes["sentences split in the middle rejoined"] > 150
     spoon = readings("spoonacular.parquet")
     assert spoon.notes["times that are only the API's default"] == 630
     assert spoon.notes["steps that only link to a page"] == 18
     texts = [line for r in spoon.recipes for line in (*r.ingredients, *r.steps)]
-    assert not [t for t in texts if "<li>" in t or "</" in t or "array(" in t or "dtype" in t]
+    assert not [
+        t for t in texts if "<li>" in t or "</" in t or "array(" in t or "dtype" in t
+    ]
 
 
 def test_web_pages(shared, read_file):

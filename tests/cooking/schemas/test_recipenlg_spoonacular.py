@@ -9,7 +9,13 @@ from toque.errors import DataError
 from toque.sources import columnar
 from toque.sources.records import unpack
 
-STEPS = ["Rinse the lentils in cold", "water. Drain", "them.", "Simmer for", "20 minutes."]
+STEPS = [
+    "Rinse the lentils in cold",
+    "water. Drain",
+    "them.",
+    "Simmer for",
+    "20 minutes.",
+]
 JOINED = ("Rinse the lentils in cold water. Drain them.", "Simmer for 20 minutes.")
 
 
@@ -91,7 +97,8 @@ def test_spoonacular_odd_rows(tmp_path, read_file):
         SPOON | {"cookingMinutes": 30.0},
         SPOON | {"extendedIngredients": EXTENDED[1:-1].replace("\n", ", ")},
         SPOON | {"instructions": None, "analyzedInstructions": analysed},
-        SPOON | {"instructions": '<p>See the full recipe at <a href="x">A Blog.</a></p>'},
+        SPOON
+        | {"instructions": '<p>See the full recipe at <a href="x">A Blog.</a></p>'},
         SPOON | {"extendedIngredients": "[{'a': 1}\n ...\n {'b': 2}]"},
         SPOON | {"extendedIngredients": "[{'cut", "ingredients": None},
     ]

@@ -78,7 +78,9 @@ def test_an_ingredient_that_repeats_the_line_before_is_read_once():
 def test_a_doubled_list_of_ingredients_is_read_once():
     lines = ["20 g sunflower oil", "50 g popping corn", "3 tbsp white sugar"]
     notes: Counter[str] = Counter()
-    assert without_repeat([*lines, *lines], notes, "doubled lists of ingredients") == lines
+    assert (
+        without_repeat([*lines, *lines], notes, "doubled lists of ingredients") == lines
+    )
     assert notes == {"doubled lists of ingredients": 1}
     for good in ([*lines, *lines[:2]], ["salt", "dill", "salt", "dill"]):
         assert without_repeat(good, Counter(), "doubled lists of ingredients") == good
@@ -92,7 +94,12 @@ def test_a_long_line_that_repeats_the_one_before_it_goes():
 
 def test_boilerplate_of_pages():
     notes: Counter[str] = Counter()
-    lines = ["2 eggs", "Add all ingredients to list", "salt ADVERTISEMENT", "Add all the sugar"]
+    lines = [
+        "2 eggs",
+        "Add all ingredients to list",
+        "salt ADVERTISEMENT",
+        "Add all the sugar",
+    ]
     assert without_boilerplate(lines, notes) == ["2 eggs", "salt", "Add all the sugar"]
     assert notes["boilerplate lines"] == 2
 
@@ -235,7 +242,13 @@ def test_spaces_before_punctuation():
         (["Click here for the method"], True),
         (["Find a large pot. Boil the recipe's beans in it."], False),
         (["See that the beans are soft, then drain them and season to taste."], False),
-        (["Check the seasoning.", "Serve with the sauce from the other recipe, warm."], False),
+        (
+            [
+                "Check the seasoning.",
+                "Serve with the sauce from the other recipe, warm.",
+            ],
+            False,
+        ),
         ([], False),
     ],
 )

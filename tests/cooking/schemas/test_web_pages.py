@@ -86,7 +86,10 @@ def test_slips_that_pages_make(read_text):
         text.replace("Rinse", "Rinse\\'"),
         text.replace('"', "&quot;"),
     ):
-        assert read_text(page("{broken", slip)).one.ingredients == ("2 cups lentils", "1 lemon")
+        assert read_text(page("{broken", slip)).one.ingredients == (
+            "2 cups lentils",
+            "1 lemon",
+        )
 
 
 def test_a_page_or_record_without_a_recipe_is_counted(read_text):
@@ -98,7 +101,10 @@ def test_a_page_or_record_without_a_recipe_is_counted(read_text):
 
 def test_the_recipes_of_a_carousel_are_not_those_of_the_page(read_text):
     stub = {"@type": "Recipe", "name": "Other", "url": "https://example.org/other"}
-    assert read_text(page({"@graph": [stub, NODE, NODE]})).one.title == "Lentil & Lemon Pot"
+    assert (
+        read_text(page({"@graph": [stub, NODE, NODE]})).one.title
+        == "Lentil & Lemon Pot"
+    )
     assert read_text(page([stub, stub])).dropped == {"no recipe in page": [1]}
 
 
@@ -117,7 +123,9 @@ def test_a_recipe_with_empty_lists_says_so(read_text):
 def test_encodings(read_text):
     text = page(json.dumps(NODE | {"name": "Soufflé"}, ensure_ascii=False))
     assert read_text(text.encode("cp1252")).one.title == "Soufflé"
-    declared = text.replace("<head>", '<head><meta charset="iso-8859-2">').replace("é", "ł")
+    declared = text.replace("<head>", '<head><meta charset="iso-8859-2">').replace(
+        "é", "ł"
+    )
     assert read_text(declared.encode("iso-8859-2")).one.title == "Soufflł"
 
 

@@ -19,13 +19,21 @@ def test_decoder_rows_as_written_in_the_docstring() -> None:
     batch = decoder_batch(TWO, [(0, 1), (2,)], length=8, pad_id=0)
     assert batch.tokens.tolist() == [[7, 8, 9, 5, 6, 0, 0, 0], [4, 3, 0, 0, 0, 0, 0, 0]]
     assert batch.labels.tolist() == [[X, 9, 2, 6, 2, X, X, X], [3, 2, X, X, X, X, X, X]]
-    assert batch.segments.tolist() == [[1, 1, 1, 2, 2, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
-    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
+    assert batch.segments.tolist() == [
+        [1, 1, 1, 2, 2, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+    ]
+    assert batch.positions.tolist() == [
+        [0, 1, 2, 0, 1, 0, 0, 0],
+        [0, 1, 0, 0, 0, 0, 0, 0],
+    ]
     assert (batch.n_targets, batch.n_tokens, batch.n_computed) == (6, 7, 16)
 
 
 def test_encoder_decoder_rows_are_shifted_right_per_example() -> None:
-    batch = encoder_decoder_batch(TWO, [(0, 1)], shape=RowShape(4, 5), pad_id=0, start_id=1)
+    batch = encoder_decoder_batch(
+        TWO, [(0, 1)], shape=RowShape(4, 5), pad_id=0, start_id=1
+    )
     assert batch.source_tokens.tolist() == [[7, 8, 5, 0]]
     assert batch.source_segments.tolist() == [[1, 1, 2, 0]]
     assert batch.target_tokens.tolist() == [[1, 9, 1, 6, 0]]
@@ -44,7 +52,9 @@ def test_an_example_without_input_moves_no_label() -> None:
 
 
 def test_padding_is_the_tokenizers() -> None:
-    batch = encoder_decoder_batch(TWO, [(1,)], shape=RowShape(3, 4), pad_id=8, start_id=1)
+    batch = encoder_decoder_batch(
+        TWO, [(1,)], shape=RowShape(3, 4), pad_id=8, start_id=1
+    )
     assert batch.source_tokens.tolist() == [[5, 8, 8]]
     assert batch.target_tokens.tolist() == [[1, 6, 8, 8]]
     assert batch.labels.tolist() == [[6, 2, X, X]]
@@ -55,12 +65,16 @@ def stream(*, encoder: bool, **options: object) -> BatchStream:
     rng = np.random.default_rng(1)
     pairs = [
         (
-            rng.integers(3, 50, rng.integers(0, 9)).tolist() or ([3] if encoder else []),
+            rng.integers(3, 50, rng.integers(0, 9)).tolist()
+            or ([3] if encoder else []),
             [*rng.integers(3, 50, n), 2],
         )
         for n in rng.integers(1, 20, 90)
     ]
-    family, sizes = "t5" if encoder else "gpt2", {"update_rows": 6, "window": 32, "seed": 5}
+    family, sizes = (
+        "t5" if encoder else "gpt2",
+        {"update_rows": 6, "window": 32, "seed": 5},
+    )
     return stream_of(pairs, family, shape=(16, 40, 48), **sizes, **options)
 
 
@@ -83,15 +97,21 @@ def test_counts_from_lengths_equal_counts_from_tensors(encoder: bool) -> None:
 
 @pytest.mark.parametrize("encoder", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_an_update_is_the_same_in_turn_and_by_itself(encoder: bool, packed: bool) -> None:
+def test_an_update_is_the_same_in_turn_and_by_itself(
+    encoder: bool, packed: bool
+) -> None:
     """Across the ends of windows and passes."""
     in_turn = first(stream(encoder=encoder, packed=packed), 20)
     assert in_turn[-1].cursor.epoch >= 1
-    for begins, step in zip([Cursor()] + [s.cursor for s in in_turn], in_turn, strict=False):
+    for begins, step in zip(
+        [Cursor()] + [s.cursor for s in in_turn], in_turn, strict=False
+    ):
         alone = stream(encoder=encoder, packed=packed).at(begins)
         assert replace(alone, batch=step.batch) == step
         assert alone.batch.example_ids == step.batch.example_ids
-        for a, b in zip(alone.batch.tensors().values(), step.batch.tensors().values(), strict=True):
+        for a, b in zip(
+            alone.batch.tensors().values(), step.batch.tensors().values(), strict=True
+        ):
             assert torch.equal(a, b)
 
 
@@ -99,8 +119,14 @@ def test_an_update_is_the_same_in_turn_and_by_itself(encoder: bool, packed: bool
 def test_unpacked_updates_hold_the_same_examples(encoder: bool) -> None:
     packed, alone = (first(stream(encoder=encoder, packed=p), 8) for p in (True, False))
     for a, b in zip(packed, alone, strict=True):
-        assert [(e,) for row in a.batch.example_ids for e in row] == list(b.batch.example_ids)
-        assert (a.n_targets, a.n_tokens, a.cursor) == (b.n_targets, b.n_tokens, b.cursor)
+        assert [(e,) for row in a.batch.example_ids for e in row] == list(
+            b.batch.example_ids
+        )
+        assert (a.n_targets, a.n_tokens, a.cursor) == (
+            b.n_targets,
+            b.n_tokens,
+            b.cursor,
+        )
         assert b.batch.n_targets == b.n_targets
 
 
@@ -132,6 +158,9 @@ def test_several_readers_make_the_batches_of_one() -> None:
     with Prefetch(shared, Cursor()) as ahead:
         for expected in first(stream(encoder=False), 25):
             planned, batch = ahead.next()
-            assert (planned.cursor, planned.n_targets) == (expected.cursor, expected.n_targets)
+            assert (planned.cursor, planned.n_targets) == (
+                expected.cursor,
+                expected.n_targets,
+            )
             assert torch.equal(batch.labels, expected.batch.labels)
             assert batch.example_ids == expected.batch.example_ids

@@ -21,7 +21,10 @@ PARTS = [np.arange(120), np.arange(250), np.arange(400)]
 
 
 def staged(
-    whole: str, *, begins: tuple[float, ...] = (0.0, 0.3, 0.7), update_rows: int | None = 4
+    whole: str,
+    *,
+    begins: tuple[float, ...] = (0.0, 0.3, 0.7),
+    update_rows: int | None = 4,
 ) -> StagedPlan:
     stages = [
         EpochPlan(
@@ -55,14 +58,18 @@ def test_in_steps_a_stage_ends_at_its_step(update_rows: int | None) -> None:
     assert plan.totals["steps"] == 50
 
 
-@pytest.mark.parametrize("whole", ["6 epochs", "700 examples", "9000 tokens", "40 steps"])
+@pytest.mark.parametrize(
+    "whole", ["6 epochs", "700 examples", "9000 tokens", "40 steps"]
+)
 def test_each_stage_sees_its_own_examples_and_time_only_rises(whole: str) -> None:
     plan = staged(whole)
     updates = walk(plan, 120)
     stages = [0] + [u.cursor.stage for u in updates[:-1]]
     assert set(stages) == {0, 1, 2}
     for stage, update in zip(stages, updates, strict=True):
-        assert {e for row in update.rows for e in row} <= set((PARTS[stage] * 2).tolist())
+        assert {e for row in update.rows for e in row} <= set(
+            (PARTS[stage] * 2).tolist()
+        )
     epochs = [u.epoch for u in updates]
     assert all(a <= b for a, b in pairwise(epochs))
 
@@ -71,7 +78,14 @@ def of_short_epochs() -> StagedPlan:
     """Stages whose epochs are one whole update and a small one, of a run in steps."""
     lengths = np.full(64, 80)
     stages = [
-        EpochPlan(np.arange(n), 0 * lengths[:n], lengths[:n], RowShape(0, 96), 3, update_rows=32)
+        EpochPlan(
+            np.arange(n),
+            0 * lengths[:n],
+            lengths[:n],
+            RowShape(0, 96),
+            3,
+            update_rows=32,
+        )
         for n in (36, 60)
     ]
     return StagedPlan(stages, (0.0, 0.5), Duration.parse("200 steps"), lengths, lengths)
@@ -95,10 +109,14 @@ def test_a_run_is_continued_from_any_step_though_its_epochs_were_expected_otherw
     for update in walk(plan, 199):
         at = TrainerState(Progress(epoch=update.epoch), update.cursor, None, False)
         at.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
-    earlier = replace(at, progress=Progress(epoch=at.progress.epoch + 45.0))  # of version 0.1.0
+    earlier = replace(
+        at, progress=Progress(epoch=at.progress.epoch + 45.0)
+    )  # of version 0.1.0
     earlier.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
     far = replace(at, progress=Progress(epoch=at.progress.epoch - 1.1))
-    with pytest.raises(CheckpointError, match="a position that this data does not have"):
+    with pytest.raises(
+        CheckpointError, match="a position that this data does not have"
+    ):
         far.refuse_other_data(SimpleNamespace(planned=plan.at), where="here")
 
 
@@ -120,7 +138,10 @@ def test_a_fresh_plan_continues_from_any_cursor(whole: str) -> None:
     updates = walk(staged(whole), 60)
     borders = [i for i, u in enumerate(updates) if u.cursor.row == u.cursor.window == 0]
     for i in {0, 3, 17, 40, *borders, *(i - 1 for i in borders if i)}:
-        assert walk(staged(whole), 5, updates[i].cursor)[:5] == walk(staged(whole), i + 6)[i + 1 :]
+        assert (
+            walk(staged(whole), 5, updates[i].cursor)[:5]
+            == walk(staged(whole), i + 6)[i + 1 :]
+        )
 
 
 def test_two_stages_of_the_same_examples_have_two_orders() -> None:
@@ -141,4 +162,6 @@ def test_a_bound_is_rounded_as_the_values_are_and_lets_the_unknown_pass() -> Non
     }
     store, rows = SimpleNamespace(column=columns.get), np.arange(4)
     assert selected(store, rows, StageFilters(min_quality=0.7)).tolist() == [0, 2, 3]
-    assert selected(store, rows, StageFilters(min_quality=0.7, max_steps=6)).tolist() == [0, 2]
+    assert selected(
+        store, rows, StageFilters(min_quality=0.7, max_steps=6)
+    ).tolist() == [0, 2]

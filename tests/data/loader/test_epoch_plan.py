@@ -57,7 +57,9 @@ def test_the_estimate_of_updates_is_close() -> None:
 
 def test_an_example_longer_than_a_row_is_refused() -> None:
     source, target = np.array([3, 29, 4]), np.array([5, 6, 120])
-    with pytest.raises(ConfigError, match=r"row_tokens.*longest example has 29 source and 120 tar"):
+    with pytest.raises(
+        ConfigError, match=r"row_tokens.*longest example has 29 source and 120 tar"
+    ):
         EpochPlan(np.arange(3), source, target, RowShape(64, 96), seed=0, update_rows=2)
 
 
@@ -83,7 +85,9 @@ def seen(p: EpochPlan, epoch: int = 0) -> Counter[int]:
     return Counter(e // 2 for rows in one_epoch(p, epoch) for row in rows for e in row)
 
 
-@pytest.mark.parametrize(("update_rows", "window"), [(4, 128), (None, 64), (7, 10), (1000, 2000)])
+@pytest.mark.parametrize(
+    ("update_rows", "window"), [(4, 128), (None, 64), (7, 10), (1000, 2000)]
+)
 def test_an_epoch_draws_in_proportion(update_rows: int | None, window: int) -> None:
     p = mixed_plan(1.0, 2.0, 0.5, update_rows=update_rows, window=window)
     counts = seen(p)
@@ -105,7 +109,11 @@ def test_half_a_source_is_another_half_each_epoch() -> None:
 def test_fractions_even_out_over_epochs() -> None:
     p = mixed_plan(0.3, 1.7, 1.0)
     total = sum((seen(p, epoch) for epoch in range(10)), Counter())
-    for members, expected in ((range(300), 3), (range(300, 450), 17), (range(450, 500), 10)):
+    for members, expected in (
+        (range(300), 3),
+        (range(300, 450), 17),
+        (range(450, 500), 10),
+    ):
         assert {total[i] for i in members} == {expected}
 
 
@@ -118,7 +126,11 @@ def test_a_source_without_training_examples_is_no_error() -> None:
 
 def test_seeds_and_epochs_differ_and_sources_are_spread() -> None:
     for make in (plan, partial(mixed_plan, 1.0, 2.0, 0.5)):
-        assert one_epoch(make(seed=4)) != one_epoch(make(seed=3)) != one_epoch(make(seed=3), 1)
+        assert (
+            one_epoch(make(seed=4))
+            != one_epoch(make(seed=3))
+            != one_epoch(make(seed=3), 1)
+        )
     p = mixed_plan(1.0, 2.0, 0.5, update_rows=None, window=125)
     for rows in one_epoch(p):  # 60 of 125 come from the repeated source, give or take
         n = sum(300 <= e // 2 < 450 for row in rows for e in row)

@@ -3,9 +3,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.data.loader.packing import RowShape, choose_shape, pack, pack_windows, useful_share
+from toque.data.loader.packing import (
+    RowShape,
+    choose_shape,
+    pack,
+    pack_windows,
+    useful_share,
+)
 
-pairs = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=120)
+pairs = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=120
+)
 
 
 @given(pairs, st.booleans())
@@ -25,14 +33,19 @@ def test_one_dimension_is_best_fit_decreasing() -> None:
     assert rows == [[0, 1], [2, 3], [4]]
 
 
-def one_by_one(source: np.ndarray, target: np.ndarray, shape: RowShape) -> list[list[int]]:
+def one_by_one(
+    source: np.ndarray, target: np.ndarray, shape: RowShape
+) -> list[list[int]]:
     """Best fit in two dimensions as one would write it down."""
     s, t = source / shape.source, target / shape.target
     rows: list[list[int]] = []
     room: list[tuple[float, float]] = []
     for item in np.lexsort((-(s + t), -np.maximum(s, t))).tolist():
         left = [(a - s[item], b - t[item]) for a, b in room]
-        waste = [a + b + 0.5 * abs(a - b) if min(a, b) >= -1e-9 else float("inf") for a, b in left]
+        waste = [
+            a + b + 0.5 * abs(a - b) if min(a, b) >= -1e-9 else float("inf")
+            for a, b in left
+        ]
         best = min(range(len(rows)), key=waste.__getitem__, default=-1)
         if best < 0 or waste[best] == float("inf"):
             rows.append([item])
@@ -44,7 +57,9 @@ def one_by_one(source: np.ndarray, target: np.ndarray, shape: RowShape) -> list[
 
 
 @given(pairs)
-def test_two_dimensions_are_best_fit_example_by_example(lengths: list[tuple[int, int]]) -> None:
+def test_two_dimensions_are_best_fit_example_by_example(
+    lengths: list[tuple[int, int]],
+) -> None:
     source, target = np.array(lengths).T
     shape = RowShape(48, 64)
     assert pack(source, target, shape) == one_by_one(source, target, shape)
@@ -52,7 +67,9 @@ def test_two_dimensions_are_best_fit_example_by_example(lengths: list[tuple[int,
 
 @pytest.mark.parametrize("shape", [RowShape(0, 1024), RowShape(304, 704)])
 def test_windows_packed_at_once_are_packed_as_each_alone(shape: RowShape) -> None:
-    source, target = (lengths.reshape(20, 100) for lengths in recipe_lengths(2000, seed=4))
+    source, target = (
+        lengths.reshape(20, 100) for lengths in recipe_lengths(2000, seed=4)
+    )
     placed = pack_windows(source, target, shape)
     items, counts = placed.by_row()
     for window in range(20):
@@ -66,11 +83,15 @@ def recipe_lengths(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Lengths with the spread of real recipes: log-normal, cut at the usual limits."""
     rng = np.random.default_rng(seed)
     source = np.clip(rng.lognormal(3.9, 0.45, n), 8, 256).astype(np.int64)
-    return source, np.clip(source * rng.lognormal(1.5, 0.5, n), 16, 512).astype(np.int64)
+    return source, np.clip(source * rng.lognormal(1.5, 0.5, n), 16, 512).astype(
+        np.int64
+    )
 
 
 @pytest.mark.parametrize(("encoder", "most_padding"), [(True, 0.08), (False, 0.03)])
-def test_little_padding_on_recipe_like_lengths(encoder: bool, most_padding: float) -> None:
+def test_little_padding_on_recipe_like_lengths(
+    encoder: bool, most_padding: float
+) -> None:
     source, target = recipe_lengths(2048, seed=1)
     if not encoder:
         source, target = np.zeros_like(source), source + target

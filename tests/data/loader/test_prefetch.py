@@ -81,6 +81,9 @@ def test_a_damaged_store_ends_the_run_with_its_own_error(make_run):
 def test_an_error_of_a_reader_reaches_the_loop():
     broken = Read(readers=2, together=threading.Barrier(2))
     broken.together.abort()
-    with Prefetch(broken, Cursor()) as ahead, pytest.raises(threading.BrokenBarrierError):
+    with (
+        Prefetch(broken, Cursor()) as ahead,
+        pytest.raises(threading.BrokenBarrierError),
+    ):
         ahead.next()
     assert running() == []

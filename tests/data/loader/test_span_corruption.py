@@ -14,7 +14,9 @@ FIRST = 1000
 NO_PROMPT = np.array([], np.int64)
 
 
-def spans(density: float = 0.15, mean_length: float = 3.0, n: int = 99) -> SpanCorruption:
+def spans(
+    density: float = 0.15, mean_length: float = 3.0, n: int = 99
+) -> SpanCorruption:
     return SpanCorruption(density, mean_length, list(range(FIRST, FIRST + n)), END)
 
 
@@ -93,7 +95,9 @@ def test_every_segmentation_is_as_likely() -> None:
 
 
 @pytest.mark.parametrize("n_sentinels", [1, 9, 99])
-def test_the_longest_text_is_the_last_that_the_sentinels_suffice_for(n_sentinels: int) -> None:
+def test_the_longest_text_is_the_last_that_the_sentinels_suffice_for(
+    n_sentinels: int,
+) -> None:
     corrupt = spans(n=n_sentinels)
     longest = corrupt.longest_text
     corrupt(NO_PROMPT, text(longest), 1)

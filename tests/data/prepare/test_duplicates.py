@@ -18,7 +18,9 @@ from toque.data.prepare.duplicates import find_clusters, signatures
 from toque.data.prepare.store_plan import PrepareSettings
 
 Make = Callable[..., PrepareSettings]
-VOCABULARY = [f"{a}{b}{c}" for a in "bcdfghklmnpr" for b in "aeiou" for c in ("l", "n", "st", "r")]
+VOCABULARY = [
+    f"{a}{b}{c}" for a in "bcdfghklmnpr" for b in "aeiou" for c in ("l", "n", "st", "r")
+]
 
 
 def recipe(rng: random.Random, words: int = 130) -> list[str]:
@@ -59,7 +61,11 @@ def test_the_estimate_is_the_jaccard_similarity() -> None:
 
 def test_a_signature_depends_on_its_text_alone() -> None:
     rng = random.Random(1)
-    texts = [" ".join(recipe(rng, n)) for n in (1, 2, 3, 4, 130, 9000)] + ["...", "", "ÉCLAIR"]
+    texts = [" ".join(recipe(rng, n)) for n in (1, 2, 3, 4, 130, 9000)] + [
+        "...",
+        "",
+        "ÉCLAIR",
+    ]
     alone = np.concatenate([signatures([text]) for text in texts])
     assert np.array_equal(signatures(texts), alone)
     assert np.array_equal(signatures(["Éclair"]), signatures(["éclair!"]))
@@ -72,7 +78,9 @@ def test_a_signature_depends_on_its_text_alone() -> None:
 def test_planted_near_duplicates_are_found_and_nothing_else() -> None:
     rng = random.Random(2)
     originals = [recipe(rng) for _ in range(400)]
-    light = [edited(words, 4, rng) for words in originals[:200]]  # similarity about 0.83
+    light = [
+        edited(words, 4, rng) for words in originals[:200]
+    ]  # similarity about 0.83
     heavy = [edited(words, 30, rng) for words in originals[200:]]  # about 0.33
     first = clusters(originals + light + heavy)
     assert first[:400] == list(range(400))  # precision: no two unrelated ones
@@ -89,7 +97,9 @@ def test_chains_are_one_cluster_and_its_first_is_named() -> None:
     assert clusters(chain) == [0] * 6
 
 
-def test_a_crowded_bucket_is_counted_when_it_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowded_bucket_is_counted_when_it_is_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = np.random.default_rng(0)
     found = rng.integers(0, 2**16, (40, near.HASHES)).astype(np.uint16)
     found[:, :6] = 7  # all share the first band and nothing else
@@ -105,7 +115,9 @@ def near_lines(tmp_path: Path) -> Path:
     for i in range(15):
         words = recipe(rng)
         copies = [words, edited(words, 3, rng), words] if i % 3 == 0 else [words]
-        records += [{"prompt": f"Dish {i}", "target": " ".join(copy)} for copy in copies]
+        records += [
+            {"prompt": f"Dish {i}", "target": " ".join(copy)} for copy in copies
+        ]
     path = tmp_path / "near.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -128,7 +140,9 @@ def test_records_that_one_task_asks_alike_are_told_apart_by_the_others(
     assert made("s", of=path, dedup="near").report.dropped == {}
 
 
-def test_prepare_leaves_near_duplicates_out_and_counts_them(made: Made, tmp_path: Path) -> None:
+def test_prepare_leaves_near_duplicates_out_and_counts_them(
+    made: Made, tmp_path: Path
+) -> None:
     path = near_lines(tmp_path)
     result = made("s", of=path, dedup="near")
     assert result.report.dropped == {"duplicate": 5, "near duplicate": 5}
@@ -152,7 +166,9 @@ def test_near_duplicates_after_an_interruption_and_a_repair(
     assert content(store) == content(tmp_path / "calm")
 
 
-def test_a_kill_after_the_manifest_leaves_nothing_behind(made: Made, tmp_path: Path) -> None:
+def test_a_kill_after_the_manifest_leaves_nothing_behind(
+    made: Made, tmp_path: Path
+) -> None:
     store = tmp_path / "s"
     made(store)
     before = content(store)
@@ -177,8 +193,18 @@ def divided(rows: list[Row], **changes: object) -> Division:
 def test_the_first_of_equal_records_is_kept_with_all_its_tasks() -> None:
     rows = [(7, 0, 1), (7, 1, 0), (8, 0, 1), (7, 0, 1), (7, 1, 0), (8, 0, 1), (8, 1, 0)]
     division = divided(rows, validation_fraction=0.0)
-    assert (division.split == 255).tolist() == [False, False, False, True, True, True, False]
-    assert division.dropped == {"duplicate": 1}  # the last record still gives its second task
+    assert (division.split == 255).tolist() == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert division.dropped == {
+        "duplicate": 1
+    }  # the last record still gives its second task
     assert division.records == 3
 
 
@@ -194,7 +220,9 @@ def test_pieces_of_one_document_are_no_duplicates_of_each_other() -> None:
     limit=st.integers(1, 50),
     fraction=st.sampled_from([0.0, 0.1, 0.5]),
 )
-def test_every_record_is_kept_or_counted(keys: list[int], limit: int, fraction: float) -> None:
+def test_every_record_is_kept_or_counted(
+    keys: list[int], limit: int, fraction: float
+) -> None:
     rows = [(key, 0, 1) for key in keys]
     division = divided(rows, max_examples=limit, validation_fraction=fraction)
     used = division.split != 255

@@ -32,7 +32,12 @@ def test_read_is_kept_plus_dropped(made: Made) -> None:
     assert report.lines == {"not JSON": ["recipes.jsonl:8", "recipes.jsonl:33"]}
     assert report.examples == report.train + report.validation == 30
     assert (report.leaked_bodies, report.leaked_titles) == (0, 0)
-    assert report.cut == {"prompts": 0, "prompt_tokens": 0, "targets": 0, "target_tokens": 0}
+    assert report.cut == {
+        "prompts": 0,
+        "prompt_tokens": 0,
+        "targets": 0,
+        "target_tokens": 0,
+    }
     assert report.counted() == "Read 33 records: kept 30, dropped 3."
 
 
@@ -44,7 +49,9 @@ def test_processes_change_nothing(made: Made, tmp_path: Path, family: str) -> No
     assert alone.store.fingerprint == several.store.fingerprint
 
 
-def test_the_same_inputs_reuse_the_store(made: Made, lines_file: Path, tmp_path: Path) -> None:
+def test_the_same_inputs_reuse_the_store(
+    made: Made, lines_file: Path, tmp_path: Path
+) -> None:
     first = made("s")
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "s").rglob("*.npy")}
     moved = tmp_path / "elsewhere.jsonl"
@@ -63,7 +70,9 @@ def test_other_inputs_are_refused_with_what_differs(
     before = content(store)
     with pytest.raises(DataError, match=r"was 400 and is 99\. .* replace=True"):
         made(store, max_target_tokens=99)
-    with pytest.raises(DataError, match="family_kind was decoder and is encoder-decoder"):
+    with pytest.raises(
+        DataError, match="family_kind was decoder and is encoder-decoder"
+    ):
         made(store, "encoder-decoder")
     with pytest.raises(DataError, match=r"its tokenizer was .*bpe and is trained:400"):
         made(store, tokenizer="trained:400")
@@ -79,11 +88,17 @@ def test_other_inputs_are_refused_with_what_differs(
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
-def test_a_tokenizer_is_learnt_and_kept(made: Made, tmp_path: Path, family: str) -> None:
+def test_a_tokenizer_is_learnt_and_kept(
+    made: Made, tmp_path: Path, family: str
+) -> None:
     first, second = (made(name, family, tokenizer="trained:420") for name in "ab")
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert first.store.manifest.tokenizer.name == "trained:420"
-    assert first.store.codec().vocab_size == second.store.manifest.tokenizer.vocab_size <= 420
+    assert (
+        first.store.codec().vocab_size
+        == second.store.manifest.tokenizer.vocab_size
+        <= 420
+    )
     assert made("a", family, tokenizer="trained:420").reused
     assert first.report.unknown.get("target", 0) == 0
 
@@ -101,7 +116,9 @@ def test_a_large_vocabulary_takes_four_bytes(made: Made, tmp_path: Path) -> None
     assert store.target(0).tolist() == [69_999, 2, 0]
 
 
-def test_a_source_that_breaks_a_reader_of_ones_own_is_named(made: Made, tmp_path: Path) -> None:
+def test_a_source_that_breaks_a_reader_of_ones_own_is_named(
+    made: Made, tmp_path: Path
+) -> None:
     class GzipReader(LineReader):
         def blocks(self, path: Path) -> Iterator[Block]:
             yield Block(0, str(path), 1, gzip.decompress(path.read_bytes()))
@@ -128,8 +145,16 @@ def test_preparing_needs_neither_torch_nor_transformers() -> None:
     [
         ("absent.jsonl", None, r"source file .*absent\.jsonl does not exist"),
         ("empty.jsonl", b"", r"empty\.jsonl is empty \(0 bytes\)"),
-        ("none.jsonl", b'{"prompt": "a", "target": ""}\n', "None of the 1 records in none.jsonl"),
-        ("bad.jsonl", b"{\n{\n{\n", r"3 of the 3 records in bad\.jsonl cannot be used, more than"),
+        (
+            "none.jsonl",
+            b'{"prompt": "a", "target": ""}\n',
+            "None of the 1 records in none.jsonl",
+        ),
+        (
+            "bad.jsonl",
+            b"{\n{\n{\n",
+            r"3 of the 3 records in bad\.jsonl cannot be used, more than",
+        ),
     ],
 )
 def test_sources_that_give_nothing_are_refused(
@@ -142,7 +167,9 @@ def test_sources_that_give_nothing_are_refused(
     assert not (tmp_path / "s" / "manifest.json").exists()
 
 
-def test_folders_patterns_and_several_sources(tmp_path: Path, settings_for: Make) -> None:
+def test_folders_patterns_and_several_sources(
+    tmp_path: Path, settings_for: Make
+) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / "data" / name).mkdir(parents=True)
         record = json.dumps({"prompt": name, "target": f"soup {name}"})
@@ -158,7 +185,11 @@ def test_folders_patterns_and_several_sources(tmp_path: Path, settings_for: Make
     assert result.store.column("source").tolist() == [0, 0, 1, 1, 1]
     assert (result.store.split == 255).tolist() == [False, False, True, True, False]
     with pytest.raises(DataError, match="No file matches the source"):
-        prepare([Source("nowhere/*.jsonl", READER)], store=tmp_path / "t", settings=settings_for())
+        prepare(
+            [Source("nowhere/*.jsonl", READER)],
+            store=tmp_path / "t",
+            settings=settings_for(),
+        )
     with pytest.raises(DataError, match=r"data\.sources is empty"):
         prepare([], store=tmp_path / "t", settings=settings_for())
 
@@ -211,7 +242,8 @@ def test_what_was_cut_is_counted_in_the_rows_in_use(
     """Other records are read, too: duplicates, and those of the last group beyond the examples."""
     words = " ".join(["salt"] * 60)
     lines = [
-        json.dumps({"prompt": f"Dish {i % 20}", "target": f"{words} {i % 20}"}) for i in range(400)
+        json.dumps({"prompt": f"Dish {i % 20}", "target": f"{words} {i % 20}"})
+        for i in range(400)
     ]
     (tmp_path / "many.jsonl").write_text("\n".join(lines))
     whole = made("whole", of=tmp_path / "many.jsonl", **limit)
@@ -221,8 +253,9 @@ def test_what_was_cut_is_counted_in_the_rows_in_use(
     assert report.cut == {
         "prompts": 0, "prompt_tokens": 0, "targets": n, "target_tokens": lost,
     }  # fmt: skip
-    assert f"{n} targets were cut and lost {lost:,} tokens ({lost / text:.2%}" in " ".join(
-        report.losses()
+    assert (
+        f"{n} targets were cut and lost {lost:,} tokens ({lost / text:.2%}"
+        in " ".join(report.losses())
     )
 
 
@@ -231,13 +264,17 @@ def test_dropping_all_an_error_or_a_split_of_pairs_is_said(made: Made) -> None:
         made("s", max_target_tokens=10, on_overlong="drop")
     with pytest.raises(DataError, match='target of "Dish 0…" has more than 10 tokens'):
         made("s", max_target_tokens=10, on_overlong="error")
-    with pytest.raises(ConfigError, match="the second half of a long target would have no prompt"):
+    with pytest.raises(
+        ConfigError, match="the second half of a long target would have no prompt"
+    ):
         made("t", on_overlong="split")
 
 
 def test_poor_recipes_are_left_out(made: Made) -> None:
     result = made("s", min_quality=0.5)
-    assert result.report.dropped["quality below 0.5"] == 16  # 15 and the duplicate of one of them
+    assert (
+        result.report.dropped["quality below 0.5"] == 16
+    )  # 15 and the duplicate of one of them
     assert result.store.column("quality").min() >= 0.5
 
 
@@ -245,7 +282,11 @@ def test_a_limit_on_examples_is_counted(made: Made) -> None:
     result = made("s", max_examples=12)
     report = result.report
     # The fourth group holds the twelfth example and three more; the rest of the file is not read.
-    assert (report.examples, report.dropped["beyond max_examples"], report.read) == (12, 3, 16)
+    assert (report.examples, report.dropped["beyond max_examples"], report.read) == (
+        12,
+        3,
+        16,
+    )
     assert int((result.store.split != 255).sum()) == 12
     # Of the records that are not kept one is no JSON; three were only not asked for.
     assert report.lost == report.read - report.kept - 3 == 1
@@ -263,7 +304,10 @@ def test_documents_become_pieces(made: Made, tmp_path: Path, family: str) -> Non
     assert (result.report.read, result.report.kept) == (1, 1)
     assert store.n_rows > 32
     assert len(store.rows("validation")) > 0
-    rows = [(store.prompt(i).tolist(), store.target(i).tolist()) for i in range(store.n_rows)]
+    rows = [
+        (store.prompt(i).tolist(), store.target(i).tolist())
+        for i in range(store.n_rows)
+    ]
     if family == "decoder":
         tokens = [t for _, target in rows for t in target]
         assert rows[0][0] == [codec.bos_id]
@@ -280,7 +324,10 @@ def test_documents_and_recipes_in_one_store(
     lines_file: Path, tmp_path: Path, settings_for: Make
 ) -> None:
     (tmp_path / "book.txt").write_text("stir the soup\n" * 200)
-    sources = [Source(str(lines_file), READER), Source(str(tmp_path / "book.txt"), TextReader())]
+    sources = [
+        Source(str(lines_file), READER),
+        Source(str(tmp_path / "book.txt"), TextReader()),
+    ]
     settings = settings_for(max_target_tokens=200)
     result = prepare(sources, store=tmp_path / "s", settings=settings)
     quality = result.store.column("quality")
@@ -292,9 +339,15 @@ def test_documents_and_recipes_in_one_store(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("family", "tokenizer"), [("encoder-decoder", "t5"), ("decoder", "gpt2")])
-def test_real_recipes(shared: Path, tmp_path: Path, family: str, tokenizer: str) -> None:
-    settings = PrepareSettings(family_kind=family, tokenizer=str(shared / "tokenizers" / tokenizer))
+@pytest.mark.parametrize(
+    ("family", "tokenizer"), [("encoder-decoder", "t5"), ("decoder", "gpt2")]
+)
+def test_real_recipes(
+    shared: Path, tmp_path: Path, family: str, tokenizer: str
+) -> None:
+    settings = PrepareSettings(
+        family_kind=family, tokenizer=str(shared / "tokenizers" / tokenizer)
+    )
     path = shared / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
     source = Source(str(path), RecipeReader())
     report = prepare([source], store=tmp_path / "s", settings=settings).report

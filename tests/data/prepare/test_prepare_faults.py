@@ -16,7 +16,14 @@ import pytest
 from fixtures.damage import no_file_above
 from fixtures.stores import Made
 from prepare_child import started
-from store_checks import content, continues, interrupted_after, many_lines, prepared, whole_shards
+from store_checks import (
+    content,
+    continues,
+    interrupted_after,
+    many_lines,
+    prepared,
+    whole_shards,
+)
 from toque.data.prepare.store_plan import PrepareSettings
 from toque.errors import DataError
 from toque.storage.atomic import save_array
@@ -65,7 +72,14 @@ def killed_at(call: int, path: Path, store: Path, settings: PrepareSettings) -> 
     """Prepare in a child that is killed before its n-th call on the store; False: it has fewer."""
     if child := os.fork():
         return os.waitpid(child, 0)[1] != 0
-    calls = {"open", "os.mkdir", "os.rename", "os.remove", "os.truncate", "shutil.rmtree"}
+    calls = {
+        "open",
+        "os.mkdir",
+        "os.rename",
+        "os.remove",
+        "os.truncate",
+        "shutil.rmtree",
+    }
     seen: list[str] = []
 
     def count(event: str, arguments: tuple[object, ...]) -> None:
@@ -149,17 +163,25 @@ def at_work(
     process = started(path, store, settings)
     while not whole_shards(store):
         assert process.poll() is None
-    return process, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return process, Path(
+        f"/proc/{process.pid}/task/{process.pid}/children"
+    ).read_text().split()
 
 
-def test_workers_end_with_a_killed_main_process(tmp_path: Path, settings_for: Make) -> None:
-    process, children = at_work(many_lines(tmp_path, 200), tmp_path / "s", settings_for())
+def test_workers_end_with_a_killed_main_process(
+    tmp_path: Path, settings_for: Make
+) -> None:
+    process, children = at_work(
+        many_lines(tmp_path, 200), tmp_path / "s", settings_for()
+    )
     assert len(children) >= 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
     deadline = time.monotonic() + 60
     while any(alive(pid) for pid in children):
-        assert time.monotonic() < deadline, "workers outlive the process that started them"
+        assert time.monotonic() < deadline, (
+            "workers outlive the process that started them"
+        )
 
 
 def alive(pid: str) -> bool:
@@ -189,10 +211,17 @@ def test_a_full_disk_is_one_paragraph_and_it_continues(
     continues(path, store, settings)
 
 
-def test_a_disk_that_fills_inside_an_array_is_known_by_its_number(tmp_path: Path) -> None:
-    with no_file_above(100_000), pytest.raises(OSError, match="File too large") as caught:
+def test_a_disk_that_fills_inside_an_array_is_known_by_its_number(
+    tmp_path: Path,
+) -> None:
+    with (
+        no_file_above(100_000),
+        pytest.raises(OSError, match="File too large") as caught,
+    ):
         save_array(tmp_path / "a.npy", np.zeros(1_000_000))
-    assert caught.value.errno == errno.EFBIG  # numpy's tofile raises one without a number
+    assert (
+        caught.value.errno == errno.EFBIG
+    )  # numpy's tofile raises one without a number
 
 
 def test_no_permission_is_said(made: Made, tmp_path: Path) -> None:
@@ -218,7 +247,9 @@ def test_two_at_once_are_refused(made: Made) -> None:
 def test_a_damaged_tokenizer_is_written_again(
     lines_file: Path, tmp_path: Path, settings_for: Make, tokenizer: str
 ) -> None:
-    settings = settings_for() if tokenizer == "given" else settings_for(tokenizer=tokenizer)
+    settings = (
+        settings_for() if tokenizer == "given" else settings_for(tokenizer=tokenizer)
+    )
     store = tmp_path / "s"
     prepared(lines_file, store, settings)
     before = content(store)
@@ -244,7 +275,9 @@ def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(
     path, settings = many_lines(tmp_path, 100), settings_for()
     store = tmp_path / "s"
     process, children = at_work(path, store, settings)
-    os.kill(int(children[-1]), signal.SIGKILL)  # as the system does when memory is short
+    os.kill(
+        int(children[-1]), signal.SIGKILL
+    )  # as the system does when memory is short
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 3, out
     assert "A worker process ended, probably because the system killed it" in out

@@ -52,14 +52,18 @@ def test_twenty_kept_examples_are_the_stores_own(made: Made, lines_file: Path) -
     assert {e.reason for e in kept} <= {"train", "validation"}
 
 
-def test_records_left_out_are_shown_with_their_reason(made: Made, lines_file: Path) -> None:
+def test_records_left_out_are_shown_with_their_reason(
+    made: Made, lines_file: Path
+) -> None:
     report = made("s", min_quality=0.8).report
     reasons = [e.reason for e in report.dropped_examples]
     # The duplicate is of a poor record, so it is poor before it is a duplicate.
     assert set(reasons) == {"quality below 0.8"}
     report = made("t").report
     (shown,) = report.dropped_examples  # this reader shows nothing of what is not JSON
-    (first, second) = [x for x in lines_file.read_text().splitlines() if '"Dish 3"' in x]
+    (first, second) = [
+        x for x in lines_file.read_text().splitlines() if '"Dish 3"' in x
+    ]
     assert shown.reason == "duplicate"
     assert first == second
     assert shown.text == json.loads(first)["target"]
@@ -117,7 +121,9 @@ def test_labels_are_told_by_where_they_come_from() -> None:
         (np.array([-0.31, 0.2]), (-0.32, 0.2)),
     ],
 )
-def test_histograms_end_at_round_numbers(values: np.ndarray, edges: tuple[float, float]) -> None:
+def test_histograms_end_at_round_numbers(
+    values: np.ndarray, edges: tuple[float, float]
+) -> None:
     shape = Histogram.of(values)
     assert (shape.edges[0], shape.edges[-1]) == edges
     assert sum(shape.counts) == len(values)
@@ -129,7 +135,9 @@ def damaged(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
 
 
-def test_fault_67_a_flipped_high_bit_of_a_report_or_a_shard_is_damage(made: Made) -> None:
+def test_fault_67_a_flipped_high_bit_of_a_report_or_a_shard_is_damage(
+    made: Made,
+) -> None:
     store = made("s").store.path
     sidecar = store / "shards" / "00000" / SIDECAR
     for file, read in (

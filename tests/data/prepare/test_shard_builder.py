@@ -37,14 +37,18 @@ def listed(given: TokenRows) -> list[list[int]]:
 def test_wrap_is_what_it_would_be_row_by_row(
     rows: list[list[int]], limit: int, begin: int | None, *, end_after_cut: bool
 ) -> None:
-    wrapped = wrap(side(rows), limit=limit, begin=begin, end=1, end_after_cut=end_after_cut)
+    wrapped = wrap(
+        side(rows), limit=limit, begin=begin, end=1, end_after_cut=end_after_cut
+    )
     for i, row in enumerate(rows):
         whole = [*([] if begin is None else [begin]), *row, 1]
         cut = [*whole[: limit - 1], 1] if end_after_cut else whole[:limit]
         expected = whole if len(whole) <= limit else cut
         assert listed(wrapped.side)[i] == expected
         assert wrapped.cut[i] == (len(whole) > limit)
-        assert wrapped.lost[i] == len(set(enumerate(whole[:-1])) - set(enumerate(expected)))
+        assert wrapped.lost[i] == len(
+            set(enumerate(whole[:-1])) - set(enumerate(expected))
+        )
 
 
 @given(rows=ROWS, keep=st.lists(st.booleans(), min_size=6, max_size=6))
@@ -57,7 +61,13 @@ def test_select_keeps_the_chosen_rows(rows: list[list[int]], keep: list[bool]) -
 def cut(n: int, family: str, *, bos: int | None = 0, whole: bool = True) -> list[tuple]:
     ids = np.arange(10, 10 + n, dtype=np.uint32)
     given = pieces(
-        ids, family_kind=family, max_prompt=4, max_target=5, bos_id=bos, eos_id=1, ends=whole
+        ids,
+        family_kind=family,
+        max_prompt=4,
+        max_target=5,
+        bos_id=bos,
+        eos_id=1,
+        ends=whole,
     )
     return [(prompt.tolist(), target.tolist()) for prompt, target in given]
 
@@ -77,7 +87,9 @@ def test_encoder_decoder_pieces_begin_with_their_prefix() -> None:
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("n", range(1, 40))
-def test_no_token_of_a_document_is_lost_or_doubled(family: str, n: int, *, whole: bool) -> None:
+def test_no_token_of_a_document_is_lost_or_doubled(
+    family: str, n: int, *, whole: bool
+) -> None:
     text = [*range(10, 10 + n), *([1] if whole else [])]
     rows = cut(n, family, whole=whole)
     targets = [token for _, target in rows for token in target]
@@ -105,7 +117,9 @@ TEXTS = [
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("split") / "tokenizer"
     folder.mkdir()
-    train_codec(["Onions and butter, fried slowly."] * 4, vocab_size=300, kind="bpe").save(folder)
+    train_codec(
+        ["Onions and butter, fried slowly."] * 4, vocab_size=300, kind="bpe"
+    ).save(folder)
     return folder
 
 
@@ -126,7 +140,9 @@ def joined(store: TokenStore) -> list[int]:
     return [int(token) for row in range(store.n_rows) for token in store.target(row)]
 
 
-@pytest.mark.parametrize("part", [1 << 19, 16], ids=["whole documents", "read in parts"])
+@pytest.mark.parametrize(
+    "part", [1 << 19, 16], ids=["whole documents", "read in parts"]
+)
 def test_token_files_keep_every_id_in_order(tmp_path, tokenizer, monkeypatch, part):
     monkeypatch.setattr(token_arrays, "PART_TOKENS", part)
     documents = [np.arange(n) % 200 + 20 for n in LENGTHS]
@@ -143,21 +159,29 @@ def test_token_files_keep_every_id_in_order(tmp_path, tokenizer, monkeypatch, pa
 def test_texts_keep_every_token_and_every_byte(tmp_path, tokenizer):
     for number, text in enumerate(TEXTS):
         (tmp_path / f"{number}.txt").write_text(text)
-    store = store_of(Source(f"{tmp_path}/*.txt", TextReader()), tmp_path / "store", tokenizer)
+    store = store_of(
+        Source(f"{tmp_path}/*.txt", TextReader()), tmp_path / "store", tokenizer
+    )
     codec = load_codec(tokenizer)
-    assert joined(store) == [i for text in TEXTS for i in (*codec.encode(text), codec.eos_id)]
+    assert joined(store) == [
+        i for text in TEXTS for i in (*codec.encode(text), codec.eos_id)
+    ]
     # A piece may end inside a character: what its tokens write is counted, not what is readable.
     each = codec.token_bytes
     assert each is not None
     assert each[joined(store)].sum() == sum(len(text.encode()) for text in TEXTS)
-    assert sum(len(codec.decode(store.target(row)).encode()) for row in range(store.n_rows)) > sum(
-        len(text.encode()) for text in TEXTS
-    )
+    assert sum(
+        len(codec.decode(store.target(row)).encode()) for row in range(store.n_rows)
+    ) > sum(len(text.encode()) for text in TEXTS)
 
 
-def test_pieces_in_one_row_are_apart_and_each_token_is_predicted_once(tmp_path, tokenizer):
+def test_pieces_in_one_row_are_apart_and_each_token_is_predicted_once(
+    tmp_path, tokenizer
+):
     np.save(tmp_path / "a.npy", np.arange(30) + 20)
-    store = store_of(Source(str(tmp_path / "a.npy"), TokenReader()), tmp_path / "s", tokenizer)
+    store = store_of(
+        Source(str(tmp_path / "a.npy"), TokenReader()), tmp_path / "s", tokenizer
+    )
     pieces = tuple(range(store.n_rows))
     batch = decoder_batch(store, [pieces], length=64, pad_id=0)
     predicted = batch.labels[batch.labels >= 0].tolist()
@@ -169,4 +193,6 @@ def test_pieces_in_one_row_are_apart_and_each_token_is_predicted_once(tmp_path, 
     # The first input of a later piece is the last token of the piece before, and is no target.
     inputs = batch.tokens[0].tolist()
     begins = [segments.index(number) for number in range(2, store.n_rows + 1)]
-    assert [inputs[at] for at in begins] == [store.target(row)[-1] for row in pieces[:-1]]
+    assert [inputs[at] for at in begins] == [
+        store.target(row)[-1] for row in pieces[:-1]
+    ]

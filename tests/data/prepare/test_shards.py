@@ -110,11 +110,16 @@ class NamedReader(LineReader):
         return "lines:lines"
 
 
-def test_many_files_are_looked_at_once_and_not_for_every_group(made: Made, tmp_path: Path) -> None:
+def test_many_files_are_looked_at_once_and_not_for_every_group(
+    made: Made, tmp_path: Path
+) -> None:
     (tmp_path / "files").mkdir()
     rng, n = random.Random(5), 60
     for i in range(n):
-        lines = [json.dumps({"prompt": f"{i} {k}", "target": recipe_text(rng)}) for k in range(6)]
+        lines = [
+            json.dumps({"prompt": f"{i} {k}", "target": recipe_text(rng)})
+            for k in range(6)
+        ]
         (tmp_path / "files" / f"{i}.jsonl").write_text("\n".join(lines))
     made("s", of=tmp_path / "files", reader=NamedReader(), workers=1)
     assert len(list((tmp_path / "s" / "shards").iterdir())) > n // 2
@@ -124,7 +129,9 @@ def test_many_files_are_looked_at_once_and_not_for_every_group(made: Made, tmp_p
 # Workers forked or spawned: the same bytes.
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are always spawned")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere workers are always spawned"
+)
 def test_forked_and_spawned_workers_write_the_same_store(
     tmp_path: Path, settings_for: Callable[..., PrepareSettings]
 ) -> None:
@@ -132,7 +139,10 @@ def test_forked_and_spawned_workers_write_the_same_store(
     for name, thread in (("forked", False), ("spawned", True)):
         process = started(path, tmp_path / name, settings_for(), thread=thread)
         out, said = process.communicate(timeout=120)
-        assert out.split("\n")[:2] == ["not alone" if thread else "alone", "prepared"], said
+        assert out.split("\n")[:2] == [
+            "not alone" if thread else "alone",
+            "prepared",
+        ], said
     assert content(tmp_path / "forked") == content(tmp_path / "spawned")
 
 
@@ -140,7 +150,11 @@ def test_forked_and_spawned_workers_write_the_same_store(
 def test_ctrl_c_ends_the_workers_at_once_and_the_store_goes_on(
     tmp_path: Path, settings_for: Callable[..., PrepareSettings]
 ) -> None:
-    path, store, there = many_lines(tmp_path, 30), tmp_path / "store", tmp_path / "there"
+    path, store, there = (
+        many_lines(tmp_path, 30),
+        tmp_path / "store",
+        tmp_path / "there",
+    )
     process = started(path, store, settings_for(), stuck=str(there))
     while not (there.exists() and there.read_text()) and process.poll() is None:
         time.sleep(0.01)
@@ -152,7 +166,9 @@ def test_ctrl_c_ends_the_workers_at_once_and_the_store_goes_on(
     assert "prepared" in out, said
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are raised otherwise there")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="signals are raised otherwise there"
+)
 def test_ctrl_c_is_answered_while_a_library_works() -> None:
     """Learning a tokenizer returns to Python after a minute; the main thread must not be in it."""
     script = (
@@ -179,7 +195,9 @@ def test_what_fails_in_the_thread_fails_here() -> None:
 READERS = str(Path(__file__).parents[2])
 
 
-def test_without_ray_it_says_what_to_install(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_it_says_what_to_install(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'toque\[ray\]'"):
         made("s", engine="ray")
@@ -187,7 +205,9 @@ def test_without_ray_it_says_what_to_install(made: Made, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_groups")
-@pytest.mark.filterwarnings("ignore")  # Ray's own, about its future defaults and open sockets
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # Ray's own, about its future defaults and open sockets
 def test_two_workers_of_a_cluster_write_the_same_bytes(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +227,8 @@ def test_two_workers_of_a_cluster_write_the_same_bytes(
         assert content(store) == content(tmp_path / "calm")
         # A worker's refusal arrives as it was written.
         with pytest.raises(DataError, match="has more than 10 tokens"):
-            made("t", max_target_tokens=10, on_overlong="error", engine="ray", workers=2)
+            made(
+                "t", max_target_tokens=10, on_overlong="error", engine="ray", workers=2
+            )
     finally:
         ray.shutdown()

@@ -35,7 +35,12 @@ def long_file(tmp_path: Path) -> Path:
     rng = random.Random(3)
     sizes = [rng.randrange(100, 700) for _ in range(199)] + [6000]
     lines = [
-        json.dumps({"prompt": f"Dish {i} with salt", "target": " ".join(rng.choices(WORDS, k=n))})
+        json.dumps(
+            {
+                "prompt": f"Dish {i} with salt",
+                "target": " ".join(rng.choices(WORDS, k=n)),
+            }
+        )
         for i, n in enumerate(sizes)
     ]
     path = tmp_path / "long.jsonl"
@@ -64,7 +69,9 @@ def test_the_limit_is_the_99th_percentile_of_the_data(
     assert "512 would cut " in said
 
 
-def test_the_choice_depends_on_the_data_alone(made: Made, long_file: Path, tmp_path: Path) -> None:
+def test_the_choice_depends_on_the_data_alone(
+    made: Made, long_file: Path, tmp_path: Path
+) -> None:
     one = made("a", of=long_file, **OPEN, workers=1)
     two = made("b", of=long_file, **OPEN, workers=2)
     assert content(tmp_path / "a") == content(tmp_path / "b")
@@ -73,9 +80,13 @@ def test_the_choice_depends_on_the_data_alone(made: Made, long_file: Path, tmp_p
     assert again.reused
 
 
-def test_a_number_and_the_choice_of_it_make_one_store(made: Made, long_file: Path) -> None:
+def test_a_number_and_the_choice_of_it_make_one_store(
+    made: Made, long_file: Path
+) -> None:
     prompt, target = chosen(made("s", of=long_file, **OPEN))
-    assert made("s", of=long_file, max_prompt_tokens=prompt, max_target_tokens=target).reused
+    assert made(
+        "s", of=long_file, max_prompt_tokens=prompt, max_target_tokens=target
+    ).reused
     with pytest.raises(DataError, match=f"max_target_tokens was {target} and is 100"):
         made("s", of=long_file, max_prompt_tokens=prompt, max_target_tokens=100)
     made("own", of=long_file, max_prompt_tokens=64, max_target_tokens=99)
@@ -87,7 +98,9 @@ def test_the_model_has_room_for_what_is_chosen(made: Made, long_file: Path) -> N
     result = made("s", of=long_file, **OPEN, room=513)
     assert chosen(result) == (64, 449)
     assert "The model has no more positions" in " ".join(result.report.limits)
-    with pytest.raises(DataError, match="the number of the model's positions was 513 and is 1025"):
+    with pytest.raises(
+        DataError, match="the number of the model's positions was 513 and is 1025"
+    ):
         made("s", of=long_file, **OPEN, room=1025)
 
 
@@ -97,7 +110,10 @@ def test_positions_are_divided_so_that_the_fewest_records_are_cut(
     """Long prompts with short answers: a fixed share for prompts would cut every one."""
     lines = [
         json.dumps(
-            {"prompt": " ".join(WORDS * 6)[: 320 + i], "target": f"{i} " + "salt " * (i % 9)}
+            {
+                "prompt": " ".join(WORDS * 6)[: 320 + i],
+                "target": f"{i} " + "salt " * (i % 9),
+            }
         )
         for i in range(60)
     ]
@@ -130,20 +146,26 @@ def foreign(tmp_path: Path, share: float) -> Path:
     return path
 
 
-def test_many_unknown_tokens_are_told_with_what_to_do(made: Made, tmp_path: Path) -> None:
+def test_many_unknown_tokens_are_told_with_what_to_do(
+    made: Made, tmp_path: Path
+) -> None:
     path = foreign(tmp_path, 0.12)
     report = made("s", "encoder-decoder", of=path).report
     notice = report.unknown_notice()
     assert notice is not None
     named = re.search(r"'щ' \(cyrillic small letter shcha\) (\d+)%", notice)
     assert named is not None
-    assert int(named[1]) > 50  # the rest are letters of "Dish", which this vocabulary lacks
+    assert (
+        int(named[1]) > 50
+    )  # the rest are letters of "Dish", which this vocabulary lacks
     assert "model.tokenizer=trained:8192" in notice
     assert made("bytes", of=path).report.unknown_notice() is None
 
 
 def test_a_store_of_unknown_tokens_is_refused(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"of all tokens are unknown.*Above 25% no store"):
+    with pytest.raises(
+        DataError, match=r"of all tokens are unknown.*Above 25% no store"
+    ):
         made("s", "encoder-decoder", of=foreign(tmp_path, 0.9))
     assert not (tmp_path / "s" / "manifest.json").exists()
 
@@ -171,11 +193,15 @@ def examples(*per_record: int) -> BlockExamples:
         ((), 3, ""),
     ],
 )
-def test_records_are_taken_whole(per_record: tuple[int, ...], n: int, kept: str) -> None:
+def test_records_are_taken_whole(
+    per_record: tuple[int, ...], n: int, kept: str
+) -> None:
     assert "".join(e.prompt for e in every_nth_record(examples(*per_record), n)) == kept
 
 
-def test_every_task_is_in_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_task_is_in_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With two tasks an even stride over examples would meet one of them alone."""
     write_cookbook(tmp_path / "a.jsonl", n=120, seed=3)
     learnt: list[str] = []
@@ -201,7 +227,9 @@ def test_every_task_is_in_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     toque.prepare(tmp_path / "a.yaml")
     for texts in (learnt, measured):
-        asked = [sum(word in text for text in texts) for word in ("healthy", "difficult")]
+        asked = [
+            sum(word in text for text in texts) for word in ("healthy", "difficult")
+        ]
         assert sum(asked) < 120
         assert min(asked) > 10
 
@@ -224,7 +252,10 @@ def test_a_vocabulary_is_learnt_from_as_much_text_of_small_files_as_of_one(
         text = " ".join(f"word{(n * k) % 97}" for k in range(1, 60)) + "\n"
         (tmp_path / f"{n}.txt").write_text(text * (longest if n == 7 else 1))
     settings = PrepareSettings(
-        family_kind="decoder", tokenizer="trained:4000", max_prompt_tokens=32, max_target_tokens=64
+        family_kind="decoder",
+        tokenizer="trained:4000",
+        max_prompt_tokens=32,
+        max_target_tokens=64,
     )
     source = [Source(f"{tmp_path}/*.txt", TextReader())]
     result = prepare(source, store=tmp_path / "store", settings=settings)

@@ -19,7 +19,11 @@ from toque.sources.token_arrays import TokenReader
 
 Make = Callable[..., PrepareSettings]
 READERS: list[tuple[RecordReader, str, str]] = [
-    (RecipeReader(version=3), "toque.cooking.formats:recipe_reader", "027e2358517ea44bd87aa328"),
+    (
+        RecipeReader(version=3),
+        "toque.cooking.formats:recipe_reader",
+        "027e2358517ea44bd87aa328",
+    ),
     (
         RecipeReader({"title": "Naïve: name", "steps": "how, exactly"}, version=3),
         'toque.cooking.formats:columns={"steps": "how, exactly", "title": "Na\\u00efve: name"}',
@@ -60,19 +64,25 @@ SOUP = (
 )
 
 
-def test_a_store_of_another_version_of_a_reader_is_refused_and_named(tmp_path: Path) -> None:
+def test_a_store_of_another_version_of_a_reader_is_refused_and_named(
+    tmp_path: Path,
+) -> None:
     path, store = tmp_path / "soups.jsonl", tmp_path / "s"
     path.write_bytes(b"".join(SOUP.replace(b"ten", b"%d" % n) for n in range(40)))
     settings = PrepareSettings(family_kind="decoder", tokenizer="trained:300")
 
     def made(version: int, *, replace: bool = False) -> bool:
         sources = [Source(str(path), RecipeReader(version=version))]
-        found = prepare(sources, store=store, settings=settings, workers=1, replace=replace)
+        found = prepare(
+            sources, store=store, settings=settings, workers=1, replace=replace
+        )
         return not found.reused
 
     assert made(3)
     assert not made(3)
-    with pytest.raises(DataError, match=r"the version of each reader was \[3\] and is \[4\]"):
+    with pytest.raises(
+        DataError, match=r"the version of each reader was \[3\] and is \[4\]"
+    ):
         made(4)
     assert made(4, replace=True)
 
@@ -85,13 +95,20 @@ def differing(made: Made, tmp_path: Path, settings_for: Make):
     """Differences of a store prepared from these (source, path) and sources that are away."""
     manifest = made("s").store.manifest
 
-    def find(files: list[tuple[int, str]], *paths: str, then=None, now: tuple = ()) -> list[str]:
-        entries = [SourceEntry(path, "reader", number, "0" * 64, 9, 1, 1) for number, path in files]
+    def find(
+        files: list[tuple[int, str]], *paths: str, then=None, now: tuple = ()
+    ) -> list[str]:
+        entries = [
+            SourceEntry(path, "reader", number, "0" * 64, 9, 1, 1)
+            for number, path in files
+        ]
         recorded = manifest.settings | ({"max_files": then} if then else {})
         store = msgspec.structs.replace(manifest, sources=entries, settings=recorded)
         settings = settings_for(max_files=now)
         away = [(path, None) for path in paths]
-        return store_differences(tmp_path / "s", store, settings, tokenizer=None, sources=away)
+        return store_differences(
+            tmp_path / "s", store, settings, tokenizer=None, sources=away
+        )
 
     return find
 
@@ -110,9 +127,16 @@ def differing(made: Made, tmp_path: Path, settings_for: Make):
         ("dumps-away/*.jsonl", "dumps-away/a.jsonl"),
     ],
 )
-def test_what_is_away_is_compared_by_name_and_nothing_is_fetched(differing, asked, file):
+def test_what_is_away_is_compared_by_name_and_nothing_is_fetched(
+    differing, asked, file
+):
     assert differing([(0, file)], asked) == []
-    others = ("gs://pantry/b.jsonl", "gs://pantry/dum", "hf:org/recipes:test", "dumps-away-2")
+    others = (
+        "gs://pantry/b.jsonl",
+        "gs://pantry/dum",
+        "hf:org/recipes:test",
+        "dumps-away-2",
+    )
     for other in (*others, "hf:org/recipe", "dumps/away"):
         (said,) = differing([(0, file)], other)
         assert f"data.sources[0] is {other}" in said
@@ -146,7 +170,9 @@ def test_without_sources_the_store_is_taken_as_it_is(differing):
 # Sources by content, where they are here
 
 
-def test_files_count_by_content_reader_and_order(tmp_path: Path, settings_for: Make) -> None:
+def test_files_count_by_content_reader_and_order(
+    tmp_path: Path, settings_for: Make
+) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     for name in "ab":
@@ -158,7 +184,9 @@ def test_files_count_by_content_reader_and_order(tmp_path: Path, settings_for: M
         return plan_of(sources, store, settings).differences(manifest)
 
     sources = [Source(str(folder), TextReader())]
-    manifest = prepare(sources, store=store, settings=settings, workers=1).store.manifest
+    manifest = prepare(
+        sources, store=store, settings=settings, workers=1
+    ).store.manifest
     assert found(TextReader(), "a", "b") == []
     (said,) = found(TextReader(), "a")
     assert "b.txt, from which it was prepared, is missing" in said

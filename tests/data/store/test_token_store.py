@@ -54,7 +54,11 @@ def test_every_row_reads_back(store: TokenStore, lines_file: Path) -> None:
 
 def test_the_manifest_adds_up(store: TokenStore) -> None:
     manifest = store.manifest
-    assert manifest.records.read == manifest.records.kept + sum(manifest.dropped.values()) == 33
+    assert (
+        manifest.records.read
+        == manifest.records.kept + sum(manifest.dropped.values())
+        == 33
+    )
     assert manifest.dropped == {"duplicate": 1, "not JSON": 2}
     assert manifest.splits.train + manifest.splits.validation == manifest.examples
     used = store.split != 255
@@ -68,7 +72,9 @@ def test_columns_and_what_there_is_of_them(store: TokenStore) -> None:
     assert store.column("id").tolist()[:3] == [0.0, 1.0, 2.0]
     assert store.column("quality").dtype == np.float32
     assert store.column("key").dtype == np.uint64
-    with pytest.raises(DataError, match=r"no column 'cuisine'\. Its columns are id, key, quality"):
+    with pytest.raises(
+        DataError, match=r"no column 'cuisine'\. Its columns are id, key, quality"
+    ):
         store.column("cuisine")
 
 
@@ -87,13 +93,21 @@ def test_a_folder_without_a_store_is_said(tmp_path: Path) -> None:
     [
         ("{", "is not the manifest of a token store"),
         ("[]", "has the format None"),
-        ('{"format": 2}', "has the format 2, but this version of toque reads formats up to 1"),
+        (
+            '{"format": 2}',
+            "has the format 2, but this version of toque reads formats up to 1",
+        ),
         ('{"format": 1}', "is not the manifest of a token store"),
-        ('{"format": 1, "fingerprint": ' + "[" * 100_000, "is not the manifest of a token store"),
+        (
+            '{"format": 1, "fingerprint": ' + "[" * 100_000,
+            "is not the manifest of a token store",
+        ),
     ],
     ids=["cut", "a list", "newer", "empty", "endless brackets"],
 )
-def test_a_damaged_or_newer_manifest_is_said(store: TokenStore, text: str, message: str) -> None:
+def test_a_damaged_or_newer_manifest_is_said(
+    store: TokenStore, text: str, message: str
+) -> None:
     (store.path / "manifest.json").write_text(text)
     with pytest.raises(DataError, match=message):
         TokenStore.open(store.path)
@@ -112,12 +126,16 @@ def test_every_missing_short_or_changed_file_is_named(store: TokenStore) -> None
         with pytest.raises(DataError, match=f"{name} is missing"):
             TokenStore.open(store.path)
         path.write_bytes(data[:-1])
-        with pytest.raises(DataError, match=f"{name} has .* bytes, but .* in the manifest"):
+        with pytest.raises(
+            DataError, match=f"{name} has .* bytes, but .* in the manifest"
+        ):
             TokenStore.open(store.path)
         at = random.Random(name).randrange(len(data))
         path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
         TokenStore.open(store.path)
-        with pytest.raises(DataError, match=f"{name} has the right size but the wrong content"):
+        with pytest.raises(
+            DataError, match=f"{name} has the right size but the wrong content"
+        ):
             TokenStore.open(store.path, verify=True)
         path.write_bytes(data)
     TokenStore.open(store.path, verify=True)
@@ -172,7 +190,11 @@ def test_many_rows_at_once_are_the_rows_one_by_one(store: TokenStore) -> None:
             lambda a: a.astype("u4"),
             "has ids of type uint32, but the first ids of the store have type uint16",
         ),
-        ("tokens", lambda a: a[:-1], r"target_tokens.npy has \d+ ids, but its rows have"),
+        (
+            "tokens",
+            lambda a: a[:-1],
+            r"target_tokens.npy has \d+ ids, but its rows have",
+        ),
     ],
     ids=["descending ends", "short ends", "ids of another store", "fewer ids"],
 )
@@ -187,7 +209,9 @@ def test_an_array_that_does_not_fit_the_others_is_refused(
 
 
 @pytest.mark.parametrize("bit", [0, 3, 6, 7])  # a byte with bit 7 is no UTF-8
-def test_every_flipped_bit_of_the_manifest_is_found(store: TokenStore, bit: int) -> None:
+def test_every_flipped_bit_of_the_manifest_is_found(
+    store: TokenStore, bit: int
+) -> None:
     path = store.path / "manifest.json"
     data = path.read_bytes()
     # Every byte of the end, where the hash stands, and an even share of the others.
@@ -202,7 +226,9 @@ def test_every_flipped_bit_of_the_manifest_is_found(store: TokenStore, bit: int)
 # Stores with hashes that fit and arrays, columns or a report that cannot be: named.
 
 
-def reseal(folder: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
+def reseal(
+    folder: Path, change: Callable[[dict[str, Any]], object] = lambda _: None
+) -> None:
     path = folder / "manifest.json"
     held = json.loads(path.read_bytes())
     for entry in [*held["shards"], *held["files"]]:
@@ -227,7 +253,9 @@ HEADERS = {
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_header_that_cannot_be_is_refused(tmp_path: Path, header: str, version: int) -> None:
+def test_a_header_that_cannot_be_is_refused(
+    tmp_path: Path, header: str, version: int
+) -> None:
     text = header.encode() + b"\n"
     size = struct.pack("<H" if version == 1 else "<I", len(text))
     path = tmp_path / "a.npy"
@@ -239,15 +267,30 @@ def test_a_header_that_cannot_be_is_refused(tmp_path: Path, header: str, version
 @pytest.mark.parametrize(
     ("file", "array", "read"),
     [
-        ("shards/00000/quality", np.zeros(4, np.float32), lambda s: s.column("quality")),
-        ("shards/00000/quality", np.zeros(31, np.uint16), lambda s: s.column("quality")),
-        ("shards/00000/quality", np.zeros((31, 1), np.float32), lambda s: s.column("quality")),
+        (
+            "shards/00000/quality",
+            np.zeros(4, np.float32),
+            lambda s: s.column("quality"),
+        ),
+        (
+            "shards/00000/quality",
+            np.zeros(31, np.uint16),
+            lambda s: s.column("quality"),
+        ),
+        (
+            "shards/00000/quality",
+            np.zeros((31, 1), np.float32),
+            lambda s: s.column("quality"),
+        ),
         ("shards/00000/key", np.zeros(31, np.float32), lambda s: s.column("key")),
         ("split", np.zeros(7, np.uint8), lambda s: s.rows("train")),
     ],
 )
 def test_a_column_or_split_that_is_not_the_stores_is_named(
-    folder: Path, file: str, array: np.ndarray[Any, Any], read: Callable[[TokenStore], object]
+    folder: Path,
+    file: str,
+    array: np.ndarray[Any, Any],
+    read: Callable[[TokenStore], object],
 ) -> None:
     np.save(folder / f"{file}.npy", array)
     reseal(folder)

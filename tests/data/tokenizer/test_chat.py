@@ -18,7 +18,8 @@ ANSWER = "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %
 ASKS = "{% if add_generation_prompt %}assistant:{% endif %}"
 PLAIN = TURN + ANSWER + ASKS
 THINKS = (
-    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content "
+    "}}</think>{% endif %}"
 )
 REASONS = TURN + THINKS + ANSWER + ASKS
 MARKED = (
@@ -38,7 +39,9 @@ def talk(*answers: Turn) -> list[Turn]:
     return [turn for answer in answers for turn in (Turn("user", "Rice?"), answer)]
 
 
-def learnt(codec: Codec, template: str, turns: Sequence[Turn], *, last: bool = False) -> list[str]:
+def learnt(
+    codec: Codec, template: str, turns: Sequence[Turn], *, last: bool = False
+) -> list[str]:
     """Texts of the spans that are learnt."""
     found = ChatTemplate(template, codec).conversation(turns, last=last)
     assert not isinstance(found, str)
@@ -47,7 +50,9 @@ def learnt(codec: Codec, template: str, turns: Sequence[Turn], *, last: bool = F
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
 def test_an_answer_that_is_only_read_is_in_no_span(codec: Codec, template: str) -> None:
-    turns = talk(Turn("assistant", "Burn it.", learnt=False), Turn("assistant", "Boil it."))
+    turns = talk(
+        Turn("assistant", "Burn it.", learnt=False), Turn("assistant", "Boil it.")
+    )
     assert learnt(codec, template, turns) == ["Boil it."]
     assert learnt(codec, template, talk(*turns[1::2], Turn("assistant", "Eat."))) == [
         "Boil it.",
@@ -60,7 +65,11 @@ def test_reasoning_is_learnt_if_the_template_writes_it(codec: Codec) -> None:
     turns = talk(Turn("assistant", "Arborio.", fields=THOUGHT))
     text = "<think>The rice is short and round.</think>Arborio."
     assert learnt(codec, REASONS, turns) == [text]
-    other = talk(Turn("assistant", "Arborio.", fields={"reasoning": THOUGHT["reasoning_content"]}))
+    other = talk(
+        Turn(
+            "assistant", "Arborio.", fields={"reasoning": THOUGHT["reasoning_content"]}
+        )
+    )
     assert learnt(codec, REASONS, other) == [text]
 
 
@@ -70,7 +79,11 @@ def test_reasoning_is_learnt_if_the_template_writes_it(codec: Codec) -> None:
         (PLAIN, THOUGHT, ["reasoning_content", "reasoning_content"]),
         (PLAIN, {"name": "Ann", "prefix": True, "note": ""}, ["name", "prefix"] * 2),
         (REASONS, THOUGHT, ["reasoning_content"]),  # left out of history
-        (REASONS, THOUGHT | {"reasoning": "Another."}, ["reasoning", "reasoning_content"]),
+        (
+            REASONS,
+            THOUGHT | {"reasoning": "Another."},
+            ["reasoning", "reasoning_content"],
+        ),
         (REASONS, THOUGHT | {"reasoning": THOUGHT["reasoning_content"]}, None),
         (PLAIN.replace("{{ m.content }}", "{{ m | tojson }}"), {"name": "Ann"}, []),
     ],
@@ -92,15 +105,25 @@ def test_a_prompt_with_a_field_that_is_not_written_is_refused(codec: Codec) -> N
     asked = [{"role": "user", "content": "Rice?"}]
     answer = {"role": "assistant", "content": "Arborio."}
     calls = {"tool_calls": [{"function": {"name": "weigh", "arguments": "{}"}}]}
-    for template, fields in ((PLAIN, calls), (PLAIN, THOUGHT), (REASONS, {"name": "Ann"})):
-        with pytest.raises(DataError, match=f"does not write the field '{next(iter(fields))}'"):
-            ChatTemplate(template, codec).ids([*asked, {**answer, **fields}, *asked]).result()
+    for template, fields in (
+        (PLAIN, calls),
+        (PLAIN, THOUGHT),
+        (REASONS, {"name": "Ann"}),
+    ):
+        with pytest.raises(
+            DataError, match=f"does not write the field '{next(iter(fields))}'"
+        ):
+            ChatTemplate(template, codec).ids(
+                [*asked, {**answer, **fields}, *asked]
+            ).result()
     talks = [[*asked, {**answer, **fields}, *asked] for fields in ({}, THOUGHT)]
     plain, reasoned = (ChatTemplate(REASONS, codec).ids(one).result() for one in talks)
     assert plain == reasoned, "the template leaves reasoning out of history"
 
 
-def test_a_template_that_chooses_at_random_always_chooses_the_same(codec: Codec) -> None:
+def test_a_template_that_chooses_at_random_always_chooses_the_same(
+    codec: Codec,
+) -> None:
     template = "{{ range(99999) | random }} {{ lipsum(n=1) }}" + PLAIN
     texts = {tuple(ChatTemplate(template, codec).ids([]).result()) for _ in range(2)}
     assert len(texts) == 1

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 
 from toque.data.tokenizer.codec import Codec, TextStream, load_codec
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
@@ -31,9 +38,13 @@ def one_space(text: str) -> str:
     return "\n".join(re.sub(r"\s+", " ", line).strip() for line in text.split("\n"))
 
 
-@pytest.mark.parametrize("text", ["", "a", "\n", "\n\n", "a\nb", "a\n\n- b\n1. c\n", " a  b \n c"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "\n", "\n\n", "a\nb", "a\n\n- b\n1. c\n", " a  b \n c"]
+)
 def test_line_breaks_survive(codec: Codec, text: str) -> None:
-    assert one_space(codec.decode(codec.encode(codec.normalise(text)))) == one_space(text)
+    assert one_space(codec.decode(codec.encode(codec.normalise(text)))) == one_space(
+        text
+    )
 
 
 def test_the_marker_is_the_highest_spare_token_as_written(codec: Codec) -> None:
@@ -64,7 +75,9 @@ def test_special_tokens_are_silent_in_text(codec: Codec) -> None:
     assert codec.decode(ids) == "add salt"
 
 
-@pytest.mark.parametrize("text", ["end </s> of", "<|endoftext|>", "<pad><extra_id_99> <unk>"])
+@pytest.mark.parametrize(
+    "text", ["end </s> of", "<|endoftext|>", "<pad><extra_id_99> <unk>"]
+)
 def test_a_written_special_token_is_text(codec: Codec, text: str) -> None:
     ids = set(codec.encode(codec.normalise(text)))
     assert ids.isdisjoint((codec.pad_id, codec.eos_id, codec.bos_id, codec.newline_id))
@@ -75,7 +88,9 @@ TEXTS = st.lists(st.text(st.sampled_from(CHARACTERS), max_size=30))
 
 
 def rows(encoded: Encoded) -> list[list[int]]:
-    return [row.tolist() for row in np.split(encoded.flat, encoded.ends[:-1])][: len(encoded.ends)]
+    return [row.tolist() for row in np.split(encoded.flat, encoded.ends[:-1])][
+        : len(encoded.ends)
+    ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -95,7 +110,9 @@ def test_the_fast_way_gives_the_tokenizers_own_ids(
     assert not len(codec._words.encode([common])[1])
 
 
-def test_characters_that_are_lost_are_counted_each_time(tokenizers_at: dict[str, Path]) -> None:
+def test_characters_that_are_lost_are_counted_each_time(
+    tokenizers_at: dict[str, Path],
+) -> None:
     codec = load_codec(tokenizers_at["encoder-decoder"])
     found = codec.encode_flat(["add 鍋 salt", "salt", " 鍋鍋"] * 70)
     assert found.lost == {"鍋": 210}
@@ -129,7 +146,9 @@ def test_what_the_vocabulary_lacks_becomes_readable() -> None:
         vocab_size=300,
         kind="unigram",
     )
-    shown = codec.normalise("1½ cups jalapeño {8 oz} \u2014 350\u00b0 \u2019salt\u2019 1\u20442")
+    shown = codec.normalise(
+        "1½ cups jalapeño {8 oz} \u2014 350\u00b0 \u2019salt\u2019 1\u20442"
+    )
     assert shown == "1 1/2 cups jalapeno (8 oz) - 350 degrees  'salt' 1/2"
     assert codec.rewriter.lost(["鍋 鍋 cups"]) == {}
     text = codec.normalise("鍋 鍋 salt")
@@ -140,12 +159,22 @@ def test_what_the_vocabulary_lacks_becomes_readable() -> None:
 def test_saving_and_loading_keeps_everything(codec: Codec, tmp_path: Path) -> None:
     codec.save(tmp_path / "kept")
     again = load_codec(tmp_path / "kept")
-    for name in ("name", "sha256", "vocab_size", "pad_id", "eos_id", "bos_id", "unk_id"):
+    for name in (
+        "name",
+        "sha256",
+        "vocab_size",
+        "pad_id",
+        "eos_id",
+        "bos_id",
+        "unk_id",
+    ):
         assert getattr(again, name) == getattr(codec, name), name
     assert again.newline_id == codec.newline_id
     again.save(tmp_path / "again")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "kept" / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == (
+            tmp_path / "kept" / name
+        ).read_bytes()
 
 
 def test_transformers_reads_what_is_saved(codec: Codec, tmp_path: Path) -> None:
@@ -180,7 +209,9 @@ def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"The tokenizer folder .* does not exist"):
         load_codec(tmp_path / "absent")
     (tmp_path / "spiece.model").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"no tokenizer\.json\. Convert spiece\.model with"):
+    with pytest.raises(
+        DataError, match=r"no tokenizer\.json\. Convert spiece\.model with"
+    ):
         load_codec(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(DataError, match="is not a tokenizer"):
@@ -197,7 +228,8 @@ def test_a_name_that_leads_nowhere_is_said_at_once(tmp_path: Path) -> None:
     ):
         resolve_tokenizer(str(tmp_path / "absent"))
     with pytest.raises(
-        DataError, match=r"nobody/no-such-tokenizer: there is no such folder.*HF_HUB_OFFLINE is set"
+        DataError,
+        match=r"nobody/no-such-tokenizer: there is no such folder.*HF_HUB_OFFLINE is set",
     ):
         resolve_tokenizer("nobody/no-such-tokenizer")
 
@@ -209,7 +241,9 @@ def real_recipes(shared: Path, every: int) -> list[str]:
         for i, line in enumerate(lines):
             if i % every == 0:
                 record = json.loads(line)
-                parts = (record["ingredients"] or []) + [""] + (record["directions"] or [])
+                parts = (
+                    (record["ingredients"] or []) + [""] + (record["directions"] or [])
+                )
                 texts.append("\n".join(parts))
     return texts
 
@@ -226,14 +260,22 @@ REAL = {
 @pytest.mark.parametrize("where", REAL)
 def test_real_recipes_come_back(shared: Path, where: str) -> None:
     codec = load_codec(shared / where)
-    found = (codec.vocab_size, codec.pad_id, codec.eos_id, codec.bos_id, codec.newline_id)
+    found = (
+        codec.vocab_size,
+        codec.pad_id,
+        codec.eos_id,
+        codec.bos_id,
+        codec.newline_id,
+    )
     assert found == REAL[where]
     raw = real_recipes(shared, every=40)
     texts = [codec.normalise(text) for text in raw]
     found = codec.encode_flat(raw)
     assert not found.disagreed
     assert rows(found) == [codec.encode(text) for text in texts]
-    whole = [(r, t) for r, t in zip(rows(found), texts, strict=True) if codec.unk_id not in r]
+    whole = [
+        (r, t) for r, t in zip(rows(found), texts, strict=True) if codec.unk_id not in r
+    ]
     assert len(whole) >= 0.998 * len(texts)
     for row, text in whole:
         assert one_space(codec.decode(row)) == one_space(text)
@@ -243,7 +285,9 @@ def test_real_recipes_come_back(shared: Path, where: str) -> None:
 def test_the_same_texts_give_the_same_vocabulary(kind: str, times: int) -> None:
     rng = random.Random(3)
     words = ["".join(rng.choices("abcdeñ½", k=rng.randint(1, 6))) for _ in range(40)]
-    texts = [" ".join(rng.choices(words, k=30)) for _ in range(60)] + ["xyz XYZ 0123456789"]
+    texts = [" ".join(rng.choices(words, k=30)) for _ in range(60)] + [
+        "xyz XYZ 0123456789"
+    ]
     learnt = [train_codec(texts, vocab_size=420, kind=kind) for _ in range(times)]
     assert len({codec.sha256 for codec in learnt}) == 1
     assert learnt[0].vocab_size <= 420
@@ -255,7 +299,13 @@ LETTERS = [*"abc", "\u2581a", "\u2581b", "\u2581", "\u00e9"]
 @pytest.fixture
 def byte_fallback(tmp_path: Path) -> Codec:
     """A tokenizer of Llama 2's kind, which spells what it lacks byte by byte."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *LETTERS]
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *LETTERS,
+    ]
     vocab = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))  # noqa: S106
     tokenizer.normalizer = normalizers.Sequence(
@@ -279,12 +329,16 @@ def streamed(codec: Codec, ids: list[int]) -> str:
 def test_bytes_that_make_no_character_end_no_stream(byte_fallback: Codec) -> None:
     codec, rng = byte_fallback, random.Random(1)
     named = codec.pieces()
-    newline = [named[one] for one in ("a", "<0x0A>", "<0xF0>", "<0x9F>", "b", "\u2581a")]
+    newline = [
+        named[one] for one in ("a", "<0x0A>", "<0xF0>", "<0x9F>", "b", "\u2581a")
+    ]
     assert codec.decode(newline) == "a\ufffd\ufffd\ufffdb a"
     assert streamed(codec, newline) == "a\n\ufffd\ufffdb a"
     for _ in range(200):
         ids = [named["a"]]
-        expected = "a"  # a pattern: letters as they are, and a character or more of each run
+        expected = (
+            "a"  # a pattern: letters as they are, and a character or more of each run
+        )
         for _ in range(8):
             letters = rng.choices(LETTERS, k=rng.randint(1, 4))
             run = [f"<0x{rng.randrange(256):02X}>" for _ in range(rng.randint(1, 5))]
@@ -304,7 +358,9 @@ def test_the_pieces_of_a_stream_are_the_text(
     for _ in range(200):
         ids = [rng.randrange(codec.vocab_size) for _ in range(40)]
         if kind == "fallback":  # of whole characters
-            ids = codec.encode("".join(rng.choices("ab c\u00e9\n\U0001f372\u4e16", k=30)))
+            ids = codec.encode(
+                "".join(rng.choices("ab c\u00e9\n\U0001f372\u4e16", k=30))
+            )
         assert streamed(codec, ids) == codec.decode(ids, skip_special_tokens=True)
 
 

@@ -41,18 +41,27 @@ def with_swapped_words(source: Path, to: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_ones_saved_again_are_the_same(name: str, shared: Path, tmp_path: Path) -> None:
+def test_real_ones_saved_again_are_the_same(
+    name: str, shared: Path, tmp_path: Path
+) -> None:
     again = saved_again(shared / name, tmp_path / "x")
     assert tokenizer_differences(load_codec(shared / name), load_codec(again)) == []
 
 
-def test_another_end_token_is_told(tokenizers_at: dict[str, Path], tmp_path: Path) -> None:
+def test_another_end_token_is_told(
+    tokenizers_at: dict[str, Path], tmp_path: Path
+) -> None:
     shutil.copytree(tokenizers_at["encoder-decoder"], tmp_path / "x")
     config = json.loads((tmp_path / "x" / "tokenizer_config.json").read_text())
     config |= {"eos_token": "<pad>"}
     (tmp_path / "x" / "tokenizer_config.json").write_text(json.dumps(config))
-    one, other = load_codec(tokenizers_at["encoder-decoder"]), load_codec(tmp_path / "x")
-    assert "the eos token is 1 in one and 0 in the other" in tokenizer_differences(one, other)
+    one, other = (
+        load_codec(tokenizers_at["encoder-decoder"]),
+        load_codec(tmp_path / "x"),
+    )
+    assert "the eos token is 1 in one and 0 in the other" in tokenizer_differences(
+        one, other
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,7 +74,9 @@ def test_a_store_is_reused_with_its_tokenizer_saved_again(
     assert result.reused
     assert result.store.fingerprint == first.store.fingerprint
     other = with_swapped_words(tokenizers_at[kind], tmp_path / "other")
-    with pytest.raises(DataError, match=r"its tokenizer was .* and is .*other \(2 of .* entries"):
+    with pytest.raises(
+        DataError, match=r"its tokenizer was .* and is .*other \(2 of .* entries"
+    ):
         made("s", kind, tokenizer=str(other))
 
 

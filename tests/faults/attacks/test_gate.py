@@ -55,10 +55,16 @@ def test_no_host_header_leads_past_the_token(verb, tmp_path):
     with asked_at(verb, tmp_path, token="sesame", hosts=None) as there:  # noqa: S106
         for path in GUARDED[verb]:
             answers = {host: answer_to(there, path, host) for host in HOSTS}
-            passed = [host for host, head in answers.items() if " 200 " in head.split("\r\n")[0]]
+            passed = [
+                host
+                for host, head in answers.items()
+                if " 200 " in head.split("\r\n")[0]
+            ]
             assert passed == [], path
         brought = "Authorization: Bearer sesame\r\n"
-        assert answer_to(there, GUARDED[verb][0], "x", brought).startswith("HTTP/1.1 200")
+        assert answer_to(there, GUARDED[verb][0], "x", brought).startswith(
+            "HTTP/1.1 200"
+        )
 
 
 def test_nothing_of_ours_reads_an_address_that_the_client_has_made():
@@ -82,7 +88,9 @@ def test_who_has_no_token_learns_that_the_server_lives_and_no_name(verb, tmp_pat
         assert head.endswith('\r\n\r\n{"status":"ok"}')
 
 
-@pytest.mark.parametrize("host", ["LOCALHOST", "LocalHost:8000", "127.0.0.1", "[::1]:80"])
+@pytest.mark.parametrize(
+    "host", ["LOCALHOST", "LocalHost:8000", "127.0.0.1", "[::1]:80"]
+)
 def test_names_of_hosts_are_compared_without_case(host, tmp_path):
     with asked_at("serve", tmp_path, token=None, hosts=LOOPBACK_NAMES) as there:
         assert answer_to(there, "/health", host).startswith("HTTP/1.1 200")
@@ -91,7 +99,9 @@ def test_names_of_hosts_are_compared_without_case(host, tmp_path):
 
 def test_an_address_to_listen_on_is_read_without_case_too():
     assert hosts_of("LOCALHOST", port=0, token=None, risk="ask") == LOOPBACK_NAMES
-    other = hosts_of("127.0.0.2", port=0, token=None, risk="ask")  # the address that is printed
+    other = hosts_of(
+        "127.0.0.2", port=0, token=None, risk="ask"
+    )  # the address that is printed
     assert other == (*LOOPBACK_NAMES, "127.0.0.2")
 
 
@@ -107,16 +117,26 @@ CROWDED = {
     "keys": (CompletionRequest, repeated(b"{", b'"%06d":0', b"}", numbered=True)),
     "notes": (
         CompletionRequest,
-        repeated(b'{"model": "a", "prompt": "", "metadata": {', b'"%06d":0', b"}}", numbered=True),
+        repeated(
+            b'{"model": "a", "prompt": "", "metadata": {',
+            b'"%06d":0',
+            b"}}",
+            numbered=True,
+        ),
     ),
     "prompts": (CompletionRequest, repeated(PROMPT, b"{}", b"]}")),
     "ids": (CompletionRequest, repeated(PROMPT, b"1", b',""]}')),
     "lists": (CompletionRequest, repeated(PROMPT, b'[""]', b"]}")),
     "messages": (ChatRequest, repeated(CHAT, b"{}", b"]}")),
-    "parts": (ChatRequest, repeated(CHAT + b'{"role": "user", "content": [', b"{}", b"]}]}")),
+    "parts": (
+        ChatRequest,
+        repeated(CHAT + b'{"role": "user", "content": [', b"{}", b"]}]}"),
+    ),
     "keys of a part": (
         ChatRequest,
-        repeated(CHAT + b'{"role":"user","content":[{', b'"%06d":0', b"}]}]}", numbered=True),
+        repeated(
+            CHAT + b'{"role":"user","content":[{', b'"%06d":0', b"}]}]}", numbered=True
+        ),
     ),
 }
 

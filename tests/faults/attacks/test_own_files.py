@@ -36,7 +36,12 @@ def sent(remote):
 def test_only_a_runs_own_files_leave_its_folder(remote, tmp_path, key):
     run = tmp_path / "run"
     parts.made(run, 2)
-    for name in ("credentials.txt", "core", "model/credentials.txt", "model/config.json"):
+    for name in (
+        "credentials.txt",
+        "core",
+        "model/credentials.txt",
+        "model/config.json",
+    ):
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).write_bytes(b"{}" if name.endswith("config.json") else SECRET)
     (run / "report.html").write_text("<script>")
@@ -61,7 +66,9 @@ def test_only_a_runs_own_files_leave_its_folder(remote, tmp_path, key):
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_a_link_in_a_checkpoint_is_never_sent(hard_links, remote, tmp_path, key, monkeypatch):
+def test_a_link_in_a_checkpoint_is_never_sent(
+    hard_links, remote, tmp_path, key, monkeypatch
+):
     def refuse(*_):
         raise OSError("no hard links here")
 
@@ -75,7 +82,9 @@ def test_a_link_in_a_checkpoint_is_never_sent(hard_links, remote, tmp_path, key,
     up = parts.upload(run, remote)
     assert up.counts.failed
     assert not up.counts.uploaded
-    assert "model.safetensors" not in {name.rpartition("/")[2] for name in remote.names()}
+    assert "model.safetensors" not in {
+        name.rpartition("/")[2] for name in remote.names()
+    }
     assert SECRET not in sent(remote)
 
 
@@ -100,14 +109,23 @@ def test_what_grows_is_sent_as_it_was_when_it_was_opened(remote, tmp_path, monke
 def test_only_a_runs_own_files_come_from_a_bucket(remote, tmp_path):
     parts.made(tmp_path / "there", 2)
     parts.upload(tmp_path / "there", remote)
-    for name in ("report.html", "torch.py", "resources-rank1.json.py", ".bashrc", "toque/x.py"):
+    for name in (
+        "report.html",
+        "torch.py",
+        "resources-rank1.json.py",
+        ".bashrc",
+        "toque/x.py",
+    ):
         remote.put(name, b"import os")
     remote.put("resources-rank1.json", b"{}")
     said = []
     assert fetch_run(remote, tmp_path / "here", say=said.append) == 2
     come = {path.name for path in (tmp_path / "here").iterdir()}
     assert come == {"checkpoints", "config.yaml", "resources-rank1.json"}
-    assert "['.bashrc', 'report.html', 'resources-rank1.json.py', 'torch.py']" in " ".join(said)
+    assert (
+        "['.bashrc', 'report.html', 'resources-rank1.json.py', 'torch.py']"
+        in " ".join(said)
+    )
 
 
 @pytest.mark.parametrize("service", ["s3"], indirect=True)
@@ -119,14 +137,18 @@ def test_a_small_file_that_is_not_small_is_not_fetched(name, remote, tmp_path):
     parts.upload(tmp_path / "there", remote)
     remote.put(name, LARGE)
     with (
-        pytest.raises(CheckpointError, match=rf"{name} has 16,777,217 bytes, but at most"),
+        pytest.raises(
+            CheckpointError, match=rf"{name} has 16,777,217 bytes, but at most"
+        ),
         BucketLock(remote) if name == "lock.json" else nullcontext(),
     ):
         fetch_run(remote, tmp_path / "here", say=print)
     assert [path for path in (tmp_path / "here").rglob("*") if path.is_file()] == []
 
 
-def test_an_object_larger_than_its_manifest_says_is_not_fetched(remote, tmp_path, monkeypatch):
+def test_an_object_larger_than_its_manifest_says_is_not_fetched(
+    remote, tmp_path, monkeypatch
+):
     parts.made(tmp_path / "there", 2)
     parts.upload(tmp_path / "there", remote)
     parts.made(tmp_path / "there", 4)
@@ -147,12 +169,20 @@ def test_an_object_larger_than_its_manifest_says_is_not_fetched(remote, tmp_path
 
 
 def test_every_file_that_a_run_writes_is_one_of_its_own(kitchen):
-    words = [f"run_dir={kitchen / 'own'}", "train.stop_after=3 steps", "evaluation.generate=2"]
+    words = [
+        f"run_dir={kitchen / 'own'}",
+        "train.stop_after=3 steps",
+        "evaluation.generate=2",
+    ]
     run = train(load_config(str(kitchen / "run.yaml"), words)).folder
     written = {path.name for path in run.iterdir() if path.is_file()}
     assert {"config.yaml", "metrics.jsonl", "training.log", "end.json"} <= written
-    assert [name for name in written if not (is_run_file(name) or name.startswith("."))] == []
-    model = {f.relative_to(run).as_posix() for f in (run / "model").rglob("*") if f.is_file()}
+    assert [
+        name for name in written if not (is_run_file(name) or name.startswith("."))
+    ] == []
+    model = {
+        f.relative_to(run).as_posix() for f in (run / "model").rglob("*") if f.is_file()
+    }
     assert "model/model.safetensors" in model
     assert model <= set(MODEL_FILES)
     # What `toque watch` and `toque compare` read, of a run in a bucket too.

@@ -57,12 +57,16 @@ def test_no_cookbook_is_written_over_another_file(mine, capsys):
         ("gs://a/b", "a", False),
     ],
 )
-def test_a_run_and_a_store_never_share_a_folder(run, store, refused, tmp_path, monkeypatch, capsys):
+def test_a_run_and_a_store_never_share_a_folder(
+    run, store, refused, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to("a")
     code = main(["show", "demo", f"run_dir={run}", f"data.store={store}"])
     said = " ".join(capsys.readouterr().err.split())
-    assert (code, "Give each a folder of its own" in said) == ((2, True) if refused else (0, False))
+    assert (code, "Give each a folder of its own" in said) == (
+        (2, True) if refused else (0, False)
+    )
 
 
 @pytest.mark.parametrize("name", ["a\nb", "my #1 run", "a\n\nb", "a #", "a\n"])
@@ -71,10 +75,19 @@ def test_a_path_on_the_command_line_is_the_path(name):
 
 
 def test_values_are_still_read_as_yaml():
-    words = ['run_dir="a\\nb"', "seed= 5 ", "data.tasks=[write,\n difficulty]", "run_dir= c "]
+    words = [
+        'run_dir="a\\nb"',
+        "seed= 5 ",
+        "data.tasks=[write,\n difficulty]",
+        "run_dir= c ",
+    ]
     assert load_config("demo", words[:1]).config.run_dir == "a\nb"
     config = load_config("demo", words[1:]).config
-    assert (config.seed, config.data.tasks, config.run_dir) == (5, ("write", "difficulty"), "c")
+    assert (config.seed, config.data.tasks, config.run_dir) == (
+        5,
+        ("write", "difficulty"),
+        "c",
+    )
 
 
 def test_an_error_shows_a_line_break_in_a_path(tmp_path, monkeypatch, capsys):
@@ -86,11 +99,15 @@ def test_an_error_shows_a_line_break_in_a_path(tmp_path, monkeypatch, capsys):
         assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["my run", "a\nb", "it's $HOME `id`\n", '"', "\t'\"\\", "ü\u2028"])
+@pytest.mark.parametrize(
+    "name", ["my run", "a\nb", "it's $HOME `id`\n", '"', "\t'\"\\", "ü\u2028"]
+)
 def test_a_printed_path_can_be_pasted(name):
     printed = in_shell(name)
     assert printed.splitlines() == [printed]
-    told = subprocess.run(["bash", "-c", f"printf %s {printed}"], capture_output=True, check=True)
+    told = subprocess.run(
+        ["bash", "-c", f"printf %s {printed}"], capture_output=True, check=True
+    )
     assert told.stdout.decode() == name
 
 

@@ -46,7 +46,9 @@ WORDS = (
 
 def evaluations(run: Path) -> list[tuple[int, float]]:
     events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [(e["step"], e["metrics"]["loss"]) for e in events if e["event"] == "evaluation"]
+    return [
+        (e["step"], e["metrics"]["loss"]) for e in events if e["event"] == "evaluation"
+    ]
 
 
 def interrupted_in(
@@ -65,7 +67,9 @@ def test_it_is_left_and_made_when_the_run_continues(
     run = tmp_path / "run"
     done = interrupted_in(part, at, kitchen / "run.yaml", run)
     assert done.returncode == Interrupted.exit_code, done.stderr
-    assert "SIGINT: leaving this evaluation, which is repeated when the run" in done.stderr
+    assert (
+        "SIGINT: leaving this evaluation, which is repeated when the run" in done.stderr
+    )
     assert evaluations(run) == []
     newest = max((run / "checkpoints").glob("step-*"))
     assert newest.name == "step-00000004"

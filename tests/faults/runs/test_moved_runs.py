@@ -54,7 +54,9 @@ def test_another_run_put_in_the_place_of_one_that_trains_stays_as_it_is(
     )
     while not list(run.glob("checkpoints/step-0000000[3-9]/manifest.json")):
         assert child.poll() is None
-    child.send_signal(signal.SIGSTOP)  # or it could save while its folder is being removed
+    child.send_signal(
+        signal.SIGSTOP
+    )  # or it could save while its folder is being removed
     run.rename(away)
     if how == "removed":
         shutil.rmtree(away)
@@ -77,9 +79,13 @@ def test_another_run_put_in_the_place_of_one_that_trains_stays_as_it_is(
     newest = max((now / "checkpoints").glob("step-*"))
     step = int(newest.name.removeprefix("step-"))
     if how != "removed":
-        metrics = [e for e in read_metrics(now / "metrics.jsonl") if e["event"] == "step"]
+        metrics = [
+            e for e in read_metrics(now / "metrics.jsonl") if e["event"] == "step"
+        ]
         assert metrics[-1]["step"] == step  # nothing since the last update was lost
-    found = CheckpointStore(now / "checkpoints").newest_valid()  # what the same command continues
+    found = CheckpointStore(
+        now / "checkpoints"
+    ).newest_valid()  # what the same command continues
     assert found is not None
     assert found.step == step
 
@@ -131,10 +137,14 @@ def test_a_run_moved_during_an_evaluation_keeps_its_best_model_and_texts_out_of_
             (tmp_path / "other").rename(run)
         return {"loss": 0.0}  # better than any other
 
-    began = make_run(folder=run, steps=9, evaluate_every="3 steps", evaluator=moving, keep_last=1)
+    began = make_run(
+        folder=run, steps=9, evaluate_every="3 steps", evaluator=moving, keep_last=1
+    )
     with (
         run_lock(run / "checkpoints"),  # as `toque train` holds it
-        pytest.raises(CheckpointError, match="is not the folder that this run started in"),
+        pytest.raises(
+            CheckpointError, match="is not the folder that this run started in"
+        ),
     ):
         began.trainer.fit()
     assert everything(run) == before
@@ -143,7 +153,9 @@ def test_a_run_moved_during_an_evaluation_keeps_its_best_model_and_texts_out_of_
     assert [p.name for p in tmp_path.glob("away/best/*")] == ["step-00000003"]
 
 
-@pytest.mark.parametrize("stage", ["mkdir", "write state.json", "fsync folder", "rename"])
+@pytest.mark.parametrize(
+    "stage", ["mkdir", "write state.json", "fsync folder", "rename"]
+)
 @pytest.mark.parametrize("background", [False, True])
 def test_a_run_moved_during_a_save_is_saved_where_it_lies(
     make_run, tmp_path: Path, stage: str, *, background: bool
@@ -164,7 +176,9 @@ def test_a_run_moved_during_a_save_is_saved_where_it_lies(
     began = make_run(folder=run, steps=100, store=store, background_saves=background)
     with (
         run_lock(run / "checkpoints"),
-        pytest.raises(CheckpointError, match="is not the folder that this run started in"),
+        pytest.raises(
+            CheckpointError, match="is not the folder that this run started in"
+        ),
     ):
         began.trainer.fit()
     assert everything(run) == before
@@ -188,7 +202,9 @@ def test_a_run_moved_while_its_checkpoints_are_listed_is_saved_where_it_lies(
     began = make_run(folder=run, steps=100, store=store, background_saves=False)
     with run_lock(run / "checkpoints"), monkeypatch.context() as patch:
         patch.setattr(os, "listdir", moving)
-        with pytest.raises(CheckpointError, match="is not the folder that this run started in"):
+        with pytest.raises(
+            CheckpointError, match="is not the folder that this run started in"
+        ):
             began.trainer.fit()
     found = CheckpointStore(away / "checkpoints").newest_valid()
     assert found is not None

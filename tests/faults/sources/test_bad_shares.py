@@ -21,7 +21,10 @@ def lines(n: int) -> list[str]:
         {"title": f"Soupe à l'oignon {i}", "ingredients": [f"{i} oignons", "crème"]}
         for i in range(1, n + 1)
     ]
-    return [json.dumps(record | {"directions": STEPS}, ensure_ascii=False) for record in records]
+    return [
+        json.dumps(record | {"directions": STEPS}, ensure_ascii=False)
+        for record in records
+    ]
 
 
 @pytest.fixture
@@ -63,7 +66,11 @@ def test_more_than_half_bad_is_refused_until_the_share_is_raised(
     ],
 )
 def test_an_old_encoding_is_read_when_it_is_named(
-    encoding: str, form: str, tmp_path: Path, run: Prepare, tokenizers_at: dict[str, Path]
+    encoding: str,
+    form: str,
+    tmp_path: Path,
+    run: Prepare,
+    tokenizers_at: dict[str, Path],
 ) -> None:
     own = f"model.tokenizer={tokenizers_at['decoder']}"  # one learnt samples by bytes of the file
     records = lines(20)
@@ -71,9 +78,13 @@ def test_an_old_encoding_is_read_when_it_is_named(
         "lines": "\n".join(records),
         "array": "[" + ",".join(records) + "]",
         "table": "title;ingredients;directions\n"
-        + "\n".join(f"Soupe à l'oignon {i};{i} oignons|crème;{' '.join(STEPS)}" for i in range(20)),
+        + "\n".join(
+            f"Soupe à l'oignon {i};{i} oignons|crème;{' '.join(STEPS)}"
+            for i in range(20)
+        ),
         "text": "".join(
-            f"Mijotez {i} minutes, servez avec de la crème fraîche.\n" for i in range(4000)
+            f"Mijotez {i} minutes, servez avec de la crème fraîche.\n"
+            for i in range(4000)
         ),
     }[form]
     (tmp_path / "a").write_bytes(text.encode("utf-8"))
@@ -96,13 +107,19 @@ def test_an_old_encoding_is_read_when_it_is_named(
     assert right is not None
     assert named is not None
     assert named.kept == right.kept
-    assert [e.text for e in named.kept_examples] == [e.text for e in right.kept_examples]
+    assert [e.text for e in named.kept_examples] == [
+        e.text for e in right.kept_examples
+    ]
     one, other = (read_manifest(tmp_path / name) for name in ("right", "named"))
-    assert {s.file: s.sha256 for s in one.shards} == {s.file: s.sha256 for s in other.shards}
+    assert {s.file: s.sha256 for s in one.shards} == {
+        s.file: s.sha256 for s in other.shards
+    }
     assert one.fingerprint != other.fingerprint
 
 
-def test_bytes_that_the_encoding_lacks_are_counted(tmp_path: Path, run: Prepare) -> None:
+def test_bytes_that_the_encoding_lacks_are_counted(
+    tmp_path: Path, run: Prepare
+) -> None:
     raw = [line.encode("cp1252") for line in lines(20)]
     raw[4] = raw[4].replace(b"oignons", b"oign\x81ns")  # no character of cp1252
     (tmp_path / "a").write_bytes(b"\n".join(raw))

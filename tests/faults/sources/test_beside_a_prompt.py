@@ -18,7 +18,11 @@ from toque.sources.source_files import located
 
 Record = dict[str, Any]
 ALPACA = {"instruction": "Say it in German.", "input": "bread", "output": "Brot"}
-SQUAD = {"question": "Who bakes?", "context": "Anna bakes.", "answers": {"text": ["Anna", "she"]}}
+SQUAD = {
+    "question": "Who bakes?",
+    "context": "Anna bakes.",
+    "answers": {"text": ["Anna", "she"]},
+}
 
 
 def read_in(path: Path, columns: Record | None = None) -> BlockExamples:
@@ -35,7 +39,12 @@ def given(folder: Path, *records: Record) -> BlockExamples:
 
 
 def test_the_parts_of_a_prompt_stand_in_the_usual_order(tmp_path: Path) -> None:
-    system = {"system": "Be brief.", "question": "Who?", "context": "Anna bakes.", "answer": "Anna"}
+    system = {
+        "system": "Be brief.",
+        "question": "Who?",
+        "context": "Anna bakes.",
+        "answer": "Anna",
+    }
     for record, prompt in (
         (ALPACA, "Say it in German.\n\nbread"),
         (ALPACA | {"input": " "}, "Say it in German."),
@@ -43,7 +52,9 @@ def test_the_parts_of_a_prompt_stand_in_the_usual_order(tmp_path: Path) -> None:
         (SQUAD, "Who bakes?\n\nAnna bakes."),
         (system, "Be brief.\n\nWho?\n\nAnna bakes."),
     ):
-        assert [e.prompt for e in given(tmp_path, record, record).examples] == [prompt] * 2
+        assert [e.prompt for e in given(tmp_path, record, record).examples] == [
+            prompt
+        ] * 2
 
 
 def test_only_the_first_of_several_answers_is_read_and_the_others_are_counted(
@@ -55,17 +66,23 @@ def test_only_the_first_of_several_answers_is_read_and_the_others_are_counted(
     assert found.dropped == {"no target": [2]}
 
 
-def test_a_record_whose_context_is_no_text_is_dropped_and_counted(tmp_path: Path) -> None:
+def test_a_record_whose_context_is_no_text_is_dropped_and_counted(
+    tmp_path: Path,
+) -> None:
     found = given(tmp_path, ALPACA, ALPACA | {"input": {"de": "Brot"}})
     assert len(found.examples) == 1
     assert found.dropped == {"input is not a text": [2]}
 
 
-def test_a_field_that_comes_late_is_named_and_of_many_the_first_hundred(tmp_path: Path) -> None:
+def test_a_field_that_comes_late_is_named_and_of_many_the_first_hundred(
+    tmp_path: Path,
+) -> None:
     pair: Record = {"prompt": "p", "target": "t"}
     late = pair | {"aside": "x", "empty": ""}
     assert given(tmp_path, *[pair] * 40, late).unused == {"aside": 1}
-    unused = given(tmp_path, pair | {f"k{n}": n for n in range(300)}, pair | {"k7": 1}).unused
+    unused = given(
+        tmp_path, pair | {f"k{n}": n for n in range(300)}, pair | {"k7": 1}
+    ).unused
     assert (len(unused), unused["k7"], unused["(others)"]) == (101, 2, 1)
 
 
@@ -73,7 +90,10 @@ def test_a_field_that_comes_late_is_named_and_of_many_the_first_hundred(tmp_path
     ("beside", "told"),
     [
         ({"options": ["a", "b"]}, None),
-        ({"choices": ["a", "b"]}, {"prompt": ["question", "choices"], "target": "answer"}),
+        (
+            {"choices": ["a", "b"]},
+            {"prompt": ["question", "choices"], "target": "answer"},
+        ),
         ({"history": [["Hi", "Hello"]]}, {"prompt": "question", "target": "answer"}),
         ({"text": "Anna bakes."}, {"prompt": ["question", "text"], "target": "answer"}),
         ({"text": "Anna bakes."}, {"text": "text"}),
@@ -88,7 +108,12 @@ def test_a_question_whose_context_would_be_ignored_is_refused_unless_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (name,) = beside
-    words = ("soup", "bread", "stew", "pie")  # the sides of the split are chosen by the text
+    words = (
+        "soup",
+        "bread",
+        "stew",
+        "pie",
+    )  # the sides of the split are chosen by the text
     records = [
         {"question": f"Who makes {words[n % 4]} {n}?", "answer": f"Anna {n}."} | beside
         for n in range(30)
@@ -107,7 +132,10 @@ def test_a_question_whose_context_would_be_ignored_is_refused_unless_told(
     code = main(["prepare", "my.yaml", "data.store=s", f"data.sources={given}"])
     assert code == (0 if told else 3), capsys.readouterr().err
     if name == "choices":
-        assert read_in(Path("qa.jsonl"), told).examples[0].prompt == "Who makes soup 0?\n\na\nb"
+        assert (
+            read_in(Path("qa.jsonl"), told).examples[0].prompt
+            == "Who makes soup 0?\n\na\nb"
+        )
 
 
 def test_of_two_columns_with_one_name_both_are_named(tmp_path: Path) -> None:
@@ -130,7 +158,9 @@ def test_a_list_of_columns_is_for_a_prompt_only(tmp_path: Path) -> None:
     )
     (tmp_path / "x").write_text("{}")
     with pytest.raises(ConfigError, match="a list for title; only a prompt"):
-        FileJudge(source, "utf-8", reader_for).judged(located(str(tmp_path / "x")), print)
+        FileJudge(source, "utf-8", reader_for).judged(
+            located(str(tmp_path / "x")), print
+        )
 
 
 def test_a_line_of_a_prompt_file_is_sent_with_its_context(tmp_path: Path) -> None:

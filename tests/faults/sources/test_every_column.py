@@ -24,7 +24,18 @@ from toque.data.store.token_store import TokenStore
 
 N = 24
 Record = dict[str, Any]
-WORDS = ("amber", "birch", "cedar", "dusky", "ebony", "fjord", "gauze", "hazel", "ivory", "jetty")
+WORDS = (
+    "amber",
+    "birch",
+    "cedar",
+    "dusky",
+    "ebony",
+    "fjord",
+    "gauze",
+    "hazel",
+    "ivory",
+    "jetty",
+)
 """Marks of the columns of a record, in their order, before the record's number."""
 
 
@@ -36,7 +47,10 @@ def recipe(n: int, *names: str, printed: bool = False) -> Record:
     """A recipe under these names, then one marked text for each further name."""
     lists: list[Any] = [
         [f"{n + 1} cups {mark(1)} lentils", "1/2 lemon, juiced"],
-        ["Rinse the lentils in cold water.", f"Simmer with {mark(2)} for {n + 5} minutes."],
+        [
+            "Rinse the lentils in cold water.",
+            f"Simmer with {mark(2)} for {n + 5} minutes.",
+        ],
     ]
     values = [f"Pot {mark(0)} {n}", *(map(repr, lists) if printed else lists)]
     values += [f"Some {mark(at)} words of {n}." for at in range(3, len(names))]
@@ -78,7 +92,9 @@ def as_arrow(records: Sequence[Record]) -> bytes:
 
 def as_page(records: Sequence[Record]) -> bytes:
     script = json.dumps({"@context": "https://schema.org", "@graph": records})
-    page = f'<html><script type="application/ld+json">{script}</script><p>Hello</p></html>'
+    page = (
+        f'<html><script type="application/ld+json">{script}</script><p>Hello</p></html>'
+    )
     return page.encode()
 
 
@@ -93,15 +109,21 @@ class Form:
     columns: Mapping[str, Any] | None = None
 
 
-def dish(written: Any, names: str, named: str = "", *, printed: bool = False, **more: Any) -> Form:
+def dish(
+    written: Any, names: str, named: str = "", *, printed: bool = False, **more: Any
+) -> Form:
     """A form of recipes with these columns."""
     record = partial(recipe, printed=printed)
-    return Form(written, lambda n: record(n, *names.split()), tuple(named.split()), **more)
+    return Form(
+        written, lambda n: record(n, *names.split()), tuple(named.split()), **more
+    )
 
 
 def worded(written: Any, names: str, named: str = "", **more: Any) -> Form:
     """A form of texts with these columns."""
-    return Form(written, lambda n: texts(n, *names.split()), tuple(named.split()), **more)
+    return Form(
+        written, lambda n: texts(n, *names.split()), tuple(named.split()), **more
+    )
 
 
 TITLE = "title ingredients directions"
@@ -198,13 +220,18 @@ def examples_of(store: Path) -> str:
     opened = TokenStore.open(store)
     codec = opened.codec()
     rows = [int(row) for split in ("train", "validation") for row in opened.rows(split)]
-    ids = [side(row).tolist() for row in rows for side in (opened.prompt, opened.target)]
+    ids = [
+        side(row).tolist() for row in rows for side in (opened.prompt, opened.target)
+    ]
     return "\n".join(map(codec.decode, ids))
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_word_is_in_an_example_or_its_column_is_named(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     form = FORMS[name]
@@ -213,11 +240,18 @@ def test_every_word_is_in_an_example_or_its_column_is_named(
     if isinstance(written, list):
         Path("data").mkdir()
     for n, content in enumerate(written if isinstance(written, list) else [written]):
-        Path(f"data/{n:02}" if isinstance(written, list) else "data").write_bytes(content)
+        Path(f"data/{n:02}" if isinstance(written, list) else "data").write_bytes(
+            content
+        )
     said: dict[str, str] = {}
     commands = {
         "init": ["init", "data"],
-        "prepare": ["prepare", "my.yaml", "model.tokenizer=trained:512", "data.store=s"],
+        "prepare": [
+            "prepare",
+            "my.yaml",
+            "model.tokenizer=trained:512",
+            "data.store=s",
+        ],
         "report": ["report", "s", "--out", "page.html"],
     }
     if form.columns:
@@ -232,13 +266,21 @@ def test_every_word_is_in_an_example_or_its_column_is_named(
         said[command] = " ".join(printed.out.split())
     said["report"] = html.unescape(Path("page.html").read_text())
     for command, out in said.items():
-        found = re.search(r"Unused fields of data\S*(?: and 23 more)?: (.*?)\.(?= |\n|<|$)", out)
+        found = re.search(
+            r"Unused fields of data\S*(?: and 23 more)?: (.*?)\.(?= |\n|<|$)", out
+        )
         names = re.findall(r"'([^']+)'", found[1]) if found else []
         assert sorted(names) == sorted(form.named), (command, out)
     examples = examples_of(Path("s"))
     for column, value in records[0].items():
-        marks = [word for word in map(mark, range(len(WORDS))) if word in json.dumps(value)]
+        marks = [
+            word for word in map(mark, range(len(WORDS))) if word in json.dumps(value)
+        ]
         in_examples = bool(marks) and all(word in examples for word in marks)
         figures = not marks and column not in form.named
-        assert in_examples or figures or column in form.named, (column, marks, examples[:400])
+        assert in_examples or figures or column in form.named, (
+            column,
+            marks,
+            examples[:400],
+        )
         assert not (in_examples and column in form.named), column

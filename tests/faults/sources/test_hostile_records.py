@@ -17,10 +17,16 @@ from toque.evaluation.text_scores import TextScores
 
 HOSTILE = {
     "a million": record(3, ingredients=["1,000,000 grains of rice", "1 egg"]),
-    "nested brackets": record(4, ingredients=["1 cup rice " + "(" * 500 + "a" + ")" * 500]),
+    "nested brackets": record(
+        4, ingredients=["1 cup rice " + "(" * 500 + "a" + ")" * 500]
+    ),
     "brackets in a row": record(5, ingredients=["1 cup rice" + " (a)" * 2000]),
-    "a character of 5,000 digits": record(6, directions=[*STEPS, "Bake at 350&#" + "9" * 5000]),
-    "5,000 digits": record(7, ingredients=["9" * 5000 + " 1/2 cups rice", "9" * 5000 + " eggs"]),
+    "a character of 5,000 digits": record(
+        6, directions=[*STEPS, "Bake at 350&#" + "9" * 5000]
+    ),
+    "5,000 digits": record(
+        7, ingredients=["9" * 5000 + " 1/2 cups rice", "9" * 5000 + " eggs"]
+    ),
     "days": record(8, minutes="9" * 5000 + " hours", cook_time="P" + "9" * 5000 + "D"),
     "deep": record(9, nutrition=json.loads("[" * 900 + "]" * 900)),
     "deep tags": record(10, tags=json.loads("[" * 900 + '"a"' + "]" * 900)),
@@ -29,7 +35,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_fault_54_a_hostile_record_is_read_or_dropped(name: str, tmp_path: Path) -> None:
+def test_fault_54_a_hostile_record_is_read_or_dropped(
+    name: str, tmp_path: Path
+) -> None:
     path = tmp_path / "a.jsonl"
     lines = [json.dumps(record(0)), json.dumps(HOSTILE[name]), json.dumps(record(1))]
     path.write_text("\n".join(lines))
@@ -91,7 +99,9 @@ def test_fault_54_a_text_that_cannot_be_scored_costs_its_score() -> None:
     scores.add([good, bad, good])
     found = scores.result(resamples=10)
     assert found.overall["recipe_score"].n == 2
-    assert found.failed == {"recipe": "left out 1 of 3 texts: 1 raised ValueError in toque.x.y"}
+    assert found.failed == {
+        "recipe": "left out 1 of 3 texts: 1 raised ValueError in toque.x.y"
+    }
 
 
 def test_fields_are_cut_at_a_stated_length_and_counted(tmp_path: Path) -> None:
@@ -100,11 +110,16 @@ def test_fields_are_cut_at_a_stated_length_and_counted(tmp_path: Path) -> None:
     for _ in range(150):
         deep = [deep]
     long = record(1, directions=[*STEPS, "Stir. " * 100_000], notes=deep)
-    path.write_text(json.dumps(long) + "\n" + json.dumps(record(2, ingredients=["rice " * 500])))
+    path.write_text(
+        json.dumps(long) + "\n" + json.dumps(record(2, ingredients=["rice " * 500]))
+    )
     reader = RecipeReader()
     notes: Counter[str] = Counter()
     for block in reader.blocks(path):
         notes.update(reader.examples(block).notes)
     assert notes["fields over 200,000 characters cut"] == 1
     assert notes["values nested over 100 deep left out"] == 1
-    assert notes["ingredient lines over 2,000 characters, only their beginning parsed"] == 1
+    assert (
+        notes["ingredient lines over 2,000 characters, only their beginning parsed"]
+        == 1
+    )

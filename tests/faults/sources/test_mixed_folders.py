@@ -35,7 +35,9 @@ def table(path: Path) -> None:
         writer.writerow(["title", "ingredients", "directions"])
         for n in range(10):
             one = pot(100 + n)
-            writer.writerow([one["title"], json.dumps(one["ingredients"]), json.dumps(STEPS)])
+            writer.writerow(
+                [one["title"], json.dumps(one["ingredients"]), json.dumps(STEPS)]
+            )
 
 
 def test_fault_53_documentation_and_pictures_stay_beside_the_recipes(
@@ -92,9 +94,13 @@ def test_fault_53_the_order_of_names_does_not_matter(
         folder = tmp_path / name
         recipes(folder)
         (folder / name).write_text(README)
-        code, _, err = prepare_files(folder, f"data.store={tmp_path}/of-{name}", format=form)
+        code, _, err = prepare_files(
+            folder, f"data.store={tmp_path}/of-{name}", format=form
+        )
         assert code == 0, err
-    one, other = (read_manifest(tmp_path / f"of-{name}") for name in ("README.md", "ZZZ.md"))
+    one, other = (
+        read_manifest(tmp_path / f"of-{name}") for name in ("README.md", "ZZZ.md")
+    )
     assert one.fingerprint == other.fingerprint
     assert one.records.kept == other.records.kept == 10
 
@@ -105,7 +111,9 @@ def test_fault_53_files_of_several_kinds_are_each_read_by_their_own_reader(
     folder = tmp_path / "dump"
     recipes(folder)
     asked = [f"Is dish {n} hot, or has it long gone cold?" for n in range(4)]
-    (folder / "qa.jsonl").write_bytes(as_lines([{"question": q, "answer": "Yes."} for q in asked]))
+    (folder / "qa.jsonl").write_bytes(
+        as_lines([{"question": q, "answer": "Yes."} for q in asked])
+    )
     (folder / "b.json.gz").write_bytes(gzip.compress(json.dumps([pot(50)]).encode()))
     code, _, err = prepare_files(folder)
     assert code == 0, err
@@ -125,7 +133,9 @@ def test_the_reader_of_most_files_is_found_in_one_pass(
 ) -> None:
     for n in range(30):
         (tmp_path / f"{n:02}.jsonl").write_bytes(as_lines([{"text": NOTES}]))
-    (tmp_path / "00.jsonl").write_bytes(as_lines([{"question": "Hot?", "answer": "No."}]))
+    (tmp_path / "00.jsonl").write_bytes(
+        as_lines([{"question": "Hot?", "answer": "No."}])
+    )
     n_compared, equal = 0, DocumentReader.__eq__
 
     def counted(one: object, other: object) -> object:
@@ -141,7 +151,9 @@ def test_the_reader_of_most_files_is_found_in_one_pass(
     assert n_compared <= 2 * 30
 
 
-def test_a_linked_folder_is_read_once_and_one_around_the_source_never(tmp_path: Path) -> None:
+def test_a_linked_folder_is_read_once_and_one_around_the_source_never(
+    tmp_path: Path,
+) -> None:
     source, other = tmp_path / "source", tmp_path / "other"
     for place in (source / "own", source / ".hidden", other / "deep", other / ".git"):
         place.mkdir(parents=True)
@@ -170,7 +182,11 @@ def test_a_folder_of_text_stays_plain_text_with_its_readme(
     code, _, err = prepare_files(folder)
     assert code == 0, err
     manifest = read_manifest(tmp_path / "store")
-    assert {Path(s.path).name for s in manifest.sources} == {"README", "one.txt", "two.txt"}
+    assert {Path(s.path).name for s in manifest.sources} == {
+        "README",
+        "one.txt",
+        "two.txt",
+    }
     assert {s.reader for s in manifest.sources} == {TextReader().recorded_name}
     assert "cover.jpg (no text, such as a picture)" in err
 
@@ -211,7 +227,9 @@ def test_a_foreign_file_of_records_is_left_out_by_name(
     (folder / "exam.jsonl").write_text(json.dumps(exam))
     code, _, err = prepare_files(folder)
     assert code == 0, err
-    assert [Path(s.path).name for s in read_manifest(tmp_path / "store").sources] == ["m.jsonl"]
+    assert [Path(s.path).name for s in read_manifest(tmp_path / "store").sources] == [
+        "m.jsonl"
+    ]
     report = Report.read_from(tmp_path / "store")
     assert report is not None
     assert {Path(name).name: why for name, why in report.left_out.items()} == {
@@ -222,7 +240,9 @@ def test_a_foreign_file_of_records_is_left_out_by_name(
     }
     assert "ingredient_lines.csv (no recipes: without a column of title" in err
     assert main(["init", str(folder), "--to", str(tmp_path / "my.yaml")]) == 0
-    assert "ingredient_lines.csv (no recipes: without" in " ".join(capsys.readouterr().err.split())
+    assert "ingredient_lines.csv (no recipes: without" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_folder_without_a_file_of_recipes_is_refused_with_the_first_ones_reason(

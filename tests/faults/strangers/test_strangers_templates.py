@@ -68,7 +68,11 @@ def strange(tmp_path: Path, tokenizers_at: dict[str, Path]) -> Callable[..., Pat
 
 
 def ask(client: httpx.Client, text: str) -> httpx.Response:
-    said = {"model": "theirs", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    said = {
+        "model": "theirs",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 2,
+    }
     return client.post("/v1/chat/completions", json=said)
 
 
@@ -111,7 +115,9 @@ def test_one_child_answers_every_request_until_it_has_to_be_ended(
     assert asked("rice") == [*codec.encode("rice"), codec.eos_id]
     first = child()
     assert asked("x" * 50_000)[-1] == codec.eos_id
-    with pytest.raises(DataError, match="60,000,017 characters, but 65,568 is the limit"):
+    with pytest.raises(
+        DataError, match="60,000,017 characters, but 65,568 is the limit"
+    ):
         asked("long")
     assert child() == first
     with pytest.raises(DataError, match="more than 2 s"):
@@ -136,10 +142,18 @@ def normalizers(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
 
 
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+BYTES = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": False,
+}
 REGEX = {"type": "Replace", "pattern": {"Regex": "[a-z]"}, "content": "ee"}
 HARM = {
-    "34 doublings": (normalizers(*[replace("e", "ee")] * 34), "one byte into 17,179,869,184 bytes"),
+    "34 doublings": (
+        normalizers(*[replace("e", "ee")] * 34),
+        "one byte into 17,179,869,184 bytes",
+    ),
     "by an expression": (normalizers(*[REGEX] * 34), "may turn one byte into"),
     "by two letters in turn": (
         normalizers(*[replace("e", "aa"), replace("a", "ee")] * 17),
@@ -150,7 +164,10 @@ HARM = {
         "may turn one byte into",
     ),
     "as bytes": (normalizers(*[{"type": "ByteLevel"}] * 34), "may turn one byte into"),
-    "12 doublings": (normalizers(*[replace("e", "ee")] * 12), "turns 'e' into 4,096 characters"),
+    "12 doublings": (
+        normalizers(*[replace("e", "ee")] * 12),
+        "turns 'e' into 4,096 characters",
+    ),
     "a prepend of 40 MB": (
         normalizers({"type": "Prepend", "prepend": "x" * 40_000_000}),
         "a text of 40,000,000 characters",
@@ -190,12 +207,21 @@ def test_a_tokenizer_that_takes_all_memory_is_refused(
 
 
 def test_commands_refuse_it_with_their_exit_codes(
-    strange: Callable[..., Path], tmp_path: Path, kitchen: Path, capfd: pytest.CaptureFixture[str]
+    strange: Callable[..., Path],
+    tmp_path: Path,
+    kitchen: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder = strange(**HARM["34 doublings"][0])
-    assert main(["generate", str(folder), "--prompt", "eggs", "--max-new-tokens", "2"]) == 4
+    assert (
+        main(["generate", str(folder), "--prompt", "eggs", "--max-new-tokens", "2"])
+        == 4
+    )
     assert main(["serve", str(folder), "--port", "0"]) == 4
-    assert main(["export", str(folder), "--to", str(tmp_path / "x"), "--format", "gguf"]) == 4
+    assert (
+        main(["export", str(folder), "--to", str(tmp_path / "x"), "--format", "gguf"])
+        == 4
+    )
     shutil.copy(kitchen / "run.yaml", tmp_path)
     words = [f"model.tokenizer={folder}", f"data.store={tmp_path / 'store'}"]
     assert main(["prepare", str(tmp_path / "run.yaml"), *words]) == 3
@@ -209,15 +235,28 @@ def test_commands_refuse_it_with_their_exit_codes(
 @pytest.mark.parametrize(
     "steps",
     [
-        pytest.param([{"type": kind} for kind in ("NFD", "Lowercase", "StripAccents")], id="BERT"),
-        pytest.param([{"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")], id="Llama"),
         pytest.param(
-            [replace("``", '"'), replace("''", '"'), {"type": "NFKD"}, {"type": "Lowercase"}],
+            [{"type": kind} for kind in ("NFD", "Lowercase", "StripAccents")], id="BERT"
+        ),
+        pytest.param(
+            [{"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")], id="Llama"
+        ),
+        pytest.param(
+            [
+                replace("``", '"'),
+                replace("''", '"'),
+                {"type": "NFKD"},
+                {"type": "Lowercase"},
+            ],
             id="ALBERT",
         ),
         pytest.param(
             [
-                {"type": "Replace", "pattern": {"Regex": f"[{chr(c)}]"}, "content": "of it"}
+                {
+                    "type": "Replace",
+                    "pattern": {"Regex": f"[{chr(c)}]"},
+                    "content": "of it",
+                }
                 for c in range(0x400, 0x480)
             ],
             id="stand-ins",

@@ -8,7 +8,12 @@ import torch
 from toque.config.schema_methods import AdapterConfig
 from toque.models.forward import cpu_linear, varlen_attention
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.loss import _add_in_pieces, _input_gradient, cross_entropy_sum, loss_sum
+from toque.models.forward.loss import (
+    _add_in_pieces,
+    _input_gradient,
+    cross_entropy_sum,
+    loss_sum,
+)
 from toque.models.forward.packed import position_bias
 from toque.models.loading.model_export import sample_logits
 from toque.models.lora.frozen import hold_frozen
@@ -21,7 +26,11 @@ def loss_and_gradients(model, batch, *, bf16):
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         loss = loss_sum(model, batch)
     torch.autograd.backward(loss)
-    grads = {n: p.grad.float().clone() for n, p in model.named_parameters() if p.grad is not None}
+    grads = {
+        n: p.grad.float().clone()
+        for n, p in model.named_parameters()
+        if p.grad is not None
+    }
     return float(loss.detach()), grads
 
 
@@ -44,7 +53,10 @@ def test_loss_and_gradients_are_as_near_to_float32_as_autocasts(
     ours, our_grads = loss_and_gradients(model, batch, bf16=True)
     assert our_grads.keys() == exact_grads.keys()
     assert abs(ours - exact) < max(2 * abs(theirs - exact), 2e-3 * exact)
-    assert distance(our_grads, exact_grads) < 1.5 * distance(their_grads, exact_grads) + 1e-3
+    assert (
+        distance(our_grads, exact_grads)
+        < 1.5 * distance(their_grads, exact_grads) + 1e-3
+    )
 
 
 def test_attention_and_gates_are_computed_by_our_own_layers(
@@ -59,7 +71,9 @@ def test_attention_and_gates_are_computed_by_our_own_layers(
     model, made = tiny(family_kind), some_examples(5)
     use_cpu_layers(model)
     loss_and_gradients(model, packed(family_kind, [made[:2], made[2:]]), bf16=True)
-    gated = [m for m in model.modules() if hasattr(m, "gate_proj") or hasattr(m, "wi_1")]
+    gated = [
+        m for m in model.modules() if hasattr(m, "gate_proj") or hasattr(m, "wi_1")
+    ]
     assert all("_toque_bf16" in module.__dict__ for module in gated)
 
 
@@ -88,7 +102,9 @@ def test_dropout_draws_by_the_seed_and_keeps_the_mean(tiny, some_examples, packe
     assert losses[0] == pytest.approx(quiet, rel=0.3)
 
 
-def test_an_adapter_trains_and_the_base_gets_no_gradient(family_kind, tiny, some_examples, packed):
+def test_an_adapter_trains_and_the_base_gets_no_gradient(
+    family_kind, tiny, some_examples, packed
+):
     model, made = tiny(family_kind), some_examples(5)
     batch = packed(family_kind, [made[:2], made[2:]])
     attach(model, AdapterConfig(r=4, dropout=0.0), base="tiny", seed=0)
@@ -138,7 +154,9 @@ def test_a_padded_vocabulary_takes_no_share(vocabulary):
     for exact, rounded in zip(*found, strict=True):
         assert rounded.shape == exact.shape
         assert rounded.dtype == torch.float32
-        torch.testing.assert_close(rounded, exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max()))
+        torch.testing.assert_close(
+            rounded, exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max())
+        )
 
 
 def test_pieces_of_the_head_sum_to_the_whole():
@@ -146,8 +164,13 @@ def test_pieces_of_the_head_sum_to_the_whole():
     slopes = torch.randn(3, 10_000, generator=made).to(torch.bfloat16)
     matrix = torch.randn(10_000, 8, generator=made).to(torch.bfloat16)
     whole = slopes.double() @ matrix.double()
-    torch.testing.assert_close(_input_gradient(slopes, matrix).double(), whole, rtol=0, atol=1.5)
-    total, part = torch.full((600_000, 4), torch.nan), torch.ones(600_000, 4, dtype=torch.bfloat16)
+    torch.testing.assert_close(
+        _input_gradient(slopes, matrix).double(), whole, rtol=0, atol=1.5
+    )
+    total, part = (
+        torch.full((600_000, 4), torch.nan),
+        torch.ones(600_000, 4, dtype=torch.bfloat16),
+    )
     _add_in_pieces(total, part, first=True)
     _add_in_pieces(total, 2 * part, first=False)
     assert bool((total == 3.0).all())
@@ -161,7 +184,10 @@ def test_a_bias_by_distance_is_t5s_own(tiny, is_decoder, length):
     table = attention.relative_attention_bias.weight
     torch.manual_seed(1)
     slopes = torch.randn(1, attention.n_heads, length, length)
-    found, stock = position_bias(attention, length), attention.compute_bias(length, length)
+    found, stock = (
+        position_bias(attention, length),
+        attention.compute_bias(length, length),
+    )
     assert torch.equal(found, stock)
     (mine,) = torch.autograd.grad(found, table, slopes)
     (theirs,) = torch.autograd.grad(stock, table, slopes)

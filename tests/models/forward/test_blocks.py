@@ -37,7 +37,9 @@ def computed(model, batch, precision=None):
             loss = loss_sum(model, batch)
         size = sum(kept.values())
     torch.autograd.backward(loss)
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {
+        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+    }
     return float(loss.detach()), gradients, size
 
 
@@ -62,15 +64,21 @@ def test_gradients_are_the_same_to_the_bit_and_memory_is_less(
     same(plain, again)
     assert again[2] < 0.7 * plain[2]
     stop_recomputing(model)
-    recompute_blocks(model, offload=True)  # that it leaves a GPU's memory is seen in tests/gpu
+    recompute_blocks(
+        model, offload=True
+    )  # that it leaves a GPU's memory is seen in tests/gpu
     same(plain, computed(model, batch, precision))
     stop_recomputing(model)
     last = computed(model, batch, precision)
     same(plain, last)
-    assert last[2] == pytest.approx(plain[2], rel=0.1)  # counted by address, and some are reused
+    assert last[2] == pytest.approx(
+        plain[2], rel=0.1
+    )  # counted by address, and some are reused
 
 
-def test_frozen_inputs_and_no_gradient_are_fine(family_kind, tiny, some_examples, packed):
+def test_frozen_inputs_and_no_gradient_are_fine(
+    family_kind, tiny, some_examples, packed
+):
     model, made = tiny(family_kind), some_examples(4)
     batch = packed(family_kind, [made[:2], made[2:]])
     for name, p in model.named_parameters():

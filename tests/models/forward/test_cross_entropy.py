@@ -34,11 +34,16 @@ def test_equals_cross_entropy(smoothing, chunk_rows, with_bias):
     bias = bias if with_bias else None
     how = {"smoothing": smoothing, "chunk_rows": chunk_rows}
     ours = cross_entropy_sum(hidden, weight, labels, bias=bias, **how)
-    logits, stock = F.linear(hidden, weight, bias), {"reduction": "sum", "ignore_index": IGNORE}
+    logits, stock = (
+        F.linear(hidden, weight, bias),
+        {"reduction": "sum", "ignore_index": IGNORE},
+    )
     theirs = F.cross_entropy(logits, labels, label_smoothing=smoothing, **stock)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     for mine, other in zip(
-        torch.autograd.grad(3.0 * ours, wrt), torch.autograd.grad(3.0 * theirs, wrt), strict=True
+        torch.autograd.grad(3.0 * ours, wrt),
+        torch.autograd.grad(3.0 * theirs, wrt),
+        strict=True,
     ):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
@@ -74,7 +79,9 @@ class Elements(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(("wanted", "products"), [("all", 3), ("hidden", 2), ("nothing", 1)])
+@pytest.mark.parametrize(
+    ("wanted", "products"), [("all", 3), ("hidden", 2), ("nothing", 1)]
+)
 def test_the_logits_of_the_batch_never_exist(wanted, products):
     """Products a chunk: logits, hidden states, weight; positions without a label cost none."""
     hidden, weight, _, labels = inputs(n=4000, v=300)
@@ -86,11 +93,15 @@ def test_the_logits_of_the_batch_never_exist(wanted, products):
             loss.backward()
     assert loss.requires_grad == (wanted != "nothing")
     assert (weight.grad is not None) == (wanted == "all")
-    largest = max(shape[0] for _, shape in record.seen if len(shape) == 2 and shape[1] == 300)
+    largest = max(
+        shape[0] for _, shape in record.seen if len(shape) == 2 and shape[1] == 300
+    )
     assert largest == 8
     labelled = int((labels != IGNORE).sum())
     chunks = -(-labelled // 8)
-    assert len([name for name, _ in record.seen if is_product(name)]) == products * chunks
+    assert (
+        len([name for name, _ in record.seen if is_product(name)]) == products * chunks
+    )
 
 
 def test_autocast_multiplies_in_bfloat16_and_sums_in_float32():
@@ -119,7 +130,9 @@ def test_a_compiled_caller_gets_the_same():
     hidden, weight, _, labels = inputs()
     expected = torch.autograd.grad(caller(hidden, weight, labels), (hidden, weight))
     compiled = torch.compile(caller)(hidden, weight, labels)
-    for mine, other in zip(torch.autograd.grad(compiled, (hidden, weight)), expected, strict=True):
+    for mine, other in zip(
+        torch.autograd.grad(compiled, (hidden, weight)), expected, strict=True
+    ):
         torch.testing.assert_close(mine, other)
 
 

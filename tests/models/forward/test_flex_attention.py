@@ -35,10 +35,14 @@ def rows(*lengths: list[int], length: int) -> DecoderBatch:
 UNEVEN = ([100, 30, 120], [256, 60], [], [130, 126, 44], [1] * 9)
 
 
-def some(n_rows: int, length: int, *, heads: int = 2, size: int = 16) -> list[torch.Tensor]:
+def some(
+    n_rows: int, length: int, *, heads: int = 2, size: int = 16
+) -> list[torch.Tensor]:
     torch.manual_seed(0)
     return [
-        torch.randn(n_rows, heads, length, size, dtype=torch.float64, requires_grad=True)
+        torch.randn(
+            n_rows, heads, length, size, dtype=torch.float64, requires_grad=True
+        )
         for _ in range(3)
     ]
 
@@ -48,7 +52,9 @@ def test_a_query_that_keeps_no_key_gives_zero_and_a_gradient_without_nan():
     leaves = some(1, 8)
     torch.manual_seed(1)
     # Of the first two examples' single pairs, at 90 % most are dropped.
-    out = flex.attend(*leaves, flex.decoder_masks(batch).own, bias=None, scale=1.0, dropout=0.9)
+    out = flex.attend(
+        *leaves, flex.decoder_masks(batch).own, bias=None, scale=1.0, dropout=0.9
+    )
     dropped = (out[0, :, :2] == 0).all(-1)
     assert dropped.any()
     out.sum().backward()
@@ -59,7 +65,9 @@ def test_drawn_numbers_are_even_and_unrelated():
     n = 64
     keys = torch.arange(8 * n).view(8, n)  # as near to each other as can be
     others = _hashed(torch.arange(8 * n) + 1).view(8, 1, 1, n).int()
-    drawn = flex.pair_number(flex.head_numbers(keys, 4)[..., None], others).double() / 2**24
+    drawn = (
+        flex.pair_number(flex.head_numbers(keys, 4)[..., None], others).double() / 2**24
+    )
     assert drawn.min() >= 0
     assert drawn.max() < 1
     # Of 131,072 numbers: the mean is within five standard errors of a half, each tenth is as full.
@@ -86,7 +94,9 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
     bias = torch.randn(1, 2, 320, 320).expand(len(UNEVEN), -1, -1, -1)
     keys = torch.randint(-(2**31), 2**31, (len(UNEVEN), 320))
     score_mod = (
-        flex._with_dropout(flex.with_bias(bias), flex.head_numbers(keys, 2), keys.int(), 1 << 22)
+        flex._with_dropout(
+            flex.with_bias(bias), flex.head_numbers(keys, 2), keys.int(), 1 << 22
+        )
         if dropped
         else flex.with_bias(bias)
     )

@@ -27,8 +27,14 @@ def gradients_of(loss, parameters):
 @pytest.mark.parametrize("rows", [1, 7, 130])
 @pytest.mark.parametrize("kind", ["linear", "no bias", "GPT-2's"])
 def test_a_layer_and_its_gradients(kind, rows):
-    layer = Conv1D(40, 48) if kind == "GPT-2's" else nn.Linear(48, 40, bias=kind == "linear")
-    width = layer.weight.shape[0] if isinstance(layer, Conv1D) else layer.weight.shape[1]
+    layer = (
+        Conv1D(40, 48)
+        if kind == "GPT-2's"
+        else nn.Linear(48, 40, bias=kind == "linear")
+    )
+    width = (
+        layer.weight.shape[0] if isinstance(layer, Conv1D) else layer.weight.shape[1]
+    )
     states = torch.randn(2, rows, width, requires_grad=True)
     slope = torch.randn(2, rows, 88 - width)
     wanted = [states, *layer.parameters()]
@@ -38,12 +44,16 @@ def test_a_layer_and_its_gradients(kind, rows):
     assert use_cpu_layers(holder) == 1
     after = layer(states)
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
-    for found, was in zip(gradients_of((after * slope).sum(), wanted), exact, strict=True):
+    for found, was in zip(
+        gradients_of((after * slope).sum(), wanted), exact, strict=True
+    ):
         torch.testing.assert_close(found, was, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("chunk_rows", [3, None])
-def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed, chunk_rows):
+def test_loss_and_gradients_of_a_packed_batch(
+    kind, tiny, some_examples, packed, chunk_rows
+):
     made = some_examples(6)
     batch = packed(kind, [made[:4], made[4:]])
     results = []
@@ -53,12 +63,16 @@ def test_loss_and_gradients_of_a_packed_batch(kind, tiny, some_examples, packed,
             assert use_cpu_layers(model) > 0
         loss = loss_sum(model, batch, chunk_rows=chunk_rows)
         torch.autograd.backward(loss)
-        results.append((float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}))
+        results.append(
+            (float(loss.detach()), {n: p.grad for n, p in model.named_parameters()})
+        )
     (before, exact), (after, found) = results
     assert after == pytest.approx(before, rel=1e-5)
     for name, gradient in exact.items():
         if gradient is not None:
-            torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+            torch.testing.assert_close(
+                found[name], gradient, rtol=1e-3, atol=1e-4, msg=name
+            )
 
 
 def test_autocast_and_doubles_go_the_usual_way():

@@ -13,7 +13,11 @@ from toque.errors import ConfigError
 from toque.keyed_random import key_of, keys_of
 from toque.models.families import FAMILIES
 from toque.models.forward.attention import use_attention
-from toque.models.forward.blocks import compile_blocks, recompute_blocks, stop_recomputing
+from toque.models.forward.blocks import (
+    compile_blocks,
+    recompute_blocks,
+    stop_recomputing,
+)
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.keyed_dropout import (
     UPDATE,
@@ -30,13 +34,20 @@ from toque.models.forward.loss import loss_sum
 from toque.models.lora.layers import attach
 from toque.training.runtime import Runtime
 from toque.units import Cursor
-from toque.workflows.diagnosis.update_ways import FLOAT32, HALF, difference, training_update
+from toque.workflows.diagnosis.update_ways import (
+    FLOAT32,
+    HALF,
+    difference,
+    training_update,
+)
 
 N, C = 301, 997
 
 
 def keys(n, first=0):
-    return torch.from_numpy(keys_of(3, torch.arange(first, first + n).numpy()).view("int64"))
+    return torch.from_numpy(
+        keys_of(3, torch.arange(first, first + n).numpy()).view("int64")
+    )
 
 
 def independent(left, right, p):
@@ -71,7 +82,9 @@ def test_neighbours_are_independent():
     for update in (0, 1):
         UPDATE.set(key_of(5, update))
         masks.begin(target=torch.arange(N)[None])
-        drawn += [kept_elements(site.next_keys(), C, p)[0] for site in (*sites, sites[0])]
+        drawn += [
+            kept_elements(site.next_keys(), C, p)[0] for site in (*sites, sites[0])
+        ]
     for left in range(6):
         for right in range(left):
             assert independent(drawn[left], drawn[right], p), (left, right)
@@ -116,7 +129,9 @@ def test_a_models_and_its_adapters_are_exchanged():
     assert sum(m.training for m in ours) == len(ours) - 1
     assert use_keyed_dropout(model) == 0
     ids = torch.arange(30).view(2, 15)
-    assert not torch.equal(model(ids).logits, model(ids).logits)  # outside of a batch PyTorch's own
+    assert not torch.equal(
+        model(ids).logits, model(ids).logits
+    )  # outside of a batch PyTorch's own
     model.eval()
     assert torch.equal(model(ids).logits, model(ids).logits)
 
@@ -128,8 +143,15 @@ def other(kind):
     }  # fmt: skip
     torch.manual_seed(5)
     if kind == "opt":  # which calls a function of dropout
-        more = {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.2, "pad_token_id": PAD}
-        return OPTForCausalLM(OPTConfig(**sizes, **more, eos_token_id=EOS, bos_token_id=2))
+        more = {
+            "ffn_dim": 48,
+            "word_embed_proj_dim": 32,
+            "dropout": 0.2,
+            "pad_token_id": PAD,
+        }
+        return OPTForCausalLM(
+            OPTConfig(**sizes, **more, eos_token_id=EOS, bos_token_id=2)
+        )
     # One layer of dropout of a block is called twice.
     more = {"intermediate_size": 48, "resid_pdrop": 0.2, "pad_token_id": PAD}
     return PhiForCausalLM(PhiConfig(**sizes, **more, eos_token_id=EOS, bos_token_id=2))
@@ -157,7 +179,9 @@ def update(model, kind, *, packed=True, ranks=1, rows_at_once=99, runtime=None):
     family = "t5" if kind.startswith("t5") else "gpt2"
     loss, gradient = 0.0, {}
     for rank in range(ranks):
-        stream = stream_of(uneven_examples(40), family, packed=packed, rank=rank, world_size=ranks)
+        stream = stream_of(
+            uneven_examples(40), family, packed=packed, rank=rank, world_size=ranks
+        )
         share, part = training_update(
             model,
             stream.at(Cursor()),
@@ -235,7 +259,9 @@ def test_a_copy_has_masks_of_its_own_and_updates_differ():
     assert losses[0] == losses[2] != losses[1]
     assert loss_sum(twin, batch).item() == losses[0]
     sites = [m.site for m in model.modules() if isinstance(m, Dropout)]
-    assert not {*map(id, sites)} & {id(m.site) for m in twin.modules() if isinstance(m, Dropout)}
+    assert not {*map(id, sites)} & {
+        id(m.site) for m in twin.modules() if isinstance(m, Dropout)
+    }
 
 
 def test_examples_that_come_twice_get_other_masks():
@@ -251,6 +277,10 @@ def test_examples_that_come_twice_get_other_masks():
 
 def test_a_layer_that_sees_other_vectors_than_tokens_is_refused():
     model = dropping("gpt2")
-    model.transformer.drop.register_forward_pre_hook(lambda _, args: (args[0].repeat(1, 2, 1),))
-    with pytest.raises(ConfigError, match=r"dropout to .* vectors.*train.optimisations.dropout"):
+    model.transformer.drop.register_forward_pre_hook(
+        lambda _, args: (args[0].repeat(1, 2, 1),)
+    )
+    with pytest.raises(
+        ConfigError, match=r"dropout to .* vectors.*train.optimisations.dropout"
+    ):
         loss_sum(model, pack("gpt2", [[([3, 4], [5, EOS])]]))

@@ -42,16 +42,22 @@ def stock_sum(model, example, smoothing=0.0):
     prompt, target = example
     encoder = model.config.is_encoder_decoder
     read = torch.tensor([prompt if encoder else prompt + target], device=model.device)
-    labels = torch.tensor([target if encoder else [IGNORE] * len(prompt) + target]).to(read.device)
+    labels = torch.tensor([target if encoder else [IGNORE] * len(prompt) + target]).to(
+        read.device
+    )
     output = model(input_ids=read, labels=labels)
     if smoothing == 0.0:
         return output.loss * len(target)
     logits = output.logits[0] if encoder else output.logits[0, len(prompt) - 1 : -1]
-    return F.cross_entropy(logits, torch.tensor(target), label_smoothing=smoothing, reduction="sum")
+    return F.cross_entropy(
+        logits, torch.tensor(target), label_smoothing=smoothing, reduction="sum"
+    )
 
 
 def gradients(model):
-    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    found = {
+        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+    }
     model.zero_grad(set_to_none=True)
     return found
 
@@ -59,7 +65,9 @@ def gradients(model):
 def assert_close(ours, theirs, relative=2e-5):
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
-        distance = (gradient - theirs[name]).norm() / theirs[name].norm().clamp(min=1e-3)
+        distance = (gradient - theirs[name]).norm() / theirs[name].norm().clamp(
+            min=1e-3
+        )
         assert distance < relative, f"{name}: {distance:.1e}"
 
 
@@ -81,7 +89,9 @@ def test_packed_equals_each_example_alone(kind, smoothing, tiny, some_examples, 
         assert_close(gradients(model), theirs)
 
 
-def test_unpacked_rows_take_the_causal_path_and_agree(kind, tiny, some_examples, packed):
+def test_unpacked_rows_take_the_causal_path_and_agree(
+    kind, tiny, some_examples, packed
+):
     model, examples = tiny(kind), some_examples(6)
     batch = packed(kind, [[example] for example in examples])
     loss_sum(model, batch).backward()
@@ -98,7 +108,9 @@ def perturbed(batch, row, segment):
         source, target = batch.source_tokens.clone(), batch.target_tokens.clone()
         source[row][batch.source_segments[row] == segment] += 1
         target[row][batch.target_segments[row] == segment] += 1
-        return dataclasses.replace(batch, source_tokens=source % 61, target_tokens=target % 61)
+        return dataclasses.replace(
+            batch, source_tokens=source % 61, target_tokens=target % 61
+        )
     tokens = batch.tokens.clone()
     tokens[row][batch.segments[row] == segment] += 1
     return dataclasses.replace(batch, tokens=tokens % 61)

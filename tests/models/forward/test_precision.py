@@ -22,8 +22,14 @@ class Seen(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.__name__
         shares = None
-        if "softmax" in name and "backward" not in name and args[0].dtype == torch.bfloat16:
-            shares = args[0].float().softmax(args[1]).to(torch.bfloat16)  # its input may be its out
+        if (
+            "softmax" in name
+            and "backward" not in name
+            and args[0].dtype == torch.bfloat16
+        ):
+            shares = (
+                args[0].float().softmax(args[1]).to(torch.bfloat16)
+            )  # its input may be its out
         out = func(*args, **(kwargs or {}))
         first = out[0] if isinstance(out, tuple | list) else out
         if shares is not None and torch.equal(first, shares):
@@ -35,7 +41,9 @@ class Seen(TorchDispatchMode):
         return out
 
 
-def test_norms_softmax_and_loss_are_float32_in_bf16(family_kind, tiny, some_examples, packed):
+def test_norms_softmax_and_loss_are_float32_in_bf16(
+    family_kind, tiny, some_examples, packed
+):
     model, made = tiny(family_kind), some_examples(5)
     batch = packed(family_kind, [made[:2], made[2:]])
     exact = float(loss_sum(model, batch).detach())

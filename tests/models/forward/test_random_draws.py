@@ -20,7 +20,9 @@ LOSSES_DIFFER = "depend on train.micro_batch_rows and on the number of ranks"
 
 def update(model):
     step = stream_of(uneven_examples(6), "gpt2").at(Cursor())
-    return training_update(model, step, rows_at_once=2, runtime=Runtime(), smoothing=0.0)
+    return training_update(
+        model, step, rows_at_once=2, runtime=Runtime(), smoothing=0.0
+    )
 
 
 def gpt2(*, keyed=True):
@@ -65,14 +67,18 @@ def test_layerdrop_is_refused_and_named():
 def test_stochastic_depth_and_other_kinds_of_dropout_are_refused_and_named():
     model = gpt2()
     model.transformer.h[1].mlp = DropPath(model.transformer.h[1].mlp)
-    with pytest.raises(ConfigError, match=r"transformer\.h\.1\.mlp \(DropPath\).*drop_prob=0\.2"):
+    with pytest.raises(
+        ConfigError, match=r"transformer\.h\.1\.mlp \(DropPath\).*drop_prob=0\.2"
+    ):
         update(model)
     model = gpt2()
     model.transformer.ln_f = nn.Sequential(model.transformer.ln_f, nn.AlphaDropout(0.1))
     with pytest.raises(ConfigError, match=r"transformer\.ln_f\.1 \(AlphaDropout\)"):
         update(model)
     model = gpt2()
-    attach(model, AdapterConfig(r=2, dropout=0.2), base="none", seed=1)  # after the keys
+    attach(
+        model, AdapterConfig(r=2, dropout=0.2), base="none", seed=1
+    )  # after the keys
     with pytest.raises(ConfigError, match=r"lora_dropout\.default \(Dropout\)"):
         update(model)
 
@@ -81,7 +87,9 @@ def test_noise_of_a_hook_is_refused():
     """As NEFTune adds it to embeddings (Jain et al. 2023)."""
     model = gpt2()
     table = model.get_input_embeddings()
-    table.register_forward_hook(lambda _, __, output: output + 0.1 * torch.rand_like(output))
+    table.register_forward_hook(
+        lambda _, __, output: output + 0.1 * torch.rand_like(output)
+    )
     with pytest.raises(ConfigError, match=LOSSES_DIFFER):
         update(model)
 
@@ -91,7 +99,9 @@ def test_compiled_blocks_are_checked_without_hooks():
     compile_blocks(model, backend="eager")
     update(model)
     model.transformer.drop.register_forward_hook(lambda *_: torch.rand(()) * 0 + _[2])
-    with pytest.raises(ConfigError, match=f"^The model draws random numbers.*{LOSSES_DIFFER}"):
+    with pytest.raises(
+        ConfigError, match=f"^The model draws random numbers.*{LOSSES_DIFFER}"
+    ):
         update(model)
 
 
@@ -101,6 +111,8 @@ def test_a_model_that_draws_nothing_trains_and_so_does_one_without_keys():
     use_keyed_dropout(model)
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
     update(model)
-    assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    assert hooks == [
+        len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()
+    ]
     update(gpt2(keyed=False))
     update(with_layerdrop())

@@ -45,7 +45,9 @@ def ours(case, q, k, v, bias, dropout=0.0):
     module = SimpleNamespace(is_causal=causal, is_decoder=case != "encoder")
     across = examples_in(queries, keys) if case == "across" else None
     plan = AttentionPlan(examples_in(queries), across)
-    return _attend(module, q, k, v, None, plan=plan, position_bias=bias, dropout=dropout)[0]
+    return _attend(
+        module, q, k, v, None, plan=plan, position_bias=bias, dropout=dropout
+    )[0]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -62,7 +64,9 @@ def test_values_and_gradients_are_those_under_a_mask(case, biased):
     got = ours(case, q, k, v, bias)
     torch.testing.assert_close(got, expected)
     wanted = (q, k, v, table) if biased else (q, k, v)
-    weights = torch.randn(got.shape, generator=torch.Generator().manual_seed(1)).double()
+    weights = torch.randn(
+        got.shape, generator=torch.Generator().manual_seed(1)
+    ).double()
     mine = torch.autograd.grad((got * weights).sum(), wanted, retain_graph=True)
     theirs = torch.autograd.grad((expected * weights).sum(), wanted)
     for one, other in zip(mine, theirs, strict=True):
@@ -87,7 +91,9 @@ def test_dropout_keeps_the_mean():
     q, k, v, bias, _ = tensors("decoder", biased=True)
     whole = ours("decoder", q, k, v, bias)
     torch.manual_seed(0)
-    draws = torch.stack([ours("decoder", q, k, v, bias, 0.3).detach() for _ in range(300)])
+    draws = torch.stack(
+        [ours("decoder", q, k, v, bias, 0.3).detach() for _ in range(300)]
+    )
     assert not torch.equal(draws[0], draws[1])
     assert (draws.mean(0) - whole).abs().max() < 0.3
 

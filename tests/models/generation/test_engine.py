@@ -21,7 +21,10 @@ IDS = {"eos_id": EOS, "pad_id": PAD}
 
 def prompts(n=7, seed=0):
     drawn = random.Random(seed)
-    return [[drawn.randrange(2, VOCAB) for _ in range(drawn.randint(1, 12))] for _ in range(n)]
+    return [
+        [drawn.randrange(2, VOCAB) for _ in range(drawn.randint(1, 12))]
+        for _ in range(n)
+    ]
 
 
 def make_eager_to_end(model):
@@ -88,7 +91,11 @@ def test_buffers_grow_and_shift_under_rows_that_begin_late(kind, tiny):
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
 def test_an_adapter_writes_as_its_merged_model(kind, tiny):
     peft = pytest.importorskip("peft")
-    targets = {"t5": ["q", "v", "wo"], "gpt2": ["c_attn", "c_fc"], "llama": ["q_proj", "up_proj"]}
+    targets = {
+        "t5": ["q", "v", "wo"],
+        "gpt2": ["c_attn", "c_fc"],
+        "llama": ["q_proj", "up_proj"],
+    }
     drawn = {"init_lora_weights": False, "fan_in_fan_out": kind == "gpt2"}
     settings = peft.LoraConfig(r=4, target_modules=targets[kind], **drawn)
     plain = generate(tiny(kind), prompts(), max_new_tokens=12, **IDS)
@@ -136,14 +143,20 @@ def test_no_answer_repeats_a_run_whatever_shares_the_batch(family, n):
     given = prompts(9, seed=4)
     how = {"max_new_tokens": WORTHWHILE_STEPS, **IDS}
     plain = generate(model, given, **how)
-    assert sum(bool(twice(answer, n)) for answer in plain) > 3, "these should write runs twice"
-    expected = [generate(model, [one], no_repeat_ngram_size=n, **how)[0] for one in given]
+    assert sum(bool(twice(answer, n)) for answer in plain) > 3, (
+        "these should write runs twice"
+    )
+    expected = [
+        generate(model, [one], no_repeat_ngram_size=n, **how)[0] for one in given
+    ]
     for rows in (3, 9):
         found = generate(model, given, no_repeat_ngram_size=n, batch_rows=rows, **how)
         assert found == expected
     assert not any(twice(answer, n) for answer in expected)
     for before, after in zip(plain, expected, strict=True):
-        until = next((i for i in range(len(before)) if twice(before[: i + 1], n)), len(before))
+        until = next(
+            (i for i in range(len(before)) if twice(before[: i + 1], n)), len(before)
+        )
         assert after[:until] == before[:until]
     assert generate(model, given, no_repeat_ngram_size=0, **how) == plain
     if family == "t5":  # of a decoder's answers transformers counts the prompt a part
@@ -180,7 +193,10 @@ def test_the_log_probability_of_each_token_is_told_and_changes_none(kind, tiny):
     told = {}
     how = {"max_new_tokens": 12, "temperature": 1.5, "top_p": 0.9, **IDS}
     answers = generate(
-        model, prompts(), on_logprob=lambda n, log: told.setdefault(n, []).append(log), **how
+        model,
+        prompts(),
+        on_logprob=lambda n, log: told.setdefault(n, []).append(log),
+        **how,
     )
     assert answers == generate(model, prompts(), **how)
     assert len({len(answer) for answer in answers}) > 2
@@ -188,10 +204,15 @@ def test_the_log_probability_of_each_token_is_told_and_changes_none(kind, tiny):
         ended = answer if len(answer) == 12 else [*answer, EOS]
         with torch.inference_mode():
             if kind == "t5":
-                read = {"input_ids": [prompt], "decoder_input_ids": [[PAD, *ended[:-1]]]}
+                read = {
+                    "input_ids": [prompt],
+                    "decoder_input_ids": [[PAD, *ended[:-1]]],
+                }
             else:
                 read = {"input_ids": [[*prompt, *ended[:-1]]]}
-            logits = model(**{name: torch.tensor(ids) for name, ids in read.items()}).logits
+            logits = model(
+                **{name: torch.tensor(ids) for name, ids in read.items()}
+            ).logits
             logs = logits[0, -len(ended) :].log_softmax(-1)
         known = logs[range(len(ended)), ended].tolist()
         assert told[number] == pytest.approx(known, abs=1e-4)
@@ -252,7 +273,10 @@ def test_wrong_settings_are_refused_and_no_prompts_are_none(tiny):
         ({"max_new_tokens": 1, "temperature": -1.0}, "temperature is -1"),
         ({"max_new_tokens": 1, "top_p": 0.0}, "top_p must be above 0"),
         ({"max_new_tokens": 1, "top_k": -1}, "top_k must be a number of tokens"),
-        ({"max_new_tokens": 1, "no_repeat_ngram_size": -2}, "no_repeat_ngram_size must be"),
+        (
+            {"max_new_tokens": 1, "no_repeat_ngram_size": -2},
+            "no_repeat_ngram_size must be",
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             generate(model, [[5]], **wrong, **IDS)
@@ -267,7 +291,9 @@ def test_where_memory_runs_out_fewer_rows_write_the_same(kind, settings, tiny):
     model = tiny(kind)
     make_eager_to_end(model)
     given = prompts(9, seed=4)
-    expected = generate(model, given, max_new_tokens=40, batch_rows=8, **settings, **IDS)
+    expected = generate(
+        model, given, max_new_tokens=40, batch_rows=8, **settings, **IDS
+    )
     looks, most = [], 3
 
     def refuse(_module, inputs):
@@ -275,17 +301,28 @@ def test_where_memory_runs_out_fewer_rows_write_the_same(kind, settings, tiny):
         if len(looks) > 2 and len(inputs[0]) > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    embedding = model.decoder.embed_tokens if kind == "t5" else model.get_input_embeddings()
+    embedding = (
+        model.decoder.embed_tokens if kind == "t5" else model.get_input_embeddings()
+    )
     handle = embedding.register_forward_pre_hook(refuse)
     told, said = [[] for _ in given], []
-    how = {"on_token": lambda i, token: told[i].append(token), "on_notice": said.append, **settings}
-    assert generate(model, given, max_new_tokens=40, batch_rows=8, **how, **IDS) == expected
+    how = {
+        "on_token": lambda i, token: told[i].append(token),
+        "on_notice": said.append,
+        **settings,
+    }
+    assert (
+        generate(model, given, max_new_tokens=40, batch_rows=8, **how, **IDS)
+        == expected
+    )
     assert told == [[*answer, None] for answer in expected]
     assert len(said) == 2  # 8 -> 4 -> 2
     assert "Memory ran out with 8 texts at a time" in said[0]
     assert "2 GiB" in said[1]
     most = 0
-    with pytest.raises(ConfigError, match=r"One text at a time does not fit into memory.*2 GiB"):
+    with pytest.raises(
+        ConfigError, match=r"One text at a time does not fit into memory.*2 GiB"
+    ):
         generate(model, given, max_new_tokens=8, **IDS)
     handle.remove()
 
@@ -294,14 +331,21 @@ def test_where_memory_runs_out_fewer_rows_write_the_same(kind, settings, tiny):
 def test_a_real_model_tells_the_story_transformers_tells(shared):
     model = load_model(str(shared / "models" / "stories15m"), family="llama")
     assert 15_100_000 < parameter_counts(model).total < 15_300_000
-    tokenizer = Tokenizer.from_file(str(shared / "models" / "stories15m" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(
+        str(shared / "models" / "stories15m" / "tokenizer.json")
+    )
     bos, eos = model.config.bos_token_id, model.config.eos_token_id
     texts = ["Once upon a time", "Tom and his dog went to", "The cake"]
-    given = [[bos, *tokenizer.encode(text, add_special_tokens=False).ids] for text in texts]
+    given = [
+        [bos, *tokenizer.encode(text, add_special_tokens=False).ids] for text in texts
+    ]
     answers = generate(model, given, max_new_tokens=120, eos_id=eos, pad_id=eos)
     for prompt, answer in zip(given, answers, strict=True):
         output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=120, do_sample=False, pad_token_id=eos
+            torch.tensor([prompt]),
+            max_new_tokens=120,
+            do_sample=False,
+            pad_token_id=eos,
         )[0, len(prompt) :].tolist()
         assert answer == (output[: output.index(eos)] if eos in output else output)
     assert "there was a" in tokenizer.decode(given[0] + answers[0])
@@ -314,11 +358,16 @@ def test_rows_of_unlike_length_attend_in_parts(kind, tiny, monkeypatch):
     assert len(list(kv_cache.neighbours([12, 12, 3, 1], max_wasted=2))) > 1
     expected = [stock(model, prompt, 16) for prompt in prompts()]
     for rows in (3, 7):
-        assert generate(model, prompts(), max_new_tokens=16, batch_rows=rows, **IDS) == expected
+        assert (
+            generate(model, prompts(), max_new_tokens=16, batch_rows=rows, **IDS)
+            == expected
+        )
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
-@pytest.mark.parametrize(("new", "pays"), [(WORTHWHILE_STEPS, True), (WORTHWHILE_STEPS - 1, False)])
+@pytest.mark.parametrize(
+    ("new", "pays"), [(WORTHWHILE_STEPS, True), (WORTHWHILE_STEPS - 1, False)]
+)
 def test_a_large_vocabulary_gives_the_same_ids(family, monkeypatch, new, pays):
     model = model_of(family, vocab=5000, seed=3)
     screened = []
@@ -340,7 +389,9 @@ def test_answers_end_at_each_of_several_tokens(kind, tiny):
     model = tiny(kind)
     free = generate(model, prompts(), max_new_tokens=16, eos_id=(), pad_id=PAD)
     ends = {free[0][3], free[1][5], free[2][9]}
-    expected = [answer[: [*(t in ends for t in answer), True].index(True)] for answer in free]
+    expected = [
+        answer[: [*(t in ends for t in answer), True].index(True)] for answer in free
+    ]
     assert len({len(answer) for answer in expected}) > 1
     for rows in (1, 16):
         how = {"max_new_tokens": 16, "batch_rows": rows, "pad_id": PAD}

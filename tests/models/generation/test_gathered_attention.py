@@ -33,7 +33,14 @@ def fresh_memory_holds_nans():
 def both(shape, rows, columns=0):
     """A cache that multiplies, and one that gathers."""
     return [
-        KVCache(shape, rows=rows, columns=columns, dtype=dtype, device=CPU, gathers=dtype == DTYPE)
+        KVCache(
+            shape,
+            rows=rows,
+            columns=columns,
+            dtype=dtype,
+            device=CPU,
+            gathers=dtype == DTYPE,
+        )
         for dtype in (torch.float32, DTYPE)
     ]
 
@@ -101,7 +108,9 @@ def test_sums_are_exact_before_they_are_rounded():
     places = cache.admit([2 * TILE - 1])
     cache.store(0, places, *torch.full((2, 1, 1, 2 * TILE - 1, 64), 6.0))
     (window,) = cache.begin()
-    mask = torch.full((1, 1, 1, window.masked.stop - window.masked.start), -64.0 * 6.0 * 6.0)
+    mask = torch.full(
+        (1, 1, 1, window.masked.stop - window.masked.start), -64.0 * 6.0 * 6.0
+    )
     cache.append(0, torch.full((1, 1, 64), 6.0), torch.full((1, 1, 64), 1006.0))
     windows = [replace(window, mask=window.mask + mask)]
     seen = cache.attend(0, torch.full((1, 1, 64), 6.0), windows=windows, scale=1.0)

@@ -31,14 +31,18 @@ def buffers(monkeypatch):
     "every", [pytest.param(NEW, id="one at a time"), pytest.param(3, id="never empty")]
 )
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
-def test_short_texts_touch_the_columns_of_short_texts_however_many(family, every, buffers):
+def test_short_texts_touch_the_columns_of_short_texts_however_many(
+    family, every, buffers
+):
     """A server is asked for short texts for days: its cache must not fill with columns long left.
 
     Pages of a buffer take memory once they are written to.
     """
     model = model_of(family)
     drawn = random.Random(0)
-    prompts = [drawn.choices(range(2, VOCAB), k=drawn.randint(1, 12)) for _ in range(60)]
+    prompts = [
+        drawn.choices(range(2, VOCAB), k=drawn.randint(1, 12)) for _ in range(60)
+    ]
     rows = LiveRows(model, rows=4, columns=500, eos_id=EOS, pad_id=PAD)
     answers: list[list[int]] = [[] for _ in prompts]
     n_live = []
@@ -55,10 +59,18 @@ def test_short_texts_touch_the_columns_of_short_texts_however_many(family, every
 
     longest = NEW if family == "t5" else NEW - 1 + max(map(len, prompts))
     most = longest if every == NEW else 2 * longest + kv_cache.SPARE
-    wide = [buffer for buffer in buffers if buffer.data.shape[2] > len(prompts) * every > most]
+    wide = [
+        buffer
+        for buffer in buffers
+        if buffer.data.shape[2] > len(prompts) * every > most
+    ]
     assert wide, "the cache should be made for long texts"
-    touched = [int(buffer.data.abs().sum((0, 1, 3)).nonzero().max()) + 1 for buffer in wide]
+    touched = [
+        int(buffer.data.abs().sum((0, 1, 3)).nonzero().max()) + 1 for buffer in wide
+    ]
     assert 0 < max(touched) <= most
 
-    alone = generate(model, prompts, max_new_tokens=NEW, eos_id=EOS, pad_id=PAD, batch_rows=1)
+    alone = generate(
+        model, prompts, max_new_tokens=NEW, eos_id=EOS, pad_id=PAD, batch_rows=1
+    )
     assert answers == alone, "no text ends early, or one is changed"

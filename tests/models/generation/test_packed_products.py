@@ -11,7 +11,10 @@ from toque.config.schema_methods import AdapterConfig
 from toque.hardware.onednn import PackedLinear, has_fast_bf16
 from toque.models.generation import packed_products
 from toque.models.generation.kv_cache import cache_dtype, gathers
-from toque.models.generation.packed_products import has_bf16_products, with_packed_products
+from toque.models.generation.packed_products import (
+    has_bf16_products,
+    with_packed_products,
+)
 from toque.models.lora.adapter_files import use_adapter
 from toque.models.lora.layers import attach
 from written import generate
@@ -21,7 +24,9 @@ IDS = {"eos_id": EOS, "pad_id": PAD}
 
 
 def written(model, rows=None):
-    return generate(model, PROMPTS, max_new_tokens=12, precision="bf16", batch_rows=rows, **IDS)
+    return generate(
+        model, PROMPTS, max_new_tokens=12, precision="bf16", batch_rows=rows, **IDS
+    )
 
 
 def test_a_product_is_that_of_rounded_factors():
@@ -30,7 +35,9 @@ def test_a_product_is_that_of_rounded_factors():
     states = torch.randn(3, 48)
     fast = has_fast_bf16(layer.weight.device)
     got = PackedLinear(layer.weight, layer.bias, torch.bfloat16, is_packed=fast)(states)
-    rounded = [t.detach().bfloat16().double() for t in (states, layer.weight, layer.bias)]
+    rounded = [
+        t.detach().bfloat16().double() for t in (states, layer.weight, layer.bias)
+    ]
     exact = rounded[0] @ rounded[1].T + rounded[2]
     assert got.dtype == torch.float32
     # One rounding to 8 bits at the end, besides the order of the float32 sum.
@@ -68,7 +75,9 @@ def test_a_text_parts_from_float32s_at_a_near_tie_alone(kind, tiny):
         with torch.inference_mode():
             if model.config.is_encoder_decoder:
                 begun = torch.tensor([[PAD, *mine[:at]]])
-                logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=begun).logits
+                logits = model(
+                    input_ids=torch.tensor([prompt]), decoder_input_ids=begun
+                ).logits
             else:
                 logits = model(input_ids=torch.tensor([prompt + mine[:at]])).logits
         last = logits[0, -1]
@@ -80,7 +89,9 @@ def test_a_text_parts_from_float32s_at_a_near_tie_alone(kind, tiny):
     ("adapter", "precision"),
     [("lora", "float32"), ("lora", "bf16"), ("dora", "bf16"), ("rslora", "float32")],
 )
-def test_an_adapter_writes_as_in_the_model(family_kind, tiny, adapter, precision, monkeypatch):
+def test_an_adapter_writes_as_in_the_model(
+    family_kind, tiny, adapter, precision, monkeypatch
+):
     if torch.backends.mkldnn.is_available():
         monkeypatch.setattr(packed_products, "onednn_is_faster", lambda: True)
     model = tiny(family_kind)

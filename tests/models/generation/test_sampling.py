@@ -8,7 +8,10 @@ from toque.models.generation.sampling import sampled, uniform
 
 
 def logits(rows=1, vocabulary=12, seed=0):
-    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2.0
+    return (
+        torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))
+        * 2.0
+    )
 
 
 def shares(row, *how, draws=4000):
@@ -27,7 +30,8 @@ def test_shares_are_the_softmax(temperature):
 
 
 @pytest.mark.parametrize(
-    ("top_k", "top_p"), [(3, 1.0), (None, 0.6), (5, 0.7), (100, 1.0), (1, 1.0), (None, 0.01)]
+    ("top_k", "top_p"),
+    [(3, 1.0), (None, 0.6), (5, 0.7), (100, 1.0), (1, 1.0), (None, 0.01)],
 )
 def test_filters_keep_what_transformers_keeps(top_k, top_p):
     row = logits()
@@ -59,7 +63,9 @@ def test_the_smallest_temperatures_take_the_likeliest(temperature, how):
     tokens = sampled(rows, draws, temperature, *how)
     assert torch.equal(tokens, rows.argmax(-1))
     equal = torch.tensor([[0.0, 2.0, 2.0, -1.0]])
-    assert sorted({sampled(equal, [u], temperature, *how).item() for u in (0.1, 0.9)}) == [1, 2]
+    assert sorted(
+        {sampled(equal, [u], temperature, *how).item() for u in (0.1, 0.9)}
+    ) == [1, 2]
 
 
 def by_sorting_all(rows, draws, temperature, top_p):
@@ -76,7 +82,9 @@ def by_sorting_all(rows, draws, temperature, top_p):
 @pytest.mark.parametrize(
     ("kind", "scale"), [("peaked", 3.0), ("flat", 0.01), ("of few values", 1.0)]
 )
-def test_a_nucleus_that_few_tokens_hold_is_found_without_sorting_all(kind, scale, top_p):
+def test_a_nucleus_that_few_tokens_hold_is_found_without_sorting_all(
+    kind, scale, top_p
+):
     """Rows whose nucleus is 1 to 3,000 tokens wide, together; equal logits go by their id."""
     rows = logits(rows=300, vocabulary=3000, seed=4) * scale
     rows = rows.round() if kind == "of few values" else rows
@@ -84,7 +92,9 @@ def test_a_nucleus_that_few_tokens_hold_is_found_without_sorting_all(kind, scale
     draws = [uniform(1, row, 0) for row in range(len(rows))]
     got = sampled(rows, draws, 0.7, None, top_p)
     assert torch.equal(got, by_sorting_all(rows, draws, 0.7, top_p))
-    assert got[7] == sampled(rows[7:8], draws[7:8], 0.7, None, top_p)  # whatever is beside it
+    assert got[7] == sampled(
+        rows[7:8], draws[7:8], 0.7, None, top_p
+    )  # whatever is beside it
 
 
 def test_a_nucleus_holds_no_token_that_is_impossible():
@@ -107,7 +117,11 @@ def test_a_model_that_broke_still_names_a_token_of_its_vocabulary():
 def test_uniform_is_uniform_and_fixed():
     """The pinned numbers hold a text that a seed once gave."""
     drawn = torch.tensor(
-        [uniform(17, prompt, position) for prompt in range(60) for position in range(60)]
+        [
+            uniform(17, prompt, position)
+            for prompt in range(60)
+            for position in range(60)
+        ]
     )
     assert abs(drawn.mean() - 0.5) < 0.02
     assert abs(drawn.var() - 1 / 12) < 0.005

@@ -17,7 +17,13 @@ from tiny import EOS, EVERY_KIND, PAD, make, model_of
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, ConfigError
 from toque.models.gguf import gguf_export as exporting
-from toque.models.gguf.gguf_export import TYPES, ExportedGguf, export_gguf, read_weights, write_gguf
+from toque.models.gguf.gguf_export import (
+    TYPES,
+    ExportedGguf,
+    export_gguf,
+    read_weights,
+    write_gguf,
+)
 from toque.models.gguf.gguf_vocabulary import PromptTokens
 from toque.models.gguf.layout import places, remove_output_scale
 from toque.models.loading.model_export import save_model
@@ -76,7 +82,10 @@ def test_every_kind_is_written_read_back_and_compared(
 ) -> None:
     source = saved(make(kind), tmp_path / "model")
     done = export(source, stored, files={"README.md": "# Soup\n"})
-    assert sorted(p.name for p in (tmp_path / "soup").iterdir()) == ["README.md", done.file]
+    assert sorted(p.name for p in (tmp_path / "soup").iterdir()) == [
+        "README.md",
+        done.file,
+    ]
     assert done.file == f"soup-{stored.upper()}.gguf"
     assert done.prompts == 20
     assert done.unchanged == 20 or stored != "f32"
@@ -158,7 +167,12 @@ def test_a_file_that_computes_something_else_is_not_kept(
         ("llama", "rope_parameters", {"rope_type": "yarn"}, "rope_type=yarn"),
         ("qwen2", "rope_parameters", {"rope_type": "llama3"}, "rope_type=llama3"),
         ("mistral", "sliding_window", 8, "sliding_window=8"),
-        ("t5", "relative_attention_max_distance", 64, "relative_attention_max_distance=64"),
+        (
+            "t5",
+            "relative_attention_max_distance",
+            64,
+            "relative_attention_max_distance=64",
+        ),
         ("gpt2", "model_type", "bloom", "type bloom"),
     ],
 )
@@ -194,15 +208,24 @@ def test_rotary_factors_are_those_of_llama_3(export: Export, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stored", ["f16", "bf16", "q8_0"])
-def test_weights_beyond_a_type_are_float32(stored: str, export: Export, tmp_path: Path) -> None:
+def test_weights_beyond_a_type_are_float32(
+    stored: str, export: Export, tmp_path: Path
+) -> None:
     model = make("llama")
     weights = dict(model.named_parameters())
     with torch.no_grad():
-        weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e5 if stored != "bf16" else 3.4e38
+        weights["model.layers.0.mlp.up_proj.weight"][0, 0] = (
+            1e5 if stored != "bf16" else 3.4e38
+        )
     done = export(saved(model, tmp_path / "model"), stored)
     assert done.widened == ("blk.0.ffn_up.weight",)
-    assert "1 weights are stored in float32, the first is blk.0.ffn_up.weight" in str(done)
-    read = {t.name: t.tensor_type.name for t in gguf.GGUFReader(done.folder / done.file).tensors}
+    assert "1 weights are stored in float32, the first is blk.0.ffn_up.weight" in str(
+        done
+    )
+    read = {
+        t.name: t.tensor_type.name
+        for t in gguf.GGUFReader(done.folder / done.file).tensors
+    }
     assert read["blk.0.ffn_up.weight"] == "F32"
     assert read["blk.1.ffn_up.weight"] == stored.upper()
 
@@ -210,20 +233,29 @@ def test_weights_beyond_a_type_are_float32(stored: str, export: Export, tmp_path
 def test_the_export_reports_a_tokenizer_that_composes_letters(
     tokenizer_json: str, tmp_path: Path
 ) -> None:
-    source, tokenizer = saved(make("gpt2"), tmp_path / "model"), Tokenizer.from_str(tokenizer_json)
+    source, tokenizer = (
+        saved(make("gpt2"), tmp_path / "model"),
+        Tokenizer.from_str(tokenizer_json),
+    )
     for normalizer in (None, normalizers.Sequence([normalizers.NFC()])):
         tokenizer.normalizer = normalizer
         folder = tmp_path / f"soup-{normalizer is None}"
         how = {"kind": "f32", "tokens": ASKING, "prompts": PROMPTS[:2]}
         done = export_gguf(source, folder, tokenizer_json=tokenizer.to_str(), **how)
-        assert ("composes letters (Unicode NFC)" in str(done)) is (normalizer is not None)
+        assert ("composes letters (Unicode NFC)" in str(done)) is (
+            normalizer is not None
+        )
 
 
 def test_a_weight_that_is_not_a_number_is_refused(write: Write) -> None:
     model = make("llama")
     with torch.no_grad():
-        dict(model.named_parameters())["model.layers.0.mlp.up_proj.weight"][0, 0] = torch.inf
-    with pytest.raises(ConfigError, match=r"blk.0.ffn_up.weight .*infinite.* optim\.peak_lr"):
+        dict(model.named_parameters())["model.layers.0.mlp.up_proj.weight"][0, 0] = (
+            torch.inf
+        )
+    with pytest.raises(
+        ConfigError, match=r"blk.0.ffn_up.weight .*infinite.* optim\.peak_lr"
+    ):
         write(model)
 
 
@@ -234,8 +266,12 @@ def test_the_vocabulary_of_a_unigram_spells_its_line_break(
     model = make("t5")
     model.resize_token_embeddings(codec.vocab_size + 3)
     remove_output_scale(model)
-    asking = replace(ASKING, unk=codec.unk_id, newline=codec.newline_id, ends_with_eos=True)
-    read = gguf.GGUFReader(write(model, tokenizer_json=codec.tokenizer_json, tokens=asking))
+    asking = replace(
+        ASKING, unk=codec.unk_id, newline=codec.newline_id, ends_with_eos=True
+    )
+    read = gguf.GGUFReader(
+        write(model, tokenizer_json=codec.tokenizer_json, tokens=asking)
+    )
     found = {name: field.contents() for name, field in read.fields.items()}
     tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
     assert found["tokenizer.ggml.model"] == "t5"
@@ -254,7 +290,14 @@ PREPEND, REPLACE = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
 
 def sentencepiece_bpe(norm: Any, pre: Any = None) -> str:
     """The tokenizer.json of a SentencePiece BPE with these steps."""
-    pieces = ["<pad>", "</s>", "<unk>", *(f"<0x{i:02X}>" for i in range(256)), *"▁abc", "ab"]
+    pieces = [
+        "<pad>",
+        "</s>",
+        "<unk>",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        *"▁abc",
+        "ab",
+    ]
     vocab = {piece: number for number, piece in enumerate(pieces)}
     model = models.BPE(vocab=vocab, merges=[("a", "b")], byte_fallback=True)
     made = Tokenizer(model)
@@ -279,13 +322,19 @@ def test_a_sentencepiece_bpe_says_whether_texts_begin_with_a_blank(
     tokenizer_json = sentencepiece_bpe(norm, pre)
     tokens = Tokenizer.from_str(tokenizer_json).encode("ab").tokens
     assert tokens == ["▁"] * begins + ["ab"]
-    read = gguf.GGUFReader(write(model_of("llama", vocab=264), tokenizer_json=tokenizer_json))
+    read = gguf.GGUFReader(
+        write(model_of("llama", vocab=264), tokenizer_json=tokenizer_json)
+    )
     assert read.fields["tokenizer.ggml.add_space_prefix"].contents() is begins
 
 
 def test_a_normalizer_that_llama_cpp_lacks_is_refused(write: Write) -> None:
-    odd = sentencepiece_bpe(normalizers.Sequence([normalizers.Lowercase(), PREPEND, REPLACE]))
-    with pytest.raises(ConfigError, match="SentencePiece BPE after the normalizer Lowercase"):
+    odd = sentencepiece_bpe(
+        normalizers.Sequence([normalizers.Lowercase(), PREPEND, REPLACE])
+    )
+    with pytest.raises(
+        ConfigError, match="SentencePiece BPE after the normalizer Lowercase"
+    ):
         write(model_of("llama", vocab=264), tokenizer_json=odd)
 
 
@@ -298,16 +347,24 @@ def test_a_normalizer_of_a_unigram_is_written_or_refused(
     remove_output_scale(model)
     tokenizer = Tokenizer.from_str(codec.tokenizer_json)
     blanks = normalizers.Replace(Regex(" {2,}"), " ")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(), blanks])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Strip(), blanks]
+    )
     write(model, tokenizer_json=tokenizer.to_str())
     tokenizer.normalizer = normalizers.Lowercase()
     with pytest.raises(ConfigError, match="Unigram after the normalizer Lowercase"):
         write(model, tokenizer_json=tokenizer.to_str())
 
 
-def test_a_tokenizer_llama_cpp_lacks_is_refused(tokenizer_json: str, write: Write) -> None:
-    odd = tokenizer_json.replace('"type":"ByteLevel","add_prefix_space":false', '"type":"Digits"')
-    odd = odd.replace('"type": "ByteLevel", "add_prefix_space": false', '"type": "Digits"')
+def test_a_tokenizer_llama_cpp_lacks_is_refused(
+    tokenizer_json: str, write: Write
+) -> None:
+    odd = tokenizer_json.replace(
+        '"type":"ByteLevel","add_prefix_space":false', '"type":"Digits"'
+    )
+    odd = odd.replace(
+        '"type": "ByteLevel", "add_prefix_space": false', '"type": "Digits"'
+    )
     assert odd != tokenizer_json
     with pytest.raises(ConfigError, match="tokenizer is BPE over Digits"):
         write(make("gpt2"), tokenizer_json=odd)

@@ -23,11 +23,15 @@ try:
 except ImportError:
     llama_cpp = None
 
-pytestmark = pytest.mark.skipif(llama_cpp is None, reason="llama-cpp-python is not installed")
+pytestmark = pytest.mark.skipif(
+    llama_cpp is None, reason="llama-cpp-python is not installed"
+)
 
 DISHES = ("Lentil Soup", "Apple Pie", "Toast", "Rye Bread", "Plain Omelette")
 FOODS = ("eggs, flour", "2 cups milk, salt", "butter", "  two  spaces")
-PROMPTS = [f"Generate recipe for: {d} using ingredients: {f}" for d in DISHES for f in FOODS]
+PROMPTS = [
+    f"Generate recipe for: {d} using ingredients: {f}" for d in DISHES for f in FOODS
+]
 FAMILIES = {
     "gpt2": ("decoder", "tokenizers/gpt2"),
     "neox": ("decoder", "tokenizers/gpt_neox"),
@@ -56,10 +60,14 @@ class Engine:
 
     def tokenize(self, text: str) -> list[int]:
         data, room = text.encode(), (llama_cpp.llama_token * 512)()
-        n = llama_cpp.llama_tokenize(self.vocab, data, len(data), room, 512, True, False)
+        n = llama_cpp.llama_tokenize(
+            self.vocab, data, len(data), room, 512, True, False
+        )
         return list(room[:n])
 
-    def greedy(self, prompt: Sequence[int], *, most: int, eos: int, start: int) -> list[int]:
+    def greedy(
+        self, prompt: Sequence[int], *, most: int, eos: int, start: int
+    ) -> list[int]:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = 256, 256, 256
         params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
@@ -91,13 +99,20 @@ class Engine:
 
 
 def tie(
-    model: PreTrainedModel, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    ours: Sequence[int],
+    theirs: Sequence[int],
 ) -> float:
     """How near the two tokens are where two texts part, in shares of the largest logit."""
-    place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    place = next(
+        i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b
+    )
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[*prompt, *ours[:place]]])).logits[0, -1]
-    return float((logits[ours[place]] - logits[theirs[place]]).abs() / logits.abs().max())
+    return float(
+        (logits[ours[place]] - logits[theirs[place]]).abs() / logits.abs().max()
+    )
 
 
 @pytest.fixture(params=["learnt", "real"])
@@ -128,7 +143,10 @@ def opened() -> Iterator[Callable[[Path], Engine]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_llama_cpp_cuts_and_writes_what_toque_does(
-    family: str, codec_of: Callable[[str], Codec], opened: Callable[[Path], Engine], tmp_path: Path
+    family: str,
+    codec_of: Callable[[str], Codec],
+    opened: Callable[[Path], Engine],
+    tmp_path: Path,
 ) -> None:
     codec, encoder = codec_of(family), family == "t5"
     wide = {} if encoder else {"initializer_range": 0.4}
@@ -141,11 +159,15 @@ def test_llama_cpp_cuts_and_writes_what_toque_does(
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(3)
-    asked = [prompt_ids(codec, text, FAMILIES[family][0], "recipes") for text in PROMPTS]
+    asked = [
+        prompt_ids(codec, text, FAMILIES[family][0], "recipes") for text in PROMPTS
+    ]
     expected = generate(
         model, asked, max_new_tokens=N_TOKENS, eos_id=codec.eos_id, pad_id=codec.pad_id
     )
-    assert len(set(map(tuple, expected))) > 10, "the texts must differ by prompt to tell anything"
+    assert len(set(map(tuple, expected))) > 10, (
+        "the texts must differ by prompt to tell anything"
+    )
     remove_output_scale(model)
     asking = PromptTokens(
         begin=None if encoder else codec.bos_id, bos=codec.bos_id, ends=(codec.eos_id,),
@@ -154,13 +176,19 @@ def test_llama_cpp_cuts_and_writes_what_toque_does(
     )  # fmt: skip
     file = tmp_path / "model.gguf"
     write_gguf(
-        model, file, name=family, kind="f32", tokenizer_json=codec.tokenizer_json, tokens=asking
+        model,
+        file,
+        name=family,
+        kind="f32",
+        tokenizer_json=codec.tokenizer_json,
+        tokens=asking,
     )
     engine = opened(file)
     ends = "" if encoder else "\n"
     assert [engine.tokenize(codec.normalise(text) + ends) for text in PROMPTS] == asked
     found = [
-        engine.greedy(ids, most=N_TOKENS, eos=codec.eos_id, start=codec.pad_id) for ids in asked
+        engine.greedy(ids, most=N_TOKENS, eos=codec.eos_id, start=codec.pad_id)
+        for ids in asked
     ]
     parted = [i for i, ids in enumerate(found) if ids != expected[i]]
     assert len(parted) <= MOST_PARTED[family]

@@ -6,7 +6,14 @@ from typing import Any
 import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers
-from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, Split, Whitespace
+from tokenizers.pre_tokenizers import (
+    ByteLevel,
+    Digits,
+    Punctuation,
+    Sequence,
+    Split,
+    Whitespace,
+)
 
 from fixtures.spoken import byte_tokenizer
 from models.gguf.test_gguf import ASKING
@@ -50,8 +57,12 @@ def fields(tokenizer: Tokenizer, tmp_path, **model: Any) -> dict[str, Any]:
     state = json.loads(tokenizer.to_str())
     state["model"] |= model
     writer = gguf.GGUFWriter(tmp_path / "v.gguf", "llama")
-    write_vocabulary(writer, json.dumps(state), ASKING, rows=make("llama").config.vocab_size)
-    return {name: value.value for data in writer.kv_data for name, value in data.items()}
+    write_vocabulary(
+        writer, json.dumps(state), ASKING, rows=make("llama").config.vocab_size
+    )
+    return {
+        name: value.value for data in writer.kv_data for name, value in data.items()
+    }
 
 
 def cut_by(steps: list[Any]) -> Tokenizer:
@@ -84,7 +95,9 @@ def test_whole_words_of_the_vocabulary_are_taken_where_the_name_takes_them(tmp_p
         assert found["tokenizer.ggml.pre"] == name
     for tokenizer in (unreachable, reachable):
         tokenizer.pre_tokenizer = PLAIN
-    assert fields(reachable, tmp_path, ignore_merges=True)["tokenizer.ggml.pre"] == "gpt-2"
+    assert (
+        fields(reachable, tmp_path, ignore_merges=True)["tokenizer.ggml.pre"] == "gpt-2"
+    )
     with pytest.raises(ConfigError, match="Toque does not write"):
         fields(unreachable, tmp_path, ignore_merges=True)
 
@@ -94,5 +107,7 @@ def test_texts_that_are_rewritten_first_are_refused(tmp_path):
     tokenizer.normalizer = normalizers.NFC()
     assert fields(tokenizer, tmp_path)["tokenizer.ggml.pre"] == "gpt-2"
     tokenizer.normalizer = normalizers.Lowercase()
-    with pytest.raises(ConfigError, match="byte-level BPE after the normalizer Lowercase"):
+    with pytest.raises(
+        ConfigError, match="byte-level BPE after the normalizer Lowercase"
+    ):
         fields(tokenizer, tmp_path)

@@ -100,12 +100,15 @@ def test_it_computes_and_writes_to_the_bit_what_its_run_did(held, base, tmp_path
     runtime = Runtime(precision="bf16")
     optimise(run, OptimisationsConfig(), runtime)
     with runtime.autocast():
-        expected = texts(run)  # as a trainer's samples are written, with a trainer's layers
+        expected = texts(
+            run
+        )  # as a trainer's samples are written, with a trainer's layers
     assert texts(used) == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "variant"), [*((k, "lora") for k in KINDS), ("t5", "dora"), ("gpt2", "rslora")]
+    ("kind", "variant"),
+    [*((k, "lora") for k in KINDS), ("t5", "dora"), ("gpt2", "rslora")],
 )
 def test_beside_float32_and_merged_it_writes_the_same(variant, base, tmp_path):
     folder = tmp_path / "one"
@@ -119,7 +122,10 @@ def test_beside_float32_and_merged_it_writes_the_same(variant, base, tmp_path):
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_several_lie_beside_one_quantised_base(base, tmp_path):
-    held, folders = FrozenFormat(torch.bfloat16, "int8"), {n: tmp_path / n for n in ("one", "two")}
+    held, folders = (
+        FrozenFormat(torch.bfloat16, "int8"),
+        {n: tmp_path / n for n in ("one", "two")},
+    )
     runs = {
         "one": trained(base, folders["one"], held),
         "two": trained(base, folders["two"], held, seed=2, r=2, targets="all"),
@@ -132,7 +138,9 @@ def test_several_lie_beside_one_quantised_base(base, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["t5-v1.1", "gpt2", "llama"])
-@pytest.mark.parametrize(("held", "variant"), [(COARSE[1], "lora"), (BF16, "dora")], ids=str)
+@pytest.mark.parametrize(
+    ("held", "variant"), [(COARSE[1], "lora"), (BF16, "dora")], ids=str
+)
 def test_the_bytes_counted_before_are_those_it_holds(held, variant, base):
     run = run_beside(base, variant=variant)
     needed = run.needed(held, CUDA)
@@ -145,7 +153,9 @@ def test_the_bytes_counted_before_are_those_it_holds(held, variant, base):
 
 
 @pytest.mark.parametrize("kind", ["llama"])
-def test_what_there_is_no_memory_for_is_refused_before_it_is_read(base, tmp_path, monkeypatch):
+def test_what_there_is_no_memory_for_is_refused_before_it_is_read(
+    base, tmp_path, monkeypatch
+):
     folder, small = tmp_path / "one", FrozenFormat(torch.float32, "int8")
     trained(base, folder, FrozenFormat(torch.bfloat16, "int8"))
     run = run_beside(base)
@@ -160,7 +170,9 @@ def test_what_there_is_no_memory_for_is_refused_before_it_is_read(base, tmp_path
     assert held_with(room[PLAIN]) == PLAIN
     assert held_with(room[PLAIN] - 2) == small
     monkeypatch.setattr(pretrained, "matrix_of", None)
-    with pytest.raises(ConfigError, match=r"\(float32\), or .* \(int8 for products in float32\)"):
+    with pytest.raises(
+        ConfigError, match=r"\(float32\), or .* \(int8 for products in float32\)"
+    ):
         held_with(room[small] - 2)
 
 
@@ -178,7 +190,9 @@ def test_what_there_is_no_memory_for_is_refused_before_it_is_read(base, tmp_path
 def test_a_gpu_holds_what_was_trained_beside_and_a_cpu_float32(
     recorded, device, formats, monkeypatch
 ):
-    monkeypatch.setattr(pretrained, "trained_beside", lambda adapter: recorded[int(str(adapter))])
+    monkeypatch.setattr(
+        pretrained, "trained_beside", lambda adapter: recorded[int(str(adapter))]
+    )
     adapters = [Path(str(i)) for i in range(len(recorded))]
     assert formats_in_use(adapters, device) == formats
     expected = [NF4] if recorded == [None] else formats
@@ -190,7 +204,9 @@ def of_peft(
 ) -> PreTrainedModel:
     """A model with an adapter that peft alone made and wrote."""
     model = load_model(str(base))
-    config = peft.LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"]} | settings)
+    config = peft.LoraConfig(
+        **{"r": 4, "target_modules": ["q_proj", "v_proj"]} | settings
+    )
     adapted = peft.get_peft_model(model, config)
     disturb(model, seed=1)
     adapted.save_pretrained(to, save_embedding_layers=save_embedding_layers)
@@ -219,7 +235,9 @@ def test_adapters_of_peft_are_read_whatever_they_started_from(start, base, tmp_p
         {"kasa_config": peft.tuners.lora.config.KasaConfig()},
         {"layer_replication": [(0, 2), (1, 2)]},
     ],
-    ids=lambda settings: next(iter(settings)) + str(settings.get("init_lora_weights", "")),
+    ids=lambda settings: (
+        next(iter(settings)) + str(settings.get("init_lora_weights", ""))
+    ),
 )
 @pytest.mark.filterwarnings("ignore:`lora_bias=True`")
 def test_an_adapter_that_is_no_plain_sum_is_refused_by_name(settings, base, tmp_path):
@@ -230,7 +248,9 @@ def test_an_adapter_that_is_no_plain_sum_is_refused_by_name(settings, base, tmp_
         lambda: load_with_adapter(tmp_path / "a"),
         lambda: load_adapter(load_model(str(base)), tmp_path / "a"),
     ):
-        with pytest.raises(ConfigError, match=rf"adapter_config.json sets {named} .* with peft"):
+        with pytest.raises(
+            ConfigError, match=rf"adapter_config.json sets {named} .* with peft"
+        ):
             read()
 
 
@@ -238,19 +258,35 @@ def test_an_adapter_that_is_no_plain_sum_is_refused_by_name(settings, base, tmp_
     ("kind", "settings", "held"),
     [
         ("gpt2", {"target_modules": ["wte"]}, "wte.lora_embedding_A.* an embedding or"),
-        ("gpt2", {"target_modules": ["c_attn"], "bias": "all"}, '.bias.* for bias "all"'),
-        ("llama", {"target_modules": ["lm_head"]}, "lm_head.base_layer.weight.* the output head"),
-        ("llama", {"modules_to_save": ["lm_head"]}, 'lm_head.weight.* for modules_to_save .*head"'),
+        (
+            "gpt2",
+            {"target_modules": ["c_attn"], "bias": "all"},
+            '.bias.* for bias "all"',
+        ),
+        (
+            "llama",
+            {"target_modules": ["lm_head"]},
+            "lm_head.base_layer.weight.* the output head",
+        ),
+        (
+            "llama",
+            {"modules_to_save": ["lm_head"]},
+            'lm_head.weight.* for modules_to_save .*head"',
+        ),
     ],
     ids=["embedding", "bias", "head", "saved"],
 )
-def test_an_adapter_with_other_weights_is_refused_by_name(settings, held, base, tmp_path):
+def test_an_adapter_with_other_weights_is_refused_by_name(
+    settings, held, base, tmp_path
+):
     of_peft(base, tmp_path / "a", **settings)
     for read in (
         lambda: load_with_adapter(tmp_path / "a"),
         lambda: load_adapter(load_model(str(base)), tmp_path / "a"),
     ):
-        with pytest.raises(ConfigError, match=rf"model.safetensors contains .*{held}.* with peft"):
+        with pytest.raises(
+            ConfigError, match=rf"model.safetensors contains .*{held}.* with peft"
+        ):
             read()
 
 
@@ -267,7 +303,9 @@ def test_a_folder_of_a_model_and_an_adapter_is_neither(base, tmp_path):
     of_peft(base, tmp_path / "a")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy(tmp_path / "a" / name, base / name)
-    with pytest.raises(ConfigError, match=r"both the weights of a model and an adapter"):
+    with pytest.raises(
+        ConfigError, match=r"both the weights of a model and an adapter"
+    ):
         load_model(str(base))
 
 

@@ -41,7 +41,9 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
     ],
 )
 def test_blocks_fill_devices_in_their_order(memory, blocks_on):
-    placed = blocks_on and {"wte": A, "ln_f": A} | dict(zip(PARTS.blocks, blocks_on, strict=True))
+    placed = blocks_on and {"wte": A, "ln_f": A} | dict(
+        zip(PARTS.blocks, blocks_on, strict=True)
+    )
     assert device_map(PARTS, memory) == placed
 
 
@@ -54,7 +56,9 @@ def test_every_weight_has_a_part_and_counts_once(family):
     assert 2 * parts_of(model, torch.bfloat16).bytes == parts.bytes
     assert list(map(model.get_submodule, parts.blocks)) == list(blocks(model))
     named = parts.rest.keys() | parts.blocks.keys()
-    assert all(any(n.startswith(f"{part}.") for part in named) for n in model.state_dict())
+    assert all(
+        any(n.startswith(f"{part}.") for part in named) for n in model.state_dict()
+    )
 
 
 @pytest.fixture
@@ -89,7 +93,9 @@ def test_a_model_is_read_to_its_devices_in_its_precision(family, folder):
     model = load_model(folder, place=lambda _found: placed)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     wanted = model_of(family).to(torch.bfloat16).state_dict()
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items()
+    )
     note = placement_note(model)
     assert note is not None
     assert "on cpu in bfloat16" in note

@@ -76,27 +76,43 @@ def test_settings_of_generation_that_do_nothing_are_kept(idle, file, tiny, tmp_p
     model = load_model(str(tmp_path / "base"))
     save_model(model, None, tmp_path / "model", card="", record=record, end_ids=(2,))
     written = json.loads((tmp_path / "model" / "generation_config.json").read_text())
-    assert written.items() >= {**idle, "max_new_tokens": 30, "eos_token_id": [2, 1]}.items()
+    assert (
+        written.items()
+        >= {**idle, "max_new_tokens": 30, "eos_token_id": [2, 1]}.items()
+    )
     load_model(str(tmp_path / "model"))
 
 
-def test_a_bases_own_way_of_writing_is_not_that_of_what_is_trained_from_it(tiny, tmp_path):
+def test_a_bases_own_way_of_writing_is_not_that_of_what_is_trained_from_it(
+    tiny, tmp_path
+):
     """Several published chat models draw samples, and make repetitions less likely."""
     model, prompt = tiny("gpt2"), torch.tensor([[5, 9, 13]])
     expected = model.generate(prompt, max_new_tokens=20)
-    odd = {"do_sample": True, "temperature": 0.7, "repetition_penalty": 3.0, "num_beams": 2}
+    odd = {
+        "do_sample": True,
+        "temperature": 0.7,
+        "repetition_penalty": 3.0,
+        "num_beams": 2,
+    }
     odd |= {"no_repeat_ngram_size": 2, "suppress_tokens": expected[0, -5:].tolist()}
     model.generation_config.update(**odd)
     save_model(model, None, tmp_path / "base", card="")
     base = load_model(str(tmp_path / "base"))
-    assert not torch.equal(base.generate(prompt, max_new_tokens=20, do_sample=False), expected)
+    assert not torch.equal(
+        base.generate(prompt, max_new_tokens=20, do_sample=False), expected
+    )
     record = Provenance(form="documents", max_new_tokens=20)
     save_model(base, None, tmp_path / "model", card="", record=record)
     for asked in ({}, {"do_sample": False}):
-        assert torch.equal(load_model(str(tmp_path / "model")).generate(prompt, **asked), expected)
+        assert torch.equal(
+            load_model(str(tmp_path / "model")).generate(prompt, **asked), expected
+        )
 
 
-def test_unscaled_outputs_are_written_as_untied_even_when_shared(tiny, codec_folder, tmp_path):
+def test_unscaled_outputs_are_written_as_untied_even_when_shared(
+    tiny, codec_folder, tmp_path
+):
     """What transformers 5 makes of a v1.1 from scratch: one table, outputs not scaled."""
     model = tiny("t5")
     model.config.scale_decoder_outputs = False
@@ -108,7 +124,9 @@ def test_unscaled_outputs_are_written_as_untied_even_when_shared(tiny, codec_fol
     assert torch.equal(logits(load_model(str(tmp_path / "model"))), logits(model))
 
 
-def test_an_older_model_is_replaced_and_the_users_files_stay(tiny, codec_folder, tmp_path):
+def test_an_older_model_is_replaced_and_the_users_files_stay(
+    tiny, codec_folder, tmp_path
+):
     save_model(tiny("gpt2"), codec_folder, tmp_path / "model", card="old")
     (tmp_path / "model" / "chat_template.jinja").write_text("of the old one")
     (tmp_path / "model" / "notes.txt").write_text("mine")
@@ -126,7 +144,9 @@ def test_an_older_model_is_replaced_and_the_users_files_stay(tiny, codec_folder,
     assert readme.read_text() == "x"
 
 
-def test_a_failed_write_leaves_what_was_there(tiny, codec_folder, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_what_was_there(
+    tiny, codec_folder, tmp_path, monkeypatch
+):
     save_model(tiny("gpt2"), codec_folder, tmp_path / "model", card="old")
     fsync = os.fsync
 

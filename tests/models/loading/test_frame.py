@@ -22,7 +22,12 @@ from toque.models.loading.pretrained import (
     load_model,
     matrix_of,
 )
-from toque.models.lora.frozen import base_sha256, frozen_matrices, hold_frozen, read_frozen
+from toque.models.lora.frozen import (
+    base_sha256,
+    frozen_matrices,
+    hold_frozen,
+    read_frozen,
+)
 from toque.models.lora.layers import attach
 from toque.models.lora.quantised import Form, Int8
 
@@ -43,11 +48,15 @@ def folder(tmp_path: Path, kind: str) -> Path:
 
 def adapted(model: PreTrainedModel) -> PreTrainedModel:
     grow_vocabulary(model, 63)
-    attach(model, AdapterConfig(r=4, dropout=0.0), base="nowhere", seed=3, tokens=(61, 62))
+    attach(
+        model, AdapterConfig(r=4, dropout=0.0), base="nowhere", seed=3, tokens=(61, 62)
+    )
     return model
 
 
-def read_whole(folder: Path, dtype: torch.dtype, form: Form | None) -> tuple[PreTrainedModel, str]:
+def read_whole(
+    folder: Path, dtype: torch.dtype, form: Form | None
+) -> tuple[PreTrainedModel, str]:
     model = adapted(load_model(str(folder)))
     base = base_sha256(model)
     hold_frozen(model, dtype, form)
@@ -68,7 +77,9 @@ def read_in_parts(
 
 
 @pytest.mark.parametrize("form", [None, Int8()], ids=["plain", "int8"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"]
+)
 def test_the_same_model_to_the_bit(
     folder: Path, kind: str, dtype: torch.dtype, form: Form | None, some_examples
 ) -> None:
@@ -77,7 +88,9 @@ def test_the_same_model_to_the_bit(
     )
     assert first == second
     assert not parts.training
-    ours, theirs = (dict(m.named_parameters()) | dict(m.named_buffers()) for m in (parts, whole))
+    ours, theirs = (
+        dict(m.named_parameters()) | dict(m.named_buffers()) for m in (parts, whole)
+    )
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert ours[name].dtype == tensor.dtype, name
@@ -91,7 +104,8 @@ def test_the_same_model_to_the_bit(
 def test_16_bit_files_too(tmp_path: Path) -> None:
     make("t5-v1.1").bfloat16().save_pretrained(tmp_path / "half")
     (whole, first), (parts, second) = (
-        read(tmp_path / "half", torch.bfloat16, None) for read in (read_whole, read_in_parts)
+        read(tmp_path / "half", torch.bfloat16, None)
+        for read in (read_whole, read_in_parts)
     )
     assert first == second
     pairs = zip(whole.state_dict().values(), parts.state_dict().values(), strict=True)

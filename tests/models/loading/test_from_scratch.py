@@ -36,7 +36,11 @@ def test_the_seed_decides_the_weights_and_nothing_else_moves(family_kind, tiny):
 def test_the_tokenizers_ids_are_everywhere(family_kind, tiny):
     model = tiny(family_kind)
     for config in (model.config, model.generation_config):
-        assert (config.pad_token_id, config.eos_token_id, config.bos_token_id) == (0, 1, None)
+        assert (config.pad_token_id, config.eos_token_id, config.bos_token_id) == (
+            0,
+            1,
+            None,
+        )
         assert not model.config.is_encoder_decoder or config.decoder_start_token_id == 0
     assert model.config.vocab_size == 61
     assert model.get_input_embeddings().weight.shape[0] == 61
@@ -72,13 +76,21 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
     ("family", "shape", "words"),
     [
         ("t5", {"d_modell": 16}, r"model\.shape\.d_modell.*Nearest: d_model\."),
-        ("gpt2", {"num_heads": 4}, r"model\.shape\.num_heads is not an argument of a gpt2"),
+        (
+            "gpt2",
+            {"num_heads": 4},
+            r"model\.shape\.num_heads is not an argument of a gpt2",
+        ),
         ("llama", {"vocab_size": 9}, "vocab_size comes from the tokenizer"),
         ("t5", {**SMALL_T5, "d_model": "big"}, "does not make a t5 model.*d_model"),
         ("gpt2", {"n_embd": 10, "n_head": 4}, "does not make a gpt2 model.*divisible"),
         ("neox", {**WIDE, "hidden_size": 10}, "does not make a neox model.*divisible"),
         ("neox", {}, "lacks hidden_size.*GPT-NeoX-20B, 80 GB"),
-        ("t5", {**SMALL_T5, "feed_forward_proj": "gated-nonsense"}, "does not make a t5 model"),
+        (
+            "t5",
+            {**SMALL_T5, "feed_forward_proj": "gated-nonsense"},
+            "does not make a t5 model",
+        ),
         ("t5", {**SMALL_T5, "num_layers": -1}, r"num_layers is -1"),
         (
             "llama",
@@ -91,9 +103,21 @@ def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
             {**WIDE, "hidden_size": 16},
             r"4 heads with 4 columns, and .* turn 1\.",
         ),
-        ("gpt2", shape_of("gpt2", initializer_range=-1.0), "does not make a gpt2 model.*std"),
-        ("llama", {**WIDE, "attention_dropout": 1.5}, "is 1.5; it must be a number from 0 to 1"),
-        ("llama", {**WIDE, "rms_norm_eps": -1.0}, "is -1.0; it must be a number above 0"),
+        (
+            "gpt2",
+            shape_of("gpt2", initializer_range=-1.0),
+            "does not make a gpt2 model.*std",
+        ),
+        (
+            "llama",
+            {**WIDE, "attention_dropout": 1.5},
+            "is 1.5; it must be a number from 0 to 1",
+        ),
+        (
+            "llama",
+            {**WIDE, "rms_norm_eps": -1.0},
+            "is -1.0; it must be a number above 0",
+        ),
         (
             "neox",
             {**WIDE, "rotary_pct": 2.0},

@@ -48,7 +48,9 @@ def test_an_unreachable_or_silent_hub_is_said_and_not_retried(resolve, monkeypat
             words = rf"127\.0\.0\.1:{port} cannot be reached.*Use a folder"
             with pytest.raises((ConfigError, DataError), match=words):
                 resolve(NAME)
-            assert time.monotonic() - began < 20  # the library's own retries take longer
+            assert (
+                time.monotonic() - began < 20
+            )  # the library's own retries take longer
 
 
 @pytest.mark.usefixtures("online")
@@ -62,12 +64,16 @@ def test_a_copy_in_the_cache_is_used_without_asking(monkeypatch, tmp_path):
     (repository / "refs" / "main").write_text(revision)
     (repository / "snapshots" / revision / "tokenizer.json").write_text("{}")
     assert resolve_tokenizer(NAME) == repository / "snapshots" / revision
-    with pytest.raises(ConfigError, match="cannot be reached"):  # a model needs more than that
+    with pytest.raises(
+        ConfigError, match="cannot be reached"
+    ):  # a model needs more than that
         resolve_folder(NAME)
     copy = repository / "snapshots" / revision
     for name in ("config.json", "model-00001-of-00002.safetensors"):
         (copy / name).touch()
-    with pytest.raises(ConfigError, match="cannot be reached"):  # a download that was broken off
+    with pytest.raises(
+        ConfigError, match="cannot be reached"
+    ):  # a download that was broken off
         resolve_folder(NAME)
     (copy / "model-00002-of-00002.safetensors").touch()
     assert resolve_folder(NAME) == copy
@@ -79,7 +85,9 @@ def test_weights_that_another_program_names_are_not_downloaded(monkeypatch, tmp_
 
     def downloaded(name, **how):
         files = ["config.json", "model.safetensors", "consolidated.safetensors"]
-        asked.append([*filter_repo_objects(files, **{k: how[k] for k in how if "patterns" in k})])
+        asked.append(
+            [*filter_repo_objects(files, **{k: how[k] for k in how if "patterns" in k})]
+        )
         if "local_files_only" in how:
             raise LocalEntryNotFoundError(name)
         return tmp_path
@@ -142,7 +150,9 @@ def test_a_hub_that_refuses_or_is_away_is_a_paragraph_without_the_token(
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("name", ["soup", "../soup", "a/b/c", "me/", "https://x/y", "me/a--b"])
+@pytest.mark.parametrize(
+    "name", ["soup", "../soup", "a/b/c", "me/", "https://x/y", "me/a--b"]
+)
 def test_only_a_repository_is_pushed_to(name: str) -> None:
     with pytest.raises(ConfigError, match="must be a repository of the hub"):
         refuse_push(name)

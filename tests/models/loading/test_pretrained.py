@@ -12,7 +12,12 @@ from transformers import T5ForConditionalGeneration
 from toque.errors import CheckpointError, ConfigError
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.model_export import save_model
-from toque.models.loading.pretrained import check_folder, grow_vocabulary, load_model, matrix_of
+from toque.models.loading.pretrained import (
+    check_folder,
+    grow_vocabulary,
+    load_model,
+    matrix_of,
+)
 
 
 @pytest.fixture
@@ -28,7 +33,9 @@ def folder(tmp_path, family_kind, tiny):
 
 def same_weights(a, b):
     mine, theirs = a.state_dict(), b.state_dict()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(mine[n], theirs[n]) for n in mine
+    )
 
 
 def test_a_folder_loads_bit_for_bit(folder, family_kind, tiny):
@@ -40,7 +47,9 @@ def test_a_folder_loads_bit_for_bit(folder, family_kind, tiny):
 
 
 @pytest.mark.parametrize("equal", [False, True])
-def test_a_flan_t5_keeps_its_head_and_the_stock_loss(tmp_path, tiny, some_examples, packed, equal):
+def test_a_flan_t5_keeps_its_head_and_the_stock_loss(
+    tmp_path, tiny, some_examples, packed, equal
+):
     """As Google's folder is: tied false, both tables in the file, were they equal at first."""
     model = tiny("t5-v1.1")
     if equal:
@@ -51,7 +60,9 @@ def test_a_flan_t5_keeps_its_head_and_the_stock_loss(tmp_path, tiny, some_exampl
     ours = load_model(str(tmp_path / "flan"))
     stock = T5ForConditionalGeneration.from_pretrained(tmp_path / "flan").eval()
     for prompt, target in some_examples(4):
-        theirs = stock(input_ids=torch.tensor([prompt]), labels=torch.tensor([target])).loss
+        theirs = stock(
+            input_ids=torch.tensor([prompt]), labels=torch.tensor([target])
+        ).loss
         mine = loss_sum(ours, packed("t5", [[(prompt, target)]])) / len(target)
         torch.testing.assert_close(mine, theirs)
     assert ours.lm_head.weight is not ours.shared.weight
@@ -73,7 +84,9 @@ def test_the_vocabulary_grows_and_never_shrinks(folder, family_kind, tiny):
         assert table.shape[0] == 70
         assert torch.equal(table[:61], old)
         torch.testing.assert_close(table[61:], old.mean(0).expand(9, -1))
-    shared = before.get_output_embeddings().weight is before.get_input_embeddings().weight
+    shared = (
+        before.get_output_embeddings().weight is before.get_input_embeddings().weight
+    )
     now = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert now == shared
 
@@ -99,21 +112,41 @@ LOST = "transformer.h.1.ln_1.weight"
 @pytest.mark.parametrize(
     ("breaking", "error", "words"),
     [
-        (lambda f: cut(f / "model.safetensors"), CheckpointError, "damaged or truncated"),
+        (
+            lambda f: cut(f / "model.safetensors"),
+            CheckpointError,
+            "damaged or truncated",
+        ),
         (
             lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64),
             CheckpointError,
             "declares a header of .* bytes",
         ),
-        (lambda f: without(f, LOST), CheckpointError, r"lacks 1 weights.*h\.1\.ln_1\.weight"),
-        (lambda f: configured(f, n_embd=64), CheckpointError, "but the folder has 29,472"),
+        (
+            lambda f: without(f, LOST),
+            CheckpointError,
+            r"lacks 1 weights.*h\.1\.ln_1\.weight",
+        ),
+        (
+            lambda f: configured(f, n_embd=64),
+            CheckpointError,
+            "but the folder has 29,472",
+        ),
         (
             lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
             CheckpointError,
             r"pytorch_model\.bin, a pickle",
         ),
-        (lambda f: (f / "model.safetensors").unlink(), CheckpointError, r"no model\.safetensors"),
-        (lambda f: (f / "config.json").write_text("{"), CheckpointError, "cannot be read as JSON"),
+        (
+            lambda f: (f / "model.safetensors").unlink(),
+            CheckpointError,
+            r"no model\.safetensors",
+        ),
+        (
+            lambda f: (f / "config.json").write_text("{"),
+            CheckpointError,
+            "cannot be read as JSON",
+        ),
         (
             lambda f: (f / "config.json").write_text("[]"),
             CheckpointError,
@@ -145,7 +178,10 @@ def test_a_whole_file_beside_an_index_is_the_model_for_every_reader(tmp_path, ti
     """transformers reads it, and so must what reads a base matrix by matrix."""
     model = tiny("llama")
     model.save_pretrained(tmp_path)
-    other = {name: 2 * tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    other = {
+        name: 2 * tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
     shard = "model-00001-of-00001.safetensors"
     save_file(other, tmp_path / shard, metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": dict.fromkeys(other, shard)}

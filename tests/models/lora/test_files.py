@@ -39,7 +39,8 @@ def test_fault_61_equal_adapters_are_equal_files(tmp_path: Path) -> None:
     words = [sys.executable, "-c", WRITE, str(tmp_path / "another process")]
     subprocess.run(words, env={**os.environ, "PYTHONPATH": path}, check=True)
     found = [
-        {file.name: sha256_of(file) for file in folder.iterdir()} for folder in tmp_path.iterdir()
+        {file.name: sha256_of(file) for file in folder.iterdir()}
+        for folder in tmp_path.iterdir()
     ]
     assert sorted(found[0]) == ["adapter_config.json", "adapter_model.safetensors"]
     assert found == [found[0]] * 2

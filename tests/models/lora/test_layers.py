@@ -24,7 +24,12 @@ from toque.errors import CheckpointError, ConfigError
 from toque.models.flops import parameter_counts
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
-from toque.models.loading.model_export import export_model, sample_logits, save_adapter, save_model
+from toque.models.loading.model_export import (
+    export_model,
+    sample_logits,
+    save_adapter,
+    save_model,
+)
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.adapter_files import WEIGHTS, load_adapter, merged, use_adapter
 from toque.models.lora.frozen import base_sha256, hold_frozen
@@ -48,9 +53,13 @@ def adapter_parameters(model: PreTrainedModel, kind: str, r: int) -> int:
     for module in model.modules():
         if hasattr(module, "lora_A"):
             weight = module.get_base_layer().weight
-            n_out = weight.shape[1 if isinstance(module.get_base_layer(), Conv1D) else 0]
+            n_out = weight.shape[
+                1 if isinstance(module.get_base_layer(), Conv1D) else 0
+            ]
             total += r * sum(weight.shape) + (n_out if kind == "dora" else 0)
-    rows = sum(map(len, (model.peft_config["default"].trainable_token_indices or {}).values()))
+    rows = sum(
+        map(len, (model.peft_config["default"].trainable_token_indices or {}).values())
+    )
     return total + rows * model.config.hidden_size
 
 
@@ -103,13 +112,18 @@ def test_the_sizes_of_flan_t5_large_and_xl(width, inner, heads, r):
         )  # fmt: skip
         model = T5ForConditionalGeneration(config)
         attach(model, AdapterConfig(), base="nowhere", seed=1)
-    assert (model.peft_config["default"].r, model.peft_config["default"].lora_alpha) == (r, 2 * r)
+    assert (
+        model.peft_config["default"].r,
+        model.peft_config["default"].lora_alpha,
+    ) == (r, 2 * r)
     assert parameter_counts(model).trainable / 1e6 == pytest.approx(4.72, abs=0.005)
 
 
 @each_family
 @pytest.mark.parametrize("variant", ["lora", "dora", "rslora"])
-def test_training_starts_from_the_model_with_as_many_weights_as_the_paper_says(kind, tiny, variant):
+def test_training_starts_from_the_model_with_as_many_weights_as_the_paper_says(
+    kind, tiny, variant
+):
     model = tiny(kind)
     before = sample_logits(model)
     adapter = AdapterConfig(kind=variant, r=3, dropout=0.0, target_modules="all")
@@ -122,7 +136,9 @@ def test_training_starts_from_the_model_with_as_many_weights_as_the_paper_says(k
 
 @each_family
 @pytest.mark.parametrize("targets", ["auto", "all"])
-def test_packed_and_alone_an_adapter_gets_one_gradient(kind, tiny, packed, some_examples, targets):
+def test_packed_and_alone_an_adapter_gets_one_gradient(
+    kind, tiny, packed, some_examples, targets
+):
     model, rows = adapted(tiny, kind, targets=targets), some_examples(9)
     rows[0][0][0], rows[1][0][0] = NEW
     disturb(model)
@@ -139,7 +155,9 @@ def test_packed_and_alone_an_adapter_gets_one_gradient(kind, tiny, packed, some_
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     largest = max(float(g.abs().max()) for g in gradients[0].values())
     for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-4 * largest)
+        torch.testing.assert_close(
+            gradient, gradients[1][name], rtol=1e-4, atol=1e-4 * largest
+        )
         assert float(gradient.abs().max()) > 0, name
 
 
@@ -155,13 +173,20 @@ def test_an_adapter_that_nothing_reaches_is_named(tiny, packed, some_examples):
 
 def test_unknown_targets_are_refused_with_those_there_are(tiny):
     with pytest.raises(ConfigError) as error:
-        attach(tiny("gpt2"), AdapterConfig(target_modules=("q_proj",)), base="nowhere", seed=3)
+        attach(
+            tiny("gpt2"),
+            AdapterConfig(target_modules=("q_proj",)),
+            base="nowhere",
+            seed=3,
+        )
     assert "q_proj" in str(error.value)
     assert "c_attn, c_fc, c_proj" in str(error.value)
 
 
 @each_family
-def test_frozen_matrices_in_bf16_give_the_bits_autocast_gives(kind, tiny, packed, some_examples):
+def test_frozen_matrices_in_bf16_give_the_bits_autocast_gives(
+    kind, tiny, packed, some_examples
+):
     batch, losses = packed(kind, [some_examples(3), some_examples(2, 1)]), []
     for held in (False, True):
         model = adapted(tiny, kind)
@@ -181,16 +206,24 @@ def test_frozen_matrices_in_bf16_give_the_bits_autocast_gives(kind, tiny, packed
 # peft reads a name of transformers' that is going out.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 @pytest.mark.parametrize("variant", ["lora", "dora", "rslora"])
-def test_an_adapter_loads_here_and_in_peft_and_merges(kind, tiny, base_folder, tmp_path, variant):
+def test_an_adapter_loads_here_and_in_peft_and_merges(
+    kind, tiny, base_folder, tmp_path, variant
+):
     folder = tmp_path / "adapter"
     model = saved(tiny, kind, base_folder, folder, variant=variant)
     expected = sample_logits(model)
     ours = load_with_adapter(folder, merge=False)
     assert torch.equal(sample_logits(ours), expected)
     plain = merged(ours)
-    assert not any("lora" in n or "token_adapter" in n for n, _ in plain.named_modules())
+    assert not any(
+        "lora" in n or "token_adapter" in n for n, _ in plain.named_modules()
+    )
     torch.testing.assert_close(sample_logits(plain), expected, rtol=1e-4, atol=1e-4)
-    auto = AutoModelForSeq2SeqLM if model.config.is_encoder_decoder else AutoModelForCausalLM
+    auto = (
+        AutoModelForSeq2SeqLM
+        if model.config.is_encoder_decoder
+        else AutoModelForCausalLM
+    )
     theirs = PeftModel.from_pretrained(auto.from_pretrained(base_folder), folder)
     torch.testing.assert_close(sample_logits(theirs), expected, rtol=1e-5, atol=1e-5)
 
@@ -208,7 +241,9 @@ def test_adapters_are_swapped_beside_one_base(kind, tiny, base_folder, tmp_path)
     assert torch.equal(sample_logits(model), sample_logits(first))
     use_adapter(model, None)
     assert torch.equal(sample_logits(model), bare)
-    assert torch.equal(output_head(model)[0], output_head(load_model(str(base_folder)))[0])
+    assert torch.equal(
+        output_head(model)[0], output_head(load_model(str(base_folder)))[0]
+    )
     use_adapter(model, "b")  # which trains no token, unlike the other
     assert torch.equal(output_head(model)[0], output_head(second)[0])
     with pytest.raises(ConfigError, match="Loaded adapters: a, b"):
@@ -243,7 +278,9 @@ def test_an_export_is_merged_read_back_and_compared(kind, tiny, base_folder, tmp
     assert done.was_adapter
     assert done.difference < 1e-5
     whole = load_model(str(tmp_path / "merged"))
-    torch.testing.assert_close(sample_logits(whole), sample_logits(model), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        sample_logits(whole), sample_logits(model), rtol=1e-4, atol=1e-4
+    )
     with pytest.raises(CheckpointError, match="not empty"):
         export_model(tmp_path / "adapter", tmp_path / "merged", card="")
 

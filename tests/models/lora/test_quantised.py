@@ -40,7 +40,9 @@ def matrix(rows: int = 96, columns: int = 128) -> torch.Tensor:
 
 # A row's largest of 128 normal numbers is about 2.7: half a step of 127 is 0.01; with 16 levels
 # Dettmers et al. 2023 give a mean absolute error of 0.073 for normal numbers in blocks of 64.
-@pytest.mark.parametrize(("name", "most", "mean"), [("int8", 0.02, 0.008), ("nf4", 0.6, 0.08)])
+@pytest.mark.parametrize(
+    ("name", "most", "mean"), [("int8", 0.02, 0.008), ("nf4", 0.6, 0.08)]
+)
 def test_a_matrix_comes_back_to_within_its_steps(name, most, mean):
     original = matrix()
     layer = QuantisedLinear(original, None, form_of(name))
@@ -92,22 +94,32 @@ def quantised(kind: str, name: FormName | None, dtype: torch.dtype = torch.float
 
 
 @each_form
-def test_packed_examples_have_the_loss_they_have_alone(name, family_kind, some_examples):
+def test_packed_examples_have_the_loss_they_have_alone(
+    name, family_kind, some_examples
+):
     model, made = quantised(family_kind, name), some_examples(5)
     layers = dict(quantised_layers(model))
     assert layers
-    assert not any(part in path for path in layers for part in (".wo", "lm_head", "lora_"))
+    assert not any(
+        part in path for path in layers for part in (".wo", "lm_head", "lora_")
+    )
     together = loss_sum(model, pack(family_kind, [made[:3], made[3:]])).detach()
     alone = sum(loss_sum(model, pack(family_kind, [[example]])) for example in made)
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
-    plain = loss_sum(quantised(family_kind, None), pack(family_kind, [made[:3], made[3:]]))
+    plain = loss_sum(
+        quantised(family_kind, None), pack(family_kind, [made[:3], made[3:]])
+    )
     plain = plain.detach()
     assert float(together) != float(plain)
-    assert float(together) == pytest.approx(float(plain), rel={"int8": 0.03, "nf4": 0.35}[name])
+    assert float(together) == pytest.approx(
+        float(plain), rel={"int8": 0.03, "nf4": 0.35}[name]
+    )
 
 
 @each_form
-def test_gradients_reach_the_adapters_and_are_recomputed_to_the_bit(name, some_examples):
+def test_gradients_reach_the_adapters_and_are_recomputed_to_the_bit(
+    name, some_examples
+):
     batch, gradients = pack("t5", [some_examples(3), some_examples(2, 1)]), []
     for recompute in (False, True):
         model = quantised("t5", name, torch.bfloat16)
@@ -118,7 +130,9 @@ def test_gradients_reach_the_adapters_and_are_recomputed_to_the_bit(name, some_e
         with torch.autocast("cpu", torch.bfloat16):
             loss = loss_sum(model, batch)
         torch.autograd.backward(loss)
-        gradients.append({n: p.grad for n, p in model.named_parameters() if p.requires_grad})
+        gradients.append(
+            {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+        )
     assert all(g is not None and g.any() for g in gradients[0].values())
     assert all(torch.equal(g, gradients[1][n]) for n, g in gradients[0].items())
 

@@ -103,12 +103,16 @@ def state(step: int) -> dict[str, Any]:
     return {"progress": {"step": step}, "cursor": {}}
 
 
-def save(saves: CheckpointSaver, parts: Parts, step: int, *, final: bool = True) -> None:
+def save(
+    saves: CheckpointSaver, parts: Parts, step: int, *, final: bool = True
+) -> None:
     saves.save(Progress(step), parts.tensors(), state(step), final=final)
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+    return one.keys() == other.keys() and all(
+        torch.equal(one[n], other[n]) for n in one
+    )
 
 
 def saved_and_continued(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -124,7 +128,9 @@ def saved_and_continued(ranks: Ranks, folder: Path) -> dict[str, Any]:
         if ranks.is_main:
             write_tensors(whole, folder / f"{name}.safetensors")
         other.load(folder / name / "checkpoints" / "step-00000002")
-        loaded = same(other.whole(), whole) if ranks.is_main or mesh is not None else True
+        loaded = (
+            same(other.whole(), whole) if ranks.is_main or mesh is not None else True
+        )
         parts.update(2, 2), other.update(2, 2)
         seen[name] = {
             "loaded": loaded,
@@ -142,7 +148,9 @@ def loaded_from_one_process(ranks: Ranks, folder: Path) -> bool:
     alone = Parts(3, None)
     alone.update(0, 2)
     if ranks.is_main:
-        CheckpointStore(folder / "one" / "checkpoints").save(2, alone.tensors(), state(2))
+        CheckpointStore(folder / "one" / "checkpoints").save(
+            2, alone.tensors(), state(2)
+        )
         save(saves_in(folder / "one-shard", Ranks())[0], alone, 2)
     ranks.broadcast()
     equal = True
@@ -211,7 +219,9 @@ def refused_by_a_disk(ranks: Ranks, folder: Path) -> dict[str, Any]:
         "warnings": told.warnings,
         "failed": saves.counts.failed,
         "names": names,
-        "whole": verify_checkpoint(folder / "full" / "checkpoints" / "step-00000001").step,
+        "whole": verify_checkpoint(
+            folder / "full" / "checkpoints" / "step-00000001"
+        ).step,
     }
 
 

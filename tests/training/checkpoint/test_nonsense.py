@@ -26,7 +26,10 @@ STEP = 6
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The folder of a whole checkpoint of step 6."""
-    run, before = tmp_path_factory.mktemp("whole"), torch.are_deterministic_algorithms_enabled()
+    run, before = (
+        tmp_path_factory.mktemp("whole"),
+        torch.are_deterministic_algorithms_enabled(),
+    )
     RunMaker(run)(steps=STEP, **options()).trainer.fit()
     set_deterministic(before)
     return run / "checkpoints" / f"step-{STEP:08d}"
@@ -56,17 +59,23 @@ def rehashed(folder: Path, **changes: Any) -> None:
     (folder / MANIFEST).write_bytes(new.to_json())
 
 
-def with_state(folder: Path, change: Callable[[dict[str, Any]], Any], *, both: bool = True) -> None:
+def with_state(
+    folder: Path, change: Callable[[dict[str, Any]], Any], *, both: bool = True
+) -> None:
     """`both`: the manifest repeats the changed progress and cursor, as the saver does."""
     path = folder / "state.json"
     state = json.loads(path.read_text())
     change(state)
     path.write_text(json.dumps(state))
-    told = {n: state[n] for n in ("progress", "cursor") if isinstance(state.get(n), dict)}
+    told = {
+        n: state[n] for n in ("progress", "cursor") if isinstance(state.get(n), dict)
+    }
     rehashed(folder, **(told if both and all(told.values()) else {}))
 
 
-def with_tensors(folder: Path, stem: str, change: Callable[[dict[str, Any]], Any]) -> None:
+def with_tensors(
+    folder: Path, stem: str, change: Callable[[dict[str, Any]], Any]
+) -> None:
     path = folder / f"{stem}.safetensors"
     tensors = load_file(path)
     change(tensors)
@@ -100,7 +109,10 @@ def setting(*place: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 NUMBERS = [-5, 1e30, "6", None, True, [], {}, 10**400]
 PLACES = [
-    *(("progress", name) for name in ("step", "examples", "tokens", "target_tokens", "epoch")),
+    *(
+        ("progress", name)
+        for name in ("step", "examples", "tokens", "target_tokens", "epoch")
+    ),
     *(("cursor", name) for name in ("epoch", "window", "row", "stage", "updates")),
     ("best", "step"),
     ("callbacks", "Patience", "evaluations_without_improvement"),
@@ -117,7 +129,8 @@ def test_fault_64_numbers_of_another_type_or_range_are_refused(make_run, saved, 
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "7", '"state"', "{}", "NaN", "[" * 9999, '{"progress": NaN}', "{\xff", ""]
+    "text",
+    ["[]", "7", '"state"', "{}", "NaN", "[" * 9999, '{"progress": NaN}', "{\xff", ""],
 )
 def test_fault_64_a_state_of_another_form_is_refused(make_run, saved, text):
     (saved / "state.json").write_bytes(text.encode("latin-1"))
@@ -163,11 +176,27 @@ def fill(name: str, value: float) -> Callable[[dict[str, Any]], None]:
     ("stem", "change", "said"),
     [
         ("model", fill("embed.weight", 0.0), "embed.weight is all zero"),
-        ("model", fill("mix.weight_hh_l0", math.nan), "weight_hh_l0 has numbers that are not"),
-        ("model", fill("norm.bias", math.inf), "norm.bias has numbers that are not finite"),
-        ("model", lambda t: t.update({"norm.bias": t["norm.bias"].double()}), "float64"),
+        (
+            "model",
+            fill("mix.weight_hh_l0", math.nan),
+            "weight_hh_l0 has numbers that are not",
+        ),
+        (
+            "model",
+            fill("norm.bias", math.inf),
+            "norm.bias has numbers that are not finite",
+        ),
+        (
+            "model",
+            lambda t: t.update({"norm.bias": t["norm.bias"].double()}),
+            "float64",
+        ),
         ("optimizer", fill("embed.weight/step", -5.0), "counts -5 updates"),
-        ("optimizer", fill("embed.weight/step", 7.0), "counts 7 updates, in a run of 6"),
+        (
+            "optimizer",
+            fill("embed.weight/step", 7.0),
+            "counts 7 updates, in a run of 6",
+        ),
         ("optimizer", fill("embed.weight/step", 0.5), "counts 0.5 updates"),
         ("optimizer", fill("embed.weight/exp_avg", math.nan), "not finite"),
         ("optimizer", fill("embed.weight/exp_avg_sq", -1.0), "has negative numbers"),

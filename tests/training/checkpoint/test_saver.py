@@ -11,7 +11,9 @@ from toque.training.checkpoint.store import CheckpointStore, SaveError
 
 
 def run_with(make_run, after=lambda _stage: None, **options):
-    store = CheckpointStore(make_run.folder / "checkpoints", keep_last=1000, after=after)
+    store = CheckpointStore(
+        make_run.folder / "checkpoints", keep_last=1000, after=after
+    )
     return make_run(background_saves=True, store=store, **options)
 
 
@@ -22,12 +24,17 @@ class Gate:
         self.opened, self.reached = threading.Event(), threading.Event()
 
     def __call__(self, stage):
-        if stage == "mkdir" and threading.current_thread() is not threading.main_thread():
+        if (
+            stage == "mkdir"
+            and threading.current_thread() is not threading.main_thread()
+        ):
             self.reached.set()
             assert self.opened.wait(60)
 
 
-def test_checkpoints_are_those_of_the_foreground_and_training_goes_on_meanwhile(make_run):
+def test_checkpoints_are_those_of_the_foreground_and_training_goes_on_meanwhile(
+    make_run,
+):
     plain = make_run(folder=make_run.folder / "plain", steps=6, save_every="2 steps")
     plain.trainer.fit()
     gate = Gate()
@@ -47,14 +54,22 @@ def test_checkpoints_are_those_of_the_foreground_and_training_goes_on_meanwhile(
     assert (end.saves.written, end.saves.skipped) == (2, 1)
     assert "the save at step 4 is skipped" in run.recorder.warnings[0]
     folder, whole = (r.trainer.checkpoints.folder for r in (run, plain))
-    assert sorted(p.name for p in folder.glob("step-*")) == ["step-00000002", "step-00000006"]
+    assert sorted(p.name for p in folder.glob("step-*")) == [
+        "step-00000002",
+        "step-00000006",
+    ]
     for name in ("model.safetensors", "optimizer.safetensors"):
         for step in ("step-00000002", "step-00000006"):
-            assert (folder / step / name).read_bytes() == (whole / step / name).read_bytes()
+            assert (folder / step / name).read_bytes() == (
+                whole / step / name
+            ).read_bytes()
 
 
 def failing_in_background(stage):
-    if stage == f"fsync {MANIFEST}" and threading.current_thread() is not threading.main_thread():
+    if (
+        stage == f"fsync {MANIFEST}"
+        and threading.current_thread() is not threading.main_thread()
+    ):
         raise OSError(28, "No space left on device")
 
 
@@ -75,7 +90,9 @@ def test_an_error_that_comes_with_the_end_is_not_lost(make_run):
     with pytest.raises(SaveError, match="Cannot save step 4"):
         run.trainer.fit()
     assert run.recorder.ends[0].saves.failed == 3  # the best model too
-    assert [p for p in run.trainer.checkpoints.folder.iterdir() if p.name != ".lock"] == []
+    assert [
+        p for p in run.trainer.checkpoints.folder.iterdir() if p.name != ".lock"
+    ] == []
 
 
 def test_a_mistake_of_the_program_is_raised_and_not_called_a_full_disk(make_run):

@@ -91,7 +91,9 @@ def test_a_full_disk_of_one_rank_is_a_failed_save_on_all(seen):
         said = rank["full"]
         assert "Cannot save step 3" in said["said"]
         assert "rank 1: No space left on device" in said["said"]
-        assert ["Cannot save step 2" in w for w in said["warnings"]] == ([True] if told else [])
+        assert ["Cannot save step 2" in w for w in said["warnings"]] == (
+            [True] if told else []
+        )
         assert said["failed"] == 2
         assert said["names"] == ["step-00000001"]
         assert said["whole"] == 1
@@ -121,15 +123,27 @@ def mixed(step: Path) -> None:
 
 def of_another_world(step: Path) -> None:
     """The manifest of a save by one process."""
-    other = step.parents[2] / "one-shard" / "checkpoints" / "step-00000002" / "manifest.json"
+    other = (
+        step.parents[2]
+        / "one-shard"
+        / "checkpoints"
+        / "step-00000002"
+        / "manifest.json"
+    )
     shutil.copy(other, step / "manifest.json")
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a flipped bit": (lambda s: flip(s / SHARDS[1]), f"{SHARDS[1]} is damaged: its SHA-256"),
+    "a flipped bit": (
+        lambda s: flip(s / SHARDS[1]),
+        f"{SHARDS[1]} is damaged: its SHA-256",
+    ),
     "a missing shard": (lambda s: (s / SHARDS[0]).unlink(), f"{SHARDS[0]} is missing"),
     "shards of two saves": (mixed, f"{SHARDS[1]} is damaged: its SHA-256"),
-    "a flipped bit of the layout": (lambda s: flip(s / "shards.json"), "shards.json is damaged"),
+    "a flipped bit of the layout": (
+        lambda s: flip(s / "shards.json"),
+        "shards.json is damaged",
+    ),
     "a manifest of another world": (
         of_another_world,
         "has the checkpoint of step 2. It was renamed",
@@ -139,7 +153,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_taken(folder, tmp_path, case):
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_taken(
+    folder, tmp_path, case
+):
     damage, words = DAMAGE[case]
     for name in ("fsdp", "one-shard"):
         shutil.copytree(folder / name, tmp_path / name)

@@ -20,7 +20,10 @@ def tensors(value):
 
 
 def state(step):
-    return {"progress": {"step": step, "epoch": step / 10}, "cursor": {"epoch": 0, "row": step}}
+    return {
+        "progress": {"step": step, "epoch": step / 10},
+        "cursor": {"epoch": 0, "row": step},
+    }
 
 
 @pytest.fixture
@@ -83,11 +86,16 @@ DAMAGE = {
     "a truncated file": lambda f: truncate(f / "model.safetensors"),
     "an empty file": lambda f: (f / "model.safetensors").write_bytes(b""),
     "a missing file": lambda f: (f / "optimizer.safetensors").unlink(),
-    "a folder in its place": lambda f: ((f / "state.json").unlink(), (f / "state.json").mkdir()),
+    "a folder in its place": lambda f: (
+        (f / "state.json").unlink(),
+        (f / "state.json").mkdir(),
+    ),
     "a missing manifest": lambda f: (f / "manifest.json").unlink(),
     "an empty manifest": lambda f: (f / "manifest.json").write_bytes(b""),
     "a truncated manifest": lambda f: [truncate(f / "manifest.json") for _ in range(2)],
-    "a manifest that is no JSON": lambda f: (f / "manifest.json").write_bytes(b"\xff\x00{"),
+    "a manifest that is no JSON": lambda f: (f / "manifest.json").write_bytes(
+        b"\xff\x00{"
+    ),
     "a manifest that is no object": lambda f: (f / "manifest.json").write_bytes(b"[1]"),
     "swapped files": lambda f: (
         (f / "model.safetensors").rename(f / "x"),
@@ -98,7 +106,9 @@ DAMAGE = {
     "a file listed twice": lambda f: rewrite_manifest(
         f, files=json.loads((f / "manifest.json").read_text())["files"] * 2
     ),
-    "a file outside": lambda f: rewrite_manifest(f, files=listing("../step-00000002/state.json")),
+    "a file outside": lambda f: rewrite_manifest(
+        f, files=listing("../step-00000002/state.json")
+    ),
     "an absolute name": lambda f: rewrite_manifest(f, files=listing("/etc/passwd")),
     "a link to elsewhere": lambda f: (
         shutil.copy(f / "state.json", f.parent / "elsewhere"),
@@ -147,7 +157,8 @@ def test_a_newer_format_is_refused_and_not_skipped(store):
     save(store, 2, 4)
     rewrite_manifest(store.folder / "step-00000004", format=SHARDED + 1)
     with pytest.raises(
-        OtherFormatError, match=f"format {SHARDED + 1}, but this Toque reads formats up to"
+        OtherFormatError,
+        match=f"format {SHARDED + 1}, but this Toque reads formats up to",
     ):
         store.newest_valid()
 
@@ -196,13 +207,17 @@ def keep_best(store, step, loss, **others):
     metrics = {"loss": loss, **others}
     if not store.is_among_best(step, metrics):
         return False
-    store.save(step, {"model": tensors(step)["model"]}, {"progress": {}}, metrics=metrics)
+    store.save(
+        step, {"model": tensors(step)["model"]}, {"progress": {}}, metrics=metrics
+    )
     return True
 
 
 def test_a_best_model_of_other_evaluations_is_not_compared(store):
     def evaluated(**settings):
-        return RunIdentity(settings={"evaluation": {"max_examples": 512, "texts": 16} | settings})
+        return RunIdentity(
+            settings={"evaluation": {"max_examples": 512, "texts": 16} | settings}
+        )
 
     store.identity = evaluated()
     assert keep_best(store, 2, 4.0)
@@ -214,14 +229,36 @@ def test_a_best_model_of_other_evaluations_is_not_compared(store):
     assert store.best().step == 2
 
 
-def test_the_best_are_those_with_the_lowest_loss_and_a_damaged_one_is_passed_over(store):
+def test_the_best_are_those_with_the_lowest_loss_and_a_damaged_one_is_passed_over(
+    store,
+):
     store.keep_best = 2
-    losses = [(1, 5.0), (2, 4.0), (3, 4.5), (4, 9.0), (5, 4.0), (6, float("nan")), (5, 4.0)]
+    losses = [
+        (1, 5.0),
+        (2, 4.0),
+        (3, 4.5),
+        (4, 9.0),
+        (5, 4.0),
+        (6, float("nan")),
+        (5, 4.0),
+    ]
     kept = [keep_best(store, step, loss) for step, loss in losses]
-    assert kept == [True, True, True, False, True, False, True]  # the last met after a resume
+    assert kept == [
+        True,
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]  # the last met after a resume
     assert names(store.best_folder) == ["step-00000002", "step-00000005"]
     assert store.best().step == 2  # of equals, the earlier
-    assert names(store.best().path) == ["manifest.json", "model.safetensors", "state.json"]
+    assert names(store.best().path) == [
+        "manifest.json",
+        "model.safetensors",
+        "state.json",
+    ]
     flip(store.best().path / "model.safetensors")
     assert store.best().step == 5
 
@@ -286,7 +323,12 @@ def test_killed_after_every_system_call_the_old_or_the_new_checkpoint_stands(tmp
     assert done.returncode == 0, done.stderr
     stages = done.stdout.split("\n")
     assert stages[-2] == "all moments passed"
-    for stage in ("write model.safetensors", "fsync manifest.json", "rename", "set aside"):
+    for stage in (
+        "write model.safetensors",
+        "fsync manifest.json",
+        "rename",
+        "set aside",
+    ):
         assert stage in stages
     assert "remove step-00000001" in stages
 

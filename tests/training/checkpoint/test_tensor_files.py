@@ -41,14 +41,19 @@ WHOLE = {
         "b": torch.arange(3, dtype=torch.bfloat16),
         "none": torch.zeros(0, 4),
     },
-    "optimizer": {"w/exp_avg": -torch.arange(77.0).reshape(7, 11), "w/step": torch.tensor(5.0)},
+    "optimizer": {
+        "w/exp_avg": -torch.arange(77.0).reshape(7, 11),
+        "w/step": torch.tensor(5.0),
+    },
 }
 ONE = (Shard(0),)
 Cut = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def one_of(rank: int, sizes: tuple[int, ...], placements: tuple[Placement, ...]) -> Iterator[Cut]:
+def one_of(
+    rank: int, sizes: tuple[int, ...], placements: tuple[Placement, ...]
+) -> Iterator[Cut]:
     """Be one rank of a mesh, the others of which are made up: nothing here is exchanged."""
     world_size = torch.Size(sizes).numel()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
@@ -71,7 +76,10 @@ def write(
     world_size, cuts = torch.Size(sizes).numel(), {}
     for rank in range(world_size):
         with one_of(rank, sizes, placements) as cut:
-            own = {stem: {n: cut(t) for n, t in named.items()} for stem, named in WHOLE.items()}
+            own = {
+                stem: {n: cut(t) for n, t in named.items()}
+                for stem, named in WHOLE.items()
+            }
             slices, cut_here = shard_of(own, rank=rank, world_size=world_size)
         name = shard_name(rank, world_size)
         write_tensors(slices, folder / name)
@@ -95,7 +103,9 @@ def test_any_mesh_reads_what_any_other_wrote(tmp_path, written):
         for rank in range(torch.Size(sizes).numel()):
             with one_of(rank, sizes, placements) as cut:
                 for stem, named in WHOLE.items():
-                    own = {name: cut(torch.full_like(t, 7)) for name, t in named.items()}
+                    own = {
+                        name: cut(torch.full_like(t, 7)) for name, t in named.items()
+                    }
                     found = read_sharded(tmp_path, layout, stem, own.get)
                     assert found.keys() == named.keys()
                     for name, tensor in named.items():
@@ -116,7 +126,9 @@ def test_each_number_is_written_once_and_plain_tensors_are_dealt_out(tmp_path):
     write(tmp_path, (4,))
     sizes = [file.stat().st_size for file in sorted(tmp_path.iterdir())]
     whole = tmp_path / "whole.safetensors"
-    every = {f"{stem}/{n}": t for stem, named in WHOLE.items() for n, t in named.items()}
+    every = {
+        f"{stem}/{n}": t for stem, named in WHOLE.items() for n, t in named.items()
+    }
     write_tensors(every, whole)
     headers = 5 * 600
     assert sum(sizes) <= whole.stat().st_size + headers
@@ -139,7 +151,9 @@ def test_a_tensor_of_another_shape_than_the_runs_is_read_whole(tmp_path):
     with one_of(0, (2,), ONE) as cut:
         other = cut(torch.zeros(8, 11))
         found = read_sharded(tmp_path, layout, "model", {"w": other}.get)
-    assert torch.equal(found["w"], WHOLE["model"]["w"])  # the mismatch is for the loader to name
+    assert torch.equal(
+        found["w"], WHOLE["model"]["w"]
+    )  # the mismatch is for the loader to name
 
 
 def changed(layout: ShardLayout, name: str, **fields: object) -> bytes:
@@ -149,10 +163,19 @@ def changed(layout: ShardLayout, name: str, **fields: object) -> bytes:
 
 
 NONSENSE = {
-    "overlaps": ({"slices": [[0, 0, 4], [1, 3, 7]]}, "after 4 comes the slice from 3 to 7"),
-    "a gap": ({"slices": [[0, 0, 3], [1, 4, 7]]}, "after 3 comes the slice from 4 to 7"),
+    "overlaps": (
+        {"slices": [[0, 0, 4], [1, 3, 7]]},
+        "after 4 comes the slice from 3 to 7",
+    ),
+    "a gap": (
+        {"slices": [[0, 0, 3], [1, 4, 7]]},
+        "after 3 comes the slice from 4 to 7",
+    ),
     "an end too early": ({"slices": [[0, 0, 4]]}, "its slices end at 4 of 7"),
-    "backwards": ({"slices": [[0, 0, 4], [1, 4, 2]]}, "after 4 comes the slice from 4 to 2"),
+    "backwards": (
+        {"slices": [[0, 0, 4], [1, 4, 2]]},
+        "after 4 comes the slice from 4 to 2",
+    ),
     "another file": ({"slices": [[0, 0, 4], [2, 4, 7]]}, "a slice is in file 2 of 2"),
     "another dimension": ({"dim": 2}, "cut along dimension 2 of 2"),
     "no dtype": ({"dtype": "Tensor"}, "'Tensor' is not a dtype"),
@@ -180,7 +203,9 @@ def test_a_layout_that_names_a_file_the_manifest_does_not_is_of_another_save(tmp
 def test_a_file_whose_slice_is_another_than_the_layout_says_is_named(tmp_path):
     layout = write(tmp_path, (2,))
     write_tensors({"model/w": torch.zeros(2, 11)}, tmp_path / shard_name(1, 2))
-    with pytest.raises(CheckpointError, match=r"slice of model/w from 4 to 7 .* different saves"):
+    with pytest.raises(
+        CheckpointError, match=r"slice of model/w from 4 to 7 .* different saves"
+    ):
         read_sharded(tmp_path, layout, "model", lambda _name: None)
 
 
@@ -195,13 +220,21 @@ def test_a_file_without_the_tensor_is_named(tmp_path):
 
 def test_views_and_transposes_are_written_as_they_read(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
-    tensors = {"t": base.T, "row": base[1], "base": base, "nan": torch.tensor([float("nan"), -0.0])}
+    tensors = {
+        "t": base.T,
+        "row": base[1],
+        "base": base,
+        "nan": torch.tensor([float("nan"), -0.0]),
+    }
     write_tensors(tensors, tmp_path / "a")
     back = load_file(tmp_path / "a")
     assert torch.equal(back["t"], base.T)
     assert torch.equal(back["row"], base[1])
     assert torch.equal(back["base"], base)
-    assert back["nan"].view(torch.int32).tolist() == tensors["nan"].view(torch.int32).tolist()
+    assert (
+        back["nan"].view(torch.int32).tolist()
+        == tensors["nan"].view(torch.int32).tolist()
+    )
     assert bytes_of(tensors) == 48 + 16 + 48 + 8
 
 
@@ -209,7 +242,10 @@ def test_views_and_transposes_are_written_as_they_read(tmp_path):
     ("content", "message"),
     [
         (b"", "declares a header"),
-        ((10**10).to_bytes(8, "little") + b"{}", "declares a header of 10,000,000,000 bytes"),
+        (
+            (10**10).to_bytes(8, "little") + b"{}",
+            "declares a header of 10,000,000,000 bytes",
+        ),
         ((2).to_bytes(8, "little") + b"[]", "damaged or truncated"),
         (b"\x80\x04\x95 a pickle, say, of some length", "declares a header"),
         (None, "x.safetensors is missing."),
@@ -249,6 +285,11 @@ def test_each_difference_is_named_and_nothing_is_loaded(tiny_model):
     saved["embed.weight"].zero_()
     with pytest.raises(CheckpointError) as error:
         load_model_tensors(tiny_model, saved, where="step-9")
-    for part in ("norm.weight is float32 3", "norm.bias is float64", "extra is unk", "scale is mi"):
+    for part in (
+        "norm.weight is float32 3",
+        "norm.bias is float64",
+        "extra is unk",
+        "scale is mi",
+    ):
         assert part in str(error.value)
     assert torch.equal(tiny_model.embed.weight, before)

@@ -24,7 +24,9 @@ def given(monkeypatch, environment):
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize("environment", [SEVERAL, {"OMPI_COMM_WORLD_SIZE": "2"}, {"PMI_SIZE": "4"}])
+@pytest.mark.parametrize(
+    "environment", [SEVERAL, {"OMPI_COMM_WORLD_SIZE": "2"}, {"PMI_SIZE": "4"}]
+)
 def test_one_process_of_several_does_not_train_alone(monkeypatch, environment):
     refuse_lone_process("auto")
     given(monkeypatch, environment)
@@ -49,8 +51,13 @@ def test_settings_that_are_not_read_are_named_with_those_that_are(monkeypatch):
         "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR", "ACCELERATE_USE_FSDP": "true",
     })  # fmt: skip
     precision, *others = ignored_settings("auto")
-    assert precision == "ACCELERATE_MIXED_PRECISION=fp16 is ignored: use train.precision=fp16"
-    assert others[0].startswith("ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is ignored: train.batch")
+    assert (
+        precision
+        == "ACCELERATE_MIXED_PRECISION=fp16 is ignored: use train.precision=fp16"
+    )
+    assert others[0].startswith(
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is ignored: train.batch"
+    )
     assert others[1:] == [
         "ACCELERATE_DYNAMO_BACKEND=inductor is ignored: use train.compile=true",
         "ACCELERATE_USE_FSDP=true is ignored: use train.strategy=fsdp",

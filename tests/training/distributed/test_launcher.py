@@ -16,7 +16,11 @@ import torch
 
 from toque.errors import ConfigError, RankLost
 from toque.hardware.processor import usable_cores
-from toque.training.distributed.launcher import environment_of, launch, refuse_impossible
+from toque.training.distributed.launcher import (
+    environment_of,
+    launch,
+    refuse_impossible,
+)
 
 RANK = """
 import os, signal, sys, time
@@ -76,7 +80,9 @@ if rank == 1 and again == 0:
 
 
 def test_a_rank_that_is_killed_again_is_named_in_the_end(said):
-    with pytest.raises(RankLost, match=r"Rank 0 \(process \d+ on .*\) was killed by SIGKILL"):
+    with pytest.raises(
+        RankLost, match=r"Rank 0 \(process \d+ on .*\) was killed by SIGKILL"
+    ):
         ended("rank or os.kill(os.getpid(), signal.SIGKILL)", said)
     assert len([line for line in said if "restart 1 of 1" in line]) == 1
 
@@ -102,7 +108,8 @@ def when(there: Callable[[], bool], act: Callable[[], None]) -> threading.Thread
 
 
 @pytest.mark.parametrize(
-    ("answer", "code"), [("sys.exit(75)", 75), ("os._exit(130)", 130), (None, 128 + signal.SIGTERM)]
+    ("answer", "code"),
+    [("sys.exit(75)", 75), ("os._exit(130)", 130), (None, 128 + signal.SIGTERM)],
 )
 def test_signals_go_to_the_ranks_and_end_the_command(answer, code, said, tmp_path):
     """A rank that does not handle one dies of it: then nothing was saved, nor is tried again."""
@@ -112,7 +119,9 @@ def test_signals_go_to_the_ranks_and_end_the_command(answer, code, said, tmp_pat
 open({str(tmp_path)!r} + f"/{{rank}}", "w").close()
 time.sleep(60)
 """
-    sender = when(lambda: len(names(tmp_path)) == 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    sender = when(
+        lambda: len(names(tmp_path)) == 2, lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
     assert ended(body, said) == code
     sender.join()
     assert len(said) == 1

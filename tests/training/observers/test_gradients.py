@@ -16,7 +16,10 @@ def test_groups_add_up_to_the_updates_own_norm_and_the_run_is_the_same(
     plain = make_run(folder=tmp_path / "plain", **options)
     plain.trainer.fit()
     gradients = Gradients(
-        lambda event, **fields: events.append((event, fields)), 2, torch.nn.Module(), phases=None
+        lambda event, **fields: events.append((event, fields)),
+        2,
+        torch.nn.Module(),
+        phases=None,
     )
     run = make_run(folder=tmp_path / "watched", callbacks=(gradients,), **options)
     gradients.model, gradients.phases = run.trainer.model, run.trainer.runtime.phases

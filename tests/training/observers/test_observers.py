@@ -23,7 +23,9 @@ STOP = Duration(100, "steps")
 
 
 def log_of(tmp_path, **options):
-    log = MetricsLog(tmp_path / "run" / "metrics.jsonl", log_every=Duration(2, "steps"), **options)
+    log = MetricsLog(
+        tmp_path / "run" / "metrics.jsonl", log_every=Duration(2, "steps"), **options
+    )
     log.on_fit_start(RunStart(Progress(), STOP, ("a note",)))
     return log
 
@@ -43,7 +45,9 @@ def test_the_events_and_fields_of_the_contract(tmp_path):
         log.on_step(update(step, loss=float(step)))
     log.on_evaluate(Progress(step=3), {"loss": 1.5, "perplexity": math.inf})
     log.on_before_save(Progress(step=3))
-    log.on_save(Progress(step=3), Saved(tmp_path / "checkpoints" / "step-00000003", 3, 10, 0.5))
+    log.on_save(
+        Progress(step=3), Saved(tmp_path / "checkpoints" / "step-00000003", 3, 10, 0.5)
+    )
     log.on_fit_end(RunEnd("finished", Progress(step=3, seconds=1.5), 9.0, Best(3, 1.5)))
     start, warning, one, two, evaluation, three, save, end = lines(log)
     assert start["event"] == "start"
@@ -81,7 +85,9 @@ def test_utilisation_above_one_is_never_printed_and_doubted_once(tmp_path):
         log.on_step(update(step))
     steps = [e for e in lines(log) if e["event"] == "step"]
     assert {e["mfu"] for e in steps} == {None}
-    doubts = [e for e in lines(log) if e["event"] == "warning" and "peak" in e["message"]]
+    doubts = [
+        e for e in lines(log) if e["event"] == "warning" and "peak" in e["message"]
+    ]
     assert len(doubts) == 1
     assert "measured, 8³ product" in doubts[0]["message"]
     assert "Other programs probably slowed the measurement" in doubts[0]["message"]
@@ -123,7 +129,9 @@ def watched(*, terminal, evaluated=(3, 4)):
         progress.on_before_step(Progress(step=step - 1))
         progress.on_step(update(step, loss=9.0 - step))
         if step in evaluated:
-            progress.on_evaluate(Progress(step, step / 10), {"loss": 5.0 - step, "n": 5.0})
+            progress.on_evaluate(
+                Progress(step, step / 10), {"loss": 5.0 - step, "n": 5.0}
+            )
     progress.on_save(Progress(step=3), Saved(None, 3, 1, 0.0))
     progress.on_warning(Progress(step=4), "the disk is full")
     progress.on_fit_end(RunEnd("early_stopping", Progress(step=4), 75.0, Best(4, 1.5)))
@@ -167,7 +175,9 @@ def epochs(n_epochs, *, evaluated=()):
         at = Progress(step, step / 10)
         before = Progress(step - 1, (step - 1) / 10)
         progress.on_before_step(before)
-        progress.on_step(replace(update(step, loss=float(step)), before=before, progress=at))
+        progress.on_step(
+            replace(update(step, loss=float(step)), before=before, progress=at)
+        )
         if step in evaluated:
             progress.on_evaluate(at, {"loss": 1.5})
     progress.on_fit_end(RunEnd("finished", at, 1.0))
@@ -225,7 +235,13 @@ def test_the_live_line_is_of_now_and_not_of_the_last_logged_step():
         progress.on_step(update(step, loss=9.0 - step, seconds=0.5 * step))
     # Rates are over the updates since the last logged line, and the first update is logged.
     assert [text.split("  ")[:6] for text, _ in heard.progressed] == [
-        [f"step {step}", f"epoch {step / 10:.2f}", f"loss {9 - step:.4f}", "lr 1.00e-03", *speed]
+        [
+            f"step {step}",
+            f"epoch {step / 10:.2f}",
+            f"loss {9 - step:.4f}",
+            "lr 1.00e-03",
+            *speed,
+        ]
         for step, *speed in (
             (1, "2 steps/s", "200 tokens/s"),
             (2, "1 steps/s", "100 tokens/s"),
@@ -233,7 +249,9 @@ def test_the_live_line_is_of_now_and_not_of_the_last_logged_step():
             (4, "0.667 steps/s", "67 tokens/s"),
         )
     ]
-    assert heard.details == [heard.progressed[0][0]]  # the first update has a line of the log
+    assert heard.details == [
+        heard.progressed[0][0]
+    ]  # the first update has a line of the log
 
 
 def test_the_loss_is_read_for_a_line_that_can_be_seen():
@@ -270,7 +288,9 @@ def test_the_time_left_is_until_the_command_ends():
     progress.on_fit_start(RunStart(Progress(), STOP))
     progress.on_before_step(Progress())
     (said,) = heard.notices
-    assert said.startswith("about 1:22 in all: 0:50 of training, 0:02 for 2 evaluations, and up to")
+    assert said.startswith(
+        "about 1:22 in all: 0:50 of training, 0:02 for 2 evaluations, and up to"
+    )
     assert said.endswith("0:30 to score the model and write 2 texts at the end")
     progress.on_step(update(50))
     assert heard.progressed[-1][0].endswith("50%  0:56 left")  # 25 + 1 + 30
@@ -285,7 +305,10 @@ def test_a_wrong_forecast_is_corrected_on_the_screen():
     heard = Heard()
     time_left = TimeLeft(STOP, training_seconds=25.0)
     progress = ConsoleProgress(
-        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: 0.0, time_left=time_left
+        log_every=Duration(50, "steps"),
+        reporter=heard,
+        clock=lambda: 0.0,
+        time_left=time_left,
     )
     progress.on_fit_start(RunStart(Progress(), STOP))
     for step in range(1, 12):
@@ -323,7 +346,8 @@ def summaries(steps, uploads=None, **computing):
     for step in steps:
         summary.on_step(step)
     return [
-        {line[2:16].strip(): line[16:] for line in text.splitlines()[1:]} for text in told.details
+        {line[2:16].strip(): line[16:] for line in text.splitlines()[1:]}
+        for text in told.details
     ]
 
 
@@ -333,9 +357,13 @@ def test_rates_are_of_the_stretch_alone():
         flops_per_token=1e6, peak=Peak(1e9, "as stated"), uploads=lambda: "2 uploaded",
     )  # fmt: skip
     assert first["speed"] == "2.00 steps/s, 200 tokens/s"
-    assert first["utilisation"].startswith("20.0% of the peak, 1e+09 FLOP/s (as stated); ")
+    assert first["utilisation"].startswith(
+        "20.0% of the peak, 1e+09 FLOP/s (as stated); "
+    )
     assert first["utilisation"].endswith("waiting for data 20.0%")
-    assert first["batch"].startswith("4.0 examples and 100 tokens per update (effective), 3 rows")
+    assert first["batch"].startswith(
+        "4.0 examples and 100 tokens per update (effective), 3 rows"
+    )
     assert first["batch"].endswith("20.0% padding")
     assert first["compile"] == "not compiled"
     assert "GB resident" in first["memory"]
@@ -363,14 +391,19 @@ def test_bad_signs_and_impossible_numbers_are_said():
 
 def test_the_gpus_use_is_that_of_the_stretch():
     told, device = Heard(), torch.device("cpu")
-    summary = Summary(Duration(1, "steps"), told, device, compiled=False, micro_batch_rows=3)
+    summary = Summary(
+        Duration(1, "steps"), told, device, compiled=False, micro_batch_rows=3
+    )
     summary.on_fit_start(RunStart(Progress(), Duration(3, "steps")))
     for step, percents in enumerate(([80, 90], [None], [10]), start=1):
         summary.take({"event": "step", "step": step})
         gpus = [{"utilisation_percent": percent} for percent in percents]
         summary.take({"event": "system", "step": step, "gpus": gpus})
         summary.on_step(update(step))
-    lines = [next(li for li in text.splitlines() if "utilisation" in li) for text in told.details]
+    lines = [
+        next(li for li in text.splitlines() if "utilisation" in li)
+        for text in told.details
+    ]
     assert [line.partition("; ")[2] for line in lines] == [
         "GPU busy 85 % of the time", "", "GPU busy 10 % of the time",
     ]  # fmt: skip

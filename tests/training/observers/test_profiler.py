@@ -36,21 +36,27 @@ class Watch:
             lambda _, text: self.warned.append(text),
             self.said.append,
         )
-        self.run = make(callbacks=(self.profiler,), folder=folder, save_every=None, **options)
+        self.run = make(
+            callbacks=(self.profiler,), folder=folder, save_every=None, **options
+        )
         trainer = self.run.trainer
         self.profiler.runtime = trainer.runtime
         trainer.loss_fn = trainer.runtime.phases.around("forward", trainer.loss_fn)
         self.trace = folder / "trace"
 
     def spans(self, name):
-        trace = json.loads(gzip.decompress((self.trace / f"{name}.json.gz").read_bytes()))
+        trace = json.loads(
+            gzip.decompress((self.trace / f"{name}.json.gz").read_bytes())
+        )
         assert all("ph" in e and "pid" in e for e in trace["traceEvents"])
         return [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"]
 
 
 @pytest.fixture
 def profile(make_run, tmp_path):
-    return lambda *plan, **options: Watch(make_run, tmp_path / "profiled", plan, **options)
+    return lambda *plan, **options: Watch(
+        make_run, tmp_path / "profiled", plan, **options
+    )
 
 
 def test_a_profiled_run_is_the_same(make_run, profile, tmp_path):
@@ -82,10 +88,14 @@ def test_a_schedule_longer_than_the_run_is_said_and_what_there_is_is_kept(profil
     assert "needs 20 updates" in said
     assert "this session has 3" in said
     assert len(watch.run.losses) == 3
-    assert watch.spans("step-00000002").count("toque: backward") == 2  # the begun repetition
+    assert (
+        watch.spans("step-00000002").count("toque: backward") == 2
+    )  # the begun repetition
 
 
-def test_a_folder_that_takes_nothing_costs_the_profile_and_not_the_run(profile, tmp_path):
+def test_a_folder_that_takes_nothing_costs_the_profile_and_not_the_run(
+    profile, tmp_path
+):
     (tmp_path / "profiled").mkdir()
     (tmp_path / "profiled" / "trace").write_text("in the way")
     watch = profile(0, 1, 1, 2, steps=5)
@@ -121,17 +131,25 @@ def test_code_that_is_gone_before_the_trace_is_read_has_its_name(profile):
     watch.run.trainer.fit()
     assert watch.warned == []
     names = set(watch.spans("step-00000002"))
-    assert sum("<module>" in name and name.startswith("/gone/") for name in names) == 300
+    assert (
+        sum("<module>" in name and name.startswith("/gone/") for name in names) == 300
+    )
 
 
 def test_rates_and_the_time_left_pass_over_slowed_updates():
     window = StepWindow()
     window.add(update(1, seconds=2.0))
     window.add(update(2, seconds=8.0, slowed=True))
-    assert (window.n_tokens, window.seconds, window.tokens_per_second) == (200, 10.0, 50.0)
+    assert (window.n_tokens, window.seconds, window.tokens_per_second) == (
+        200,
+        10.0,
+        50.0,
+    )
     left = TimeLeft(Duration(10, "steps"))
     left.start(Progress())
-    left.updated(Progress(step=1, seconds=2.0), Progress(step=2, seconds=10.0), slowed=True)
+    left.updated(
+        Progress(step=1, seconds=2.0), Progress(step=2, seconds=10.0), slowed=True
+    )
     assert left.seconds(Progress(step=2, seconds=10.0)) == pytest.approx(16.0)
 
 
@@ -142,4 +160,8 @@ def test_compiling_is_taken_out_of_the_part_that_needed_it():
     clock.restart()  # what was compiled before does not count
     clock.lap("forward_backward")
     clock.lap("optimizer")
-    assert clock.take_parts() == {"forward_backward": 3.0, "compiling": 4.0, "optimizer": 1.0}
+    assert clock.take_parts() == {
+        "forward_backward": 3.0,
+        "compiling": 4.0,
+        "optimizer": 1.0,
+    }

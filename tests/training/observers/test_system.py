@@ -71,7 +71,10 @@ def test_a_system_that_cannot_be_looked_at_is_one_warning():
 
     heard, warnings = Heard(), []
     sampler = SystemSampler(
-        heard, 0.001, lambda at, text: warnings.append((at.step, text)), make_host=Closed
+        heard,
+        0.001,
+        lambda at, text: warnings.append((at.step, text)),
+        make_host=Closed,
     )
     sampler.on_fit_start(START)
     sampler._thread.join(60)
@@ -99,7 +102,11 @@ def test_a_busy_machine_is_named_once_with_its_lever(spinning, others, named):
 
     heard, warnings = Heard(), []
     sampler = SystemSampler(
-        heard, 0.01, lambda _, text: warnings.append(text), make_host=Busy, spinning=spinning
+        heard,
+        0.01,
+        lambda _, text: warnings.append(text),
+        make_host=Busy,
+        spinning=spinning,
     )
     sampler.on_fit_start(START)
     assert heard.come.wait(60)
@@ -178,11 +185,15 @@ def test_events_of_other_threads_are_whole_lines_within_the_session(tmp_path):
         inside.pop()
         copied.append(record)
 
-    log = MetricsLog(tmp_path / "metrics.jsonl", log_every=Duration(1, "steps"), copies=[copy])
+    log = MetricsLog(
+        tmp_path / "metrics.jsonl", log_every=Duration(1, "steps"), copies=[copy]
+    )
     log.record("system", step=0)
     log.on_fit_start(START)
     threads = [
-        threading.Thread(target=lambda: [log.record("system", step=0) for _ in range(50)])
+        threading.Thread(
+            target=lambda: [log.record("system", step=0) for _ in range(50)]
+        )
         for _ in range(4)
     ]
     for thread in threads:

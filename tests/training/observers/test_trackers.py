@@ -83,16 +83,24 @@ def test_the_names_of_recipe_scores_are_all_of_them():
     told = tracker_values(event, recipe_scores=RECIPE_SCORES)
     # The mean of rules of form was an "overall quality" of 0.99 beside a recipe score of 0.17.
     assert told["recipe/form"] == found["form"]
-    assert [name for name in told if "quality" in name] == ["recipe/instruction_quality"]
+    assert [name for name in told if "quality" in name] == [
+        "recipe/instruction_quality"
+    ]
 
 
-def test_a_tracker_gets_figures_texts_scores_and_the_page_in_order(tmp_path, warn, warnings):
+def test_a_tracker_gets_figures_texts_scores_and_the_page_in_order(
+    tmp_path, warn, warnings
+):
     heard, samples = [], tmp_path / "samples.jsonl"
     line = {"step": 1, "prompt": "toast", "text": "Bread.", "tokens": 2, "metrics": {}}
-    samples.write_text(json.dumps(line | {"step": 0, "prompt": "of another session"}) + "\n")
+    samples.write_text(
+        json.dumps(line | {"step": 0, "prompt": "of another session"}) + "\n"
+    )
     scores = tmp_path / "evaluation.json"
     found = {"step": 6, "heldout": {"loss": 1.0}, "generated": {"bleu": 2.0}}
-    scores.write_text(json.dumps(found | {"tasks": {"joke": {"loss": 3.0, "accuracy": 0.5}}}))
+    scores.write_text(
+        json.dumps(found | {"tasks": {"joke": {"loss": 3.0, "accuracy": 0.5}}})
+    )
     feed = TrackerFeed("paper", lambda: Listening(heard), warn=warn, samples=samples)
     for record in RECORDS[1:3]:
         feed.take(record)
@@ -139,11 +147,15 @@ def test_a_tracker_that_fails_is_warned_of(warn, warnings):
         feed.take(record)
     feed.finish(failed=False)
     ((_, said),) = warnings
-    assert said.startswith("2 records for paper could not be delivered so far (the last failed")
+    assert said.startswith(
+        "2 records for paper could not be delivered so far (the last failed"
+    )
     assert said.endswith("no network). The run continues")
 
 
-def test_a_tracker_that_hangs_costs_the_end_its_patience_alone(warn, warnings, monkeypatch):
+def test_a_tracker_that_hangs_costs_the_end_its_patience_alone(
+    warn, warnings, monkeypatch
+):
     monkeypatch.setattr("toque.training.observers.trackers.END_PATIENCE_SECONDS", 0.1)
     gate = threading.Event()
     feed = TrackerFeed("paper", lambda: gate.wait(60) and Listening([]), warn=warn)
@@ -156,7 +168,9 @@ def test_a_tracker_that_hangs_costs_the_end_its_patience_alone(warn, warnings, m
 
 
 @pytest.mark.parametrize("found", [None, ModuleSpec("trackio", None)])
-def test_a_tracker_that_is_not_installed_is_refused_with_its_extra(monkeypatch, tmp_path, found):
+def test_a_tracker_that_is_not_installed_is_refused_with_its_extra(
+    monkeypatch, tmp_path, found
+):
     # A mere folder of its name, as W&B leaves one, has a specification without an origin.
     monkeypatch.setattr("importlib.util.find_spec", lambda _: found)
     with pytest.raises(ConfigError, match=r"is not installed.*toque\[track\]"):
@@ -170,7 +184,13 @@ def fed(name, folder, warn, settings):
     )
     for record in RECORDS:
         feed.take(record)
-    line = {"step": 1, "prompt": "toast", "text": "```\n# Bread.", "tokens": 2, "metrics": {}}
+    line = {
+        "step": 1,
+        "prompt": "toast",
+        "text": "```\n# Bread.",
+        "tokens": 2,
+        "metrics": {},
+    }
     samples.write_text(json.dumps(line) + "\n")
     feed.on_evaluate(Progress(step=1), {})
     (folder / "report.html").write_text("<p>page</p>")
@@ -189,7 +209,11 @@ def test_tensorboard_files_hold_figures_texts_and_settings(tmp_path, warn, warni
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 2.0)]
     assert [(e.step, e.value) for e in events.Scalars("val_loss")] == [(1, 1.5)]
     tags = events.Tags()["tensors"]
-    assert {"config/text_summary", "samples/text_summary", "report/text_summary"} <= set(tags)
+    assert {
+        "config/text_summary",
+        "samples/text_summary",
+        "report/text_summary",
+    } <= set(tags)
     assert warnings == []
 
 
@@ -207,7 +231,9 @@ def test_trackio_keeps_figures_texts_and_the_page_on_this_machine(
     assert warnings == []
     (kept,) = home.glob(f"toque-test-{os.getpid()}.db")
     with sqlite3.connect(kept) as rows:
-        logged = [json.loads(row) for (row,) in rows.execute("select metrics from metrics")]
+        logged = [
+            json.loads(row) for (row,) in rows.execute("select metrics from metrics")
+        ]
         artifacts = rows.execute("select count(*) from artifacts").fetchone()
     assert any(entry.get("val_loss") == 1.5 for entry in logged)
     assert any("samples" in entry for entry in logged)

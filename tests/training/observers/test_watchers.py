@@ -83,7 +83,10 @@ def test_one_that_raises_is_survived_with_one_warning_and_counted(warn, warnings
     asked = run_through(UserCallback(Raising(), name="m:Raising", warn=warn))
     assert asked[:4] == [Requests()] * 4
     assert [step for step, _ in warnings] == [1, 6]
-    assert "m:Raising raised in on_step_end: ZeroDivisionError: of my own" in warnings[0][1]
+    assert (
+        "m:Raising raised in on_step_end: ZeroDivisionError: of my own"
+        in warnings[0][1]
+    )
     assert "test_watchers.py, line" in warnings[0][1]
     assert "raised 5 times" in warnings[1][1]
 
@@ -101,9 +104,13 @@ def test_state_travels_with_checkpoints_when_it_is_json(warn, warnings):
 
     one, other = Counting({"n": 3}), Counting(None)
     state = UserCallback(one, name="c", warn=warn).state_dict()
-    UserCallback(other, name="c", warn=warn).load_state_dict(json.loads(json.dumps(state)))
+    UserCallback(other, name="c", warn=warn).load_state_dict(
+        json.loads(json.dumps(state))
+    )
     assert other.kept == {"n": 3}
-    UserCallback(other, name="another", warn=warn).load_state_dict({"name": "c", "own": 1})
+    UserCallback(other, name="another", warn=warn).load_state_dict(
+        {"name": "c", "own": 1}
+    )
     assert other.kept == {"n": 3}
     for no_json in ({1, 2}, {"lowest": float("inf")}, [float("nan")]):
         assert UserCallback(Counting(no_json), name="c", warn=warn).state_dict() == {}
@@ -127,7 +134,9 @@ def test_state_is_found_by_name_whatever_other_callbacks_there_are(warn):
         own = [Counting(n) for _, n in named]
         names = [name for name, _ in named]
         pairs = zip(own, names, strict=True)
-        return own, Callbacks([UserCallback(o, name=name, warn=warn) for o, name in pairs])
+        return own, Callbacks(
+            [UserCallback(o, name=name, warn=warn) for o, name in pairs]
+        )
 
     _, before = those(("b", 7), ("c", 8), ("c", 9))
     own, after = those(("a", 0), ("c", 0), ("b", 0), ("c", 0))
@@ -205,7 +214,9 @@ def test_a_webhook_tells_start_best_and_end(receive, warn, warnings):
     hook.on_fit_start(START)
     for step, loss in ((1, float("nan")), (2, 2.0), (4, 1.5), (6, 1.7)):
         hook.on_evaluate(Progress(step=step), {"loss": loss})
-    hook.on_fit_end(replace(END, best=Best(2, 2.0, "bleu", 9.0)))  # a run that goes by another
+    hook.on_fit_end(
+        replace(END, best=Best(2, 2.0, "bleu", 9.0))
+    )  # a run that goes by another
     said = [json.loads(body) for body in server.bodies]
     assert [(m["event"], m["step"], m["loss"]) for m in said] == [
         ("start", 0, None),
@@ -213,14 +224,20 @@ def test_a_webhook_tells_start_best_and_end(receive, warn, warnings):
         ("best", 4, 1.5),
         ("end", 6, 1.5),
     ]
-    assert said[-1]["text"].startswith("soup: finished after 1.0 minutes, best held-out loss 1.5")
+    assert said[-1]["text"].startswith(
+        "soup: finished after 1.0 minutes, best held-out loss 1.5"
+    )
     assert warnings == []
 
 
-def test_a_failure_is_told_and_a_refusal_is_warned_of_without_the_address(receive, warn, warnings):
+def test_a_failure_is_told_and_a_refusal_is_warned_of_without_the_address(
+    receive, warn, warnings
+):
     server = receive(status=404)
     hook = Webhook(server.address, run="soup", warn=warn)
-    hook.on_fit_end(RunEnd("non_finite", Progress(step=3), 1.0, error="the loss is NaN"))
+    hook.on_fit_end(
+        RunEnd("non_finite", Progress(step=3), 1.0, error="the loss is NaN")
+    )
     (body,) = server.bodies
     assert json.loads(body)["event"] == "failure"
     assert "the loss is NaN" in json.loads(body)["text"]
@@ -250,7 +267,9 @@ def test_a_webhook_that_hangs_delays_no_step_and_the_end_by_seconds(
 
 def test_discord_gets_its_form_and_others_plain_json():
     made = {"run": "r", "step": 1, "text": "x" * 5000, "loss": None}
-    discord = json.loads(body_for("https://discord.com/api/webhooks/1/a", "end", **made))
+    discord = json.loads(
+        body_for("https://discord.com/api/webhooks/1/a", "end", **made)
+    )
     assert set(discord) == {"content", "allowed_mentions"}
     assert len(discord["content"]) < 2000
     plain = json.loads(body_for("https://notdiscord.com.example.org/x", "end", **made))
@@ -258,7 +277,11 @@ def test_discord_gets_its_form_and_others_plain_json():
 
 
 def test_no_error_text_names_the_address():
-    for address in ("http://127.0.0.1:9/token", "http://no host/token", "http://[/token"):
+    for address in (
+        "http://127.0.0.1:9/token",
+        "http://no host/token",
+        "http://[/token",
+    ):
         with pytest.raises((OSError, ValueError, HTTPException)) as failed:
             post_json(address, b"{}")
         assert "token" not in describe(failed.value)
@@ -310,8 +333,13 @@ def test_what_cannot_watch_is_refused_before_the_run(path, said):
 
 def test_the_address_comes_from_the_environment_or_the_setting(monkeypatch):
     monkeypatch.setenv("MY_HOOK", "https://example.org/token")
-    assert watchers("observe.webhook=env:MY_HOOK").webhook == "https://example.org/token"
-    assert watchers("observe.webhook=https://example.org/t").webhook == "https://example.org/t"
+    assert (
+        watchers("observe.webhook=env:MY_HOOK").webhook == "https://example.org/token"
+    )
+    assert (
+        watchers("observe.webhook=https://example.org/t").webhook
+        == "https://example.org/t"
+    )
     monkeypatch.setenv("MY_HOOK", "token")
     with pytest.raises(ConfigError, match="MY_HOOK is not an http") as refused:
         watchers("observe.webhook=env:MY_HOOK")

@@ -7,8 +7,12 @@ from torch import nn
 from toque.training.optim.gradient_noise import GradientNoise
 
 
-def noise_of(step: int, *, seed: int = 3, names: tuple[str, ...] = ("a", "b")) -> dict[str, object]:
-    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(200, 300)) for name in names})
+def noise_of(
+    step: int, *, seed: int = 3, names: tuple[str, ...] = ("a", "b")
+) -> dict[str, object]:
+    model = nn.ParameterDict(
+        {name: nn.Parameter(torch.zeros(200, 300)) for name in names}
+    )
     for parameter in model.values():
         parameter.grad = torch.zeros_like(parameter)
     GradientNoise(eta=0.3, gamma=0.55, seed=seed).add(model, step)
@@ -31,7 +35,9 @@ def test_it_is_normal_of_that_variance() -> None:
 
 def test_it_is_a_function_of_seed_step_and_name() -> None:
     first, again = noise_of(5), noise_of(5, names=("b", "a"))
-    assert torch.equal(first["a"], again["a"])  # the order of parameters does not matter
+    assert torch.equal(
+        first["a"], again["a"]
+    )  # the order of parameters does not matter
     assert not torch.equal(first["a"], first["b"])
     assert not torch.equal(first["a"], noise_of(6)["a"])
     assert not torch.equal(first["a"], noise_of(5, seed=4)["a"])

@@ -38,7 +38,9 @@ class Wide(nn.Module):
 def gradients(model, step, scale=1.0):
     generator = torch.Generator().manual_seed(step)
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator) * scale * 10.0 ** (step % 3 - 1)
+        p.grad = (
+            torch.randn(p.shape, generator=generator) * scale * 10.0 ** (step % 3 - 1)
+        )
 
 
 def updates(model, optimizer, steps, lr=0.01):
@@ -55,10 +57,16 @@ def test_adafactor_scales_by_the_weight_as_t5s_did(scale):
     model, other = Wide(), Wide()
     ours = build_optimizer(model, name="adafactor", weight_decay=0.0)
     stock = StockAdafactor(
-        other.parameters(), lr=0.0, scale_parameter=True, relative_step=False, warmup_init=False
+        other.parameters(),
+        lr=0.0,
+        scale_parameter=True,
+        relative_step=False,
+        warmup_init=False,
     )
     for optimizer, trained in [(ours, model), (stock, other)]:
-        for m in trained.parameters():  # of sizes that differ, one below the floor of 1e-3
+        for (
+            m
+        ) in trained.parameters():  # of sizes that differ, one below the floor of 1e-3
             m.data.mul_(2e-4 if m.ndim == 3 else m.shape[-1] ** 0.5)
         for step in range(6):
             gradients(trained, step, scale=scale)
@@ -77,7 +85,9 @@ def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest(bf16, monkeypatch):
     model, other = Wide(), Wide()
     inner = [other.up.weight, other.down.weight]
     rest = [p for p in other.parameters() if all(p is not q for q in inner)]
-    muon = torch.optim.Muon(inner, lr=0.0, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(
+        inner, lr=0.0, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
     adamw = torch.optim.AdamW(
         [
             {"params": [p for p in rest if p.ndim > 1]},
@@ -96,7 +106,9 @@ def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest(bf16, monkeypatch):
             optimizer.step()
     for name, p in model.named_parameters():
         if name in ("up.weight", "down.weight"):
-            wrong = (p - other.get_parameter(name)).norm() / (p - Wide().get_parameter(name)).norm()
+            wrong = (p - other.get_parameter(name)).norm() / (
+                p - Wide().get_parameter(name)
+            ).norm()
             assert (wrong == 0) if bf16 else (0 < wrong < 0.02), name
         else:
             torch.testing.assert_close(p, other.get_parameter(name), msg=name)
@@ -126,7 +138,12 @@ def test_8_bit_adamw_follows_adamw():
 
 
 def test_state_sizes_are_what_is_kept():
-    for name, share in [("adamw", 2.0), ("adafactor", 0.2), ("muon", 2.0), ("adamw8bit", 2.0)]:
+    for name, share in [
+        ("adamw", 2.0),
+        ("adafactor", 0.2),
+        ("muon", 2.0),
+        ("adamw8bit", 2.0),
+    ]:
         model = Wide()
         optimizer = build_optimizer(model, name=name)
         expected = state_bytes(optimizer)
@@ -153,9 +170,13 @@ class Counted(torch.optim.Optimizer):
                 state["n"] = state.get("n", 0) + 1
                 if p.ndim == 2:
                     rows = p.grad.square().mean(1, keepdim=True)
-                    state["rows"] = state.get("rows", torch.zeros_like(rows)).lerp(rows, 0.1)
+                    state["rows"] = state.get("rows", torch.zeros_like(rows)).lerp(
+                        rows, 0.1
+                    )
                     state["none"] = None
-                p.data.sub_(p.grad * group["lr"] * group["betas"][0] ** (state["n"] + 0.5))
+                p.data.sub_(
+                    p.grad * group["lr"] * group["betas"][0] ** (state["n"] + 0.5)
+                )
 
 
 OWN = {
@@ -186,13 +207,18 @@ def test_resumed_anywhere_it_continues_to_the_same_bits(name):
 
 def test_settings_reach_the_optimizer_and_the_size_of_an_own_state_is_known():
     ours, theirs = Wide(), Wide()
-    updates(ours, build_optimizer(ours, betas=(0.7, 0.8), eps=1e-2, weight_decay=0.0), range(4))
+    updates(
+        ours,
+        build_optimizer(ours, betas=(0.7, 0.8), eps=1e-2, weight_decay=0.0),
+        range(4),
+    )
     stock = torch.optim.AdamW(
         theirs.parameters(), betas=(0.7, 0.8), eps=1e-2, weight_decay=0.0, fused=True
     )
     updates(theirs, stock, range(4))
     assert all(
-        torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
     )
     muon = build_optimizer(ours, name="muon", betas=(0.7, 0.8), momentum=0.5)
     assert [g.get("momentum") for g in muon.param_groups] == [0.5, None, None]
@@ -201,16 +227,26 @@ def test_settings_reach_the_optimizer_and_the_size_of_an_own_state_is_known():
         optimizer = build_optimizer(ours, name=name, **given)
         expected = state_bytes(optimizer)
         updates(ours, optimizer, range(2))
-        assert expected == sum(t.nbytes for t in optimizer_tensors(optimizer, ours).values())
+        assert expected == sum(
+            t.nbytes for t in optimizer_tensors(optimizer, ours).values()
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
         ("torch.optim:LBFGS", {}, "optim.name is torch.optim:LBFGS, which raised"),
-        ("torch.optim:SGD", {"betas": (0.1, 0.2)}, r"lr=1.0, betas=\(0.1, 0.2\).*betas"),
+        (
+            "torch.optim:SGD",
+            {"betas": (0.1, 0.2)},
+            r"lr=1.0, betas=\(0.1, 0.2\).*betas",
+        ),
         ("json:loads", {}, "optim.name is json:loads, which raised TypeError"),
-        ("nowhere:Optimizer", {}, "optim.name names nowhere:Optimizer, which cannot be imported"),
+        (
+            "nowhere:Optimizer",
+            {},
+            "optim.name names nowhere:Optimizer, which cannot be imported",
+        ),
     ],
 )
 def test_an_optimizer_that_cannot_be_used_is_refused(name, given, words):
@@ -230,7 +266,9 @@ class Forgetful(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for p in group["params"]:
-                p.data.sub_(p.grad, alpha=group["lr"] / self.rate(group, self.state[p], p))
+                p.data.sub_(
+                    p.grad, alpha=group["lr"] / self.rate(group, self.state[p], p)
+                )
 
 
 class CountsByGroup(Forgetful):
@@ -328,7 +366,10 @@ def hooked(params, lr=0.1):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (f"{__name__}:CountsByGroup", r"attribute param_groups\[0\]\['updates'\] differed"),
+        (
+            f"{__name__}:CountsByGroup",
+            r"attribute param_groups\[0\]\['updates'\] differed",
+        ),
         (f"{__name__}:Lookahead", "attribute updates differed"),
         (f"{__name__}:rarely", "attribute updates differed"),
         (f"{__name__}:Averages", "attribute mean differed"),
@@ -337,17 +378,24 @@ def hooked(params, lr=0.1):
         (f"{__name__}:History", "attribute last.length differed"),
         (f"{__name__}:hooked", r"attribute .*\(updates\) differed"),
         (f"{__name__}:Lists", r"state\[parameter\]\['rates'\] was a list"),
-        (f"{__name__}:MoreOfLarge", r"128 x 64 did not fit it again \(weight lacks scale\)"),
+        (
+            f"{__name__}:MoreOfLarge",
+            r"128 x 64 did not fit it again \(weight lacks scale\)",
+        ),
         ("bitsandbytes.optim:Lion8bit", "128 x 64 did not fit it again"),
         ("bitsandbytes.optim:AdamW8bit", "muon or adamw8bit"),
     ],
 )
-def test_an_optimizer_that_could_not_be_continued_is_refused_before_the_run(name, words):
+def test_an_optimizer_that_could_not_be_continued_is_refused_before_the_run(
+    name, words
+):
     model = Wide()
     numbers = torch.get_rng_state()
     with pytest.raises(ConfigError, match=words) as caught:
         build_optimizer(model, name=name)
-    assert f"optim.name is {name}, with which a run cannot continue" in str(caught.value)
+    assert f"optim.name is {name}, with which a run cannot continue" in str(
+        caught.value
+    )
     assert torch.equal(torch.get_rng_state(), numbers)
 
 
@@ -386,14 +434,18 @@ def test_a_run_whose_updates_were_all_skipped_on_a_gpu_is_continued():
 
 def test_matrices_decay_and_vectors_do_not(tiny_model):
     optimizer = build_optimizer(tiny_model, weight_decay=0.3)
-    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    decay = {
+        id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]
+    }
     assert decay[id(tiny_model.embed.weight)] == 0.3
     assert decay[id(tiny_model.norm.weight)] == 0.0
     assert decay[id(tiny_model.mix.bias_hh_l0)] == 0.0
     assert len(decay) == len(list(tiny_model.parameters()))
     tiny_model.embed.weight.requires_grad_(False)
     trained = build_optimizer(tiny_model).param_groups
-    assert id(tiny_model.embed.weight) not in {id(p) for g in trained for p in g["params"]}
+    assert id(tiny_model.embed.weight) not in {
+        id(p) for g in trained for p in g["params"]
+    }
 
 
 def test_nothing_to_train_is_refused(tiny_model):
@@ -405,7 +457,9 @@ def test_nothing_to_train_is_refused(tiny_model):
 def test_loaded_state_is_a_copy(tiny_model):
     optimizer = build_optimizer(tiny_model)
     updates(tiny_model, optimizer, [0])
-    saved = {name: t.clone() for name, t in optimizer_tensors(optimizer, tiny_model).items()}
+    saved = {
+        name: t.clone() for name, t in optimizer_tensors(optimizer, tiny_model).items()
+    }
     before = {name: t.clone() for name, t in saved.items()}
     load_optimizer_tensors(optimizer, tiny_model, saved, where="here")
     updates(tiny_model, optimizer, [0])

@@ -30,12 +30,18 @@ TEXTS = Provenance(form="documents", max_new_tokens=40)
 @pytest.fixture
 def model(tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
     """The folder of a finished GPT-2 of recipes."""
-    return model_folder(tmp_path, "gpt2", load_codec(tokenizers_at["decoder"]), wide=0.2)
+    return model_folder(
+        tmp_path, "gpt2", load_codec(tokenizers_at["decoder"]), wide=0.2
+    )
 
 
-def test_the_gguf_folder_holds_the_file_and_how_it_is_asked(model: Path, tmp_path: Path) -> None:
+def test_the_gguf_folder_holds_the_file_and_how_it_is_asked(
+    model: Path, tmp_path: Path
+) -> None:
     done = toque.export(model, tmp_path / "soup", form="gguf", dtype="Q8_0")
-    assert str(done).startswith(f"{tmp_path / 'soup' / 'soup-Q8_0.gguf'} holds the model")
+    assert str(done).startswith(
+        f"{tmp_path / 'soup' / 'soup-Q8_0.gguf'} holds the model"
+    )
     held = sorted(path.name for path in done.folder.iterdir())
     assert held == ["Modelfile", "README.md", "soup-Q8_0.gguf"]
     modelfile = (done.folder / "Modelfile").read_text()
@@ -63,7 +69,10 @@ def talker(tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
     tokenizer.add_special_tokens(["<s>"])
     tokenizer.save(str(source / "tokenizer.json"))
     told = json.loads((source / "tokenizer_config.json").read_text())
-    told |= {"chat_template": TEMPLATES["plain"], "bos_token": "<s>"}  # another than its end
+    told |= {
+        "chat_template": TEMPLATES["plain"],
+        "bos_token": "<s>",
+    }  # another than its end
     (source / "tokenizer_config.json").write_text(json.dumps(told))
     return model_folder(tmp_path, "gpt2", load_codec(source), "conversations", wide=0.2)
 
@@ -71,7 +80,10 @@ def talker(tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
 def test_a_gguf_that_converses_is_asked_by_the_template_in_the_file(
     talker: Path, tmp_path: Path
 ) -> None:
-    done, codec = toque.export(talker, tmp_path / "talk", form="gguf"), load_codec(talker)
+    done, codec = (
+        toque.export(talker, tmp_path / "talk", form="gguf"),
+        load_codec(talker),
+    )
     modelfile = (done.folder / "Modelfile").read_text().splitlines()
     assert not [line for line in modelfile if line.startswith("TEMPLATE")]
     assert f'PARAMETER stop "{codec.piece(codec.eos_id)}"' in modelfile
@@ -102,11 +114,18 @@ def test_the_card_of_a_model_that_converses_shows_messages(
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_a_hugging_face_folder_in_half_the_bytes(dtype: str, model: Path, tmp_path: Path) -> None:
+def test_a_hugging_face_folder_in_half_the_bytes(
+    dtype: str, model: Path, tmp_path: Path
+) -> None:
     done = toque.export(model, tmp_path / "half", dtype=dtype)
-    kinds = {tensor.dtype for tensor in load_file(done.folder / "model.safetensors").values()}
+    kinds = {
+        tensor.dtype for tensor in load_file(done.folder / "model.safetensors").values()
+    }
     assert kinds == {{"bf16": torch.bfloat16, "f16": torch.float16}[dtype]}
-    assert json.loads((done.folder / "config.json").read_text())["dtype"] == str(*kinds)[6:]
+    assert (
+        json.loads((done.folder / "config.json").read_text())["dtype"]
+        == str(*kinds)[6:]
+    )
     assert 0 < done.difference < 0.1
     whole = toque.export(model, tmp_path / "whole")
     assert whole.difference == 0
@@ -134,7 +153,9 @@ def test_a_card_that_is_no_utf_8_is_named_before_anything_is_written(
     model: Path, tmp_path: Path
 ) -> None:
     (model / "README.md").write_bytes("# Crème brûlée".encode("latin-1"))
-    with pytest.raises(CheckpointError, match=r"README.md is not UTF-8 text \(byte 4 is 0xe8\)"):
+    with pytest.raises(
+        CheckpointError, match=r"README.md is not UTF-8 text \(byte 4 is 0xe8\)"
+    ):
         toque.export(model, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     (model / "README.md").unlink()
@@ -149,7 +170,9 @@ def test_a_taken_folder_is_left_alone(model: Path, tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "photos").iterdir()] == ["one.jpg"]
 
 
-def asked(record: Provenance, text: str, *, ends: str = "\n", own: object = None) -> str:
+def asked(
+    record: Provenance, text: str, *, ends: str = "\n", own: object = None
+) -> str:
     template = jinja2.Template(chat_template(record, own, ends=ends))
     before = {"role": "user", "content": "earlier"}
     return template.render(messages=[before, {"role": "user", "content": text}])
@@ -167,7 +190,9 @@ def test_the_template_makes_the_prompt_that_was_trained(
     typed: str, title: str, foods: list[str]
 ) -> None:
     assert asked(RECIPES, typed) == write_prompt(title, foods) + "\n"
-    assert asked(RECIPES, write_prompt(title, foods)) == write_prompt(title, foods) + "\n"
+    assert (
+        asked(RECIPES, write_prompt(title, foods)) == write_prompt(title, foods) + "\n"
+    )
     assert asked(RECIPES, typed, ends="") == write_prompt(title, foods)
 
 

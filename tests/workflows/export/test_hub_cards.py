@@ -14,14 +14,20 @@ from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
 
 BASE = "org/soup"
-ROWS = [{"prompt": f"How many spoons, {n}?", "target": f"{n % 7} spoons."} for n in range(60)]
+ROWS = [
+    {"prompt": f"How many spoons, {n}?", "target": f"{n % 7} spoons."}
+    for n in range(60)
+]
 BASE_CARD = (
-    "---\nlicense: other\nlicense_name: soup-1.0\nlanguage: [en, de]\ntags: [x]\n---\n# Soup\n"
+    "---\nlicense: other\nlicense_name: soup-1.0\nlanguage: [en, de]\ntags: [x]\n"
+    "---\n# Soup\n"
 )
 
 
 @pytest.fixture
-def base(tokenizers_at: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def base(
+    tokenizers_at: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A model in the hub's cache, as downloaded."""
     made = model_folder(tmp_path, "gpt2", load_codec(tokenizers_at["decoder"]), "pairs")
     place = tmp_path / "hub" / "models--org--soup"
@@ -94,13 +100,20 @@ def test_the_card_of_an_adapter_and_of_what_is_exported_of_it(
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
         done = toque.export(run, "adapter", form="adapter", push_to="me/soup")
-    assert str(done).startswith("adapter holds the adapter alone, read back and compared")
+    assert str(done).startswith(
+        "adapter holds the adapter alone, read back and compared"
+    )
     assert done.difference == 0
-    held = {path.relative_to("adapter") for path in Path("adapter").rglob("*") if path.is_file()}
+    held = {
+        path.relative_to("adapter")
+        for path in Path("adapter").rglob("*")
+        if path.is_file()
+    }
     kept = {path.relative_to("run/model") for path in Path("run/model").rglob("*")}
     assert held == {path for path in kept if Path("run/model", path).is_file()}
     assert all(
-        Path("adapter", path).read_bytes() == Path("run/model", path).read_bytes() for path in held
+        Path("adapter", path).read_bytes() == Path("run/model", path).read_bytes()
+        for path in held
     )
     assert set(server.files) == {path.as_posix() for path in held}
     sent = json.loads(server.files["adapter_config.json"])
@@ -111,7 +124,10 @@ def test_the_card_of_an_adapter_and_of_what_is_exported_of_it(
     ("options", "words"),
     [
         ({"push_to": "me/soup"}, "a folder of this machine.*base_model_name_or_path"),
-        ({"dtype": "bf16"}, "dtype cannot be combined, because an adapter is copied unchanged"),
+        (
+            {"dtype": "bf16"},
+            "dtype cannot be combined, because an adapter is copied unchanged",
+        ),
     ],
 )
 def test_an_adapter_that_cannot_be_pushed_is_refused_before_anything_is_written(
@@ -128,14 +144,19 @@ def test_an_adapter_that_cannot_be_pushed_is_refused_before_anything_is_written(
     assert not Path("out").exists()
 
 
-def test_a_whole_model_is_a_finetune_and_no_adapter_of_it_is_written(base: Path) -> None:
+def test_a_whole_model_is_a_finetune_and_no_adapter_of_it_is_written(
+    base: Path,
+) -> None:
     (base / "README.md").write_text("---\nlicense: [1, 2]\nlanguage: {a: b}\n---\n")
     run = trained(BASE, adapter=False)
     head = head_of(Path("run/model"))
     assert head.base_model_relation == "finetune"
     assert head.license is None
     card = Path("run/model/README.md").read_text()
-    assert "Licence: unknown. Neither `model.licence` nor the card of its base names one." in card
+    assert (
+        "Licence: unknown. Neither `model.licence` nor the card of its base names one."
+        in card
+    )
     with pytest.raises(
         ConfigError, match=r"form=adapter needs an adapter, but .* has a complete model"
     ):

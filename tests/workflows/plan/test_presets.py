@@ -52,7 +52,9 @@ def test_a_preset_builds_and_has_its_parameters(name: str) -> None:
         model = outline_model(config, vocabulary, where="cuda", precision="bf16")
         counts = parameter_counts(model)
     found = (counts.total, counts.non_embedding, counts.trainable)
-    assert tuple(round(n / 1e6, 2) for n in found) == pytest.approx(PARAMETERS[name], abs=0.011)
+    assert tuple(round(n / 1e6, 2) for n in found) == pytest.approx(
+        PARAMETERS[name], abs=0.011
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(PARAMETERS) - {"demo"}))

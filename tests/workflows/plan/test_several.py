@@ -14,7 +14,9 @@ from toque.errors import ConfigError
 
 WIDTH, LAYERS, WORDS = 512, 4, 512
 IN_LAYERS = LAYERS * (12 * WIDTH**2 + 13 * WIDTH)
-BESIDE = (WORDS + 64) * WIDTH + 2 * WIDTH  # tables of words and positions, the last norm
+BESIDE = (
+    WORDS + 64
+) * WIDTH + 2 * WIDTH  # tables of words and positions, the last norm
 
 
 def settings_of(folder: Path, rows: int = 64, **train: Any) -> dict[str, Any]:
@@ -39,7 +41,11 @@ def test_ranks_by_ddp_share_rows_and_sum_gradients(tmp_path: Path) -> None:
     assert one.shared is None
     assert four.shared is not None
     exchange = four.shared.exchange
-    assert (exchange.strategy, four.shared.rows, exchange.micro_batches) == ("ddp", 16, 4)
+    assert (exchange.strategy, four.shared.rows, exchange.micro_batches) == (
+        "ddp",
+        16,
+        4,
+    )
     tensors = 12 * LAYERS + 4
     assert exchange.reduced == 4 * (IN_LAYERS + BESIDE) + 4 * (tensors + 3)
     assert exchange.sent == 2 * 3 / 4 * exchange.reduced

@@ -51,7 +51,9 @@ def kitchen(s3_service: Service, tmp_path: Path) -> Path:
         data = BytesIO()
         ids = chance.integers(20, 256, lengths.sum()).astype(np.uint16)
         np.savez(data, ids=ids, ends=np.cumsum(lengths))
-        s3_service.put(f"corpus/year-{number // 3}/part/{number:05}.npz", data.getvalue())
+        s3_service.put(
+            f"corpus/year-{number // 3}/part/{number:05}.npz", data.getvalue()
+        )
     (tmp_path / "tokenizer").mkdir()
     codec = train_codec(["Onions and butter."] * 4, vocab_size=VOCABULARY, kind="bpe")
     codec.save(tmp_path / "tokenizer")
@@ -72,9 +74,20 @@ def start(kitchen: Path, name: str) -> subprocess.Popen[bytes]:
         "AWS_EC2_METADATA_DISABLED": "true",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "toque", "train", "neox-1.2b-test", "--gpus", "2", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "toque",
+        "train",
+        "neox-1.2b-test",
+        "--gpus",
+        "2",
+        *words,
+    ]
     with (kitchen / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(command, cwd=kitchen, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command, cwd=kitchen, env=environment, stdout=log, stderr=log
+        )
 
 
 def run_folder(kitchen: Path, name: str) -> Path:
@@ -101,18 +114,27 @@ def test_killed_and_continued_from_the_bucket_to_the_same_bits(s3_service, kitch
     killed = start(kitchen, "killed")
     deadline = time.monotonic() + 300
     # A checkpoint is whole in the bucket when its manifest is there.
-    while not any("/step-" in k and "manifest" in k for k in s3_service.listed("runs/killed/")):
+    while not any(
+        "/step-" in k and "manifest" in k for k in s3_service.listed("runs/killed/")
+    ):
         said = (kitchen / "killed.log").read_text()[-4000:]
         assert killed.poll() is None, said
         assert time.monotonic() < deadline, said
         time.sleep(0.02)
     launcher = psutil.Process(killed.pid)
-    for process in (launcher, *launcher.children(recursive=True)):  # it would start them again
+    for process in (
+        launcher,
+        *launcher.children(recursive=True),
+    ):  # it would start them again
         process.send_signal(signal.SIGKILL)
     killed.wait()
     lines = (run_folder(kitchen, "killed") / "metrics.jsonl").read_text().splitlines()
-    assert max(json.loads(line)["step"] for line in lines) < STEPS, "it ended before it was killed"
-    shutil.rmtree(kitchen / "killed")  # a machine that is gone: the bucket is all there is
+    assert max(json.loads(line)["step"] for line in lines) < STEPS, (
+        "it ended before it was killed"
+    )
+    shutil.rmtree(
+        kitchen / "killed"
+    )  # a machine that is gone: the bucket is all there is
     again = start(kitchen, "killed")
     assert again.wait() == 0, (kitchen / "killed.log").read_text()[-4000:]
     assert hashes(run_folder(kitchen, "killed")) == hashes(run_folder(kitchen, "whole"))

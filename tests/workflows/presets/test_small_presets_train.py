@@ -33,7 +33,11 @@ PRESETS = {
         "model.tokenizer=trained:512",
         RECIPES,
     ),
-    "recipe-t5-small": (f"model.shape={shape_yaml('t5')}", "model.tokenizer=trained:512", RECIPES),
+    "recipe-t5-small": (
+        f"model.shape={shape_yaml('t5')}",
+        "model.tokenizer=trained:512",
+        RECIPES,
+    ),
     # LoRA on FLAN-T5 base, here on the model that the preset before has made.
     "fast-iteration": ("model.start_from=runs/recipe-t5-small/model", RECIPES),
 }
@@ -44,17 +48,26 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("presets")
     write_cookbook(folder / "recipes.jsonl", n=160, seed=3)
     records = map(json.loads, (folder / "recipes.jsonl").read_text().splitlines())
-    (folder / "corpus.txt").write_text("\n\n".join(json.dumps(record) for record in records))
+    (folder / "corpus.txt").write_text(
+        "\n\n".join(json.dumps(record) for record in records)
+    )
     return folder
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_a_small_preset_trains_evaluates_and_finishes(kitchen, monkeypatch, name):
     monkeypatch.chdir(kitchen)
-    words = (f"run_dir=runs/{name}", f"data.store=stores/{name}", *PRESETS[name], *SHORT)
+    words = (
+        f"run_dir=runs/{name}",
+        f"data.store=stores/{name}",
+        *PRESETS[name],
+        *SHORT,
+    )
     assert main(["train", name, *words]) == 0
     run = kitchen / "runs" / name
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     assert "end" in {line["event"] for line in lines}
     evaluations = [line for line in lines if line["event"] == "evaluation"]
     assert [line["step"] for line in evaluations] == [2, 4]

@@ -18,7 +18,8 @@ from toque.errors import ConfigError
 
 STEPS = 6
 MINE = (
-    "def score(predictions, references):\n    return {'letters': [len(p) for p in predictions]}\n"
+    "def score(predictions, references):\n    return {'letters': [len(p) for p "
+    "in predictions]}\n"
 )
 OWN = {
     "model": {},
@@ -72,16 +73,27 @@ def losses(run: str | Path) -> dict[int, float]:
 
 def found(run: str | Path) -> dict[int, tuple]:
     """Loss and scores of each evaluation."""
-    return {e["step"]: (e["metrics"]["loss"], e["texts"]) for e in events(run, "evaluation")}
+    return {
+        e["step"]: (e["metrics"]["loss"], e["texts"]) for e in events(run, "evaluation")
+    }
 
 
 def test_scores_stand_in_the_event_and_texts_in_the_samples(kitchen) -> None:
     (first, *_) = events("plain", "evaluation")
-    assert set(first["metrics"]) == {"loss", "perplexity", "bits_per_byte", "target_tokens"}
+    assert set(first["metrics"]) == {
+        "loss",
+        "perplexity",
+        "bits_per_byte",
+        "target_tokens",
+    }
     assert {"bleu", "rougeL", "recipe_score", "completeness"} <= set(first["texts"])
     assert 0 < first["texts_seconds"] < first["seconds"]
-    lines = map(json.loads, (kitchen / "plain" / "samples.jsonl").read_text().splitlines())
-    at_two = [line for line in lines if line["step"] == 2][:4]  # the final ones may follow
+    lines = map(
+        json.loads, (kitchen / "plain" / "samples.jsonl").read_text().splitlines()
+    )
+    at_two = [line for line in lines if line["step"] == 2][
+        :4
+    ]  # the final ones may follow
     assert at_two[-1]["prompt"] == "Make a healthy breakfast"
     assert at_two[-1]["asked"] == "Generate recipe for: healthy breakfast"
     assert "recipe_score" in at_two[-1]["metrics"]
@@ -90,17 +102,40 @@ def test_scores_stand_in_the_event_and_texts_in_the_samples(kitchen) -> None:
 @pytest.mark.usefixtures("kitchen")
 def test_a_run_is_shown_in_one_screen_with_a_row_per_evaluation(screen) -> None:
     # A busy machine is warned of, and its slow work named.
-    named = ("warning: ", "note: ", "measuring", "finding out", "evaluating ", "writing ", "step ")
-    lines = [line for line in screen.getvalue().splitlines() if not line.startswith(named)]
+    named = (
+        "warning: ",
+        "note: ",
+        "measuring",
+        "finding out",
+        "evaluating ",
+        "writing ",
+        "step ",
+    )
+    lines = [
+        line for line in screen.getvalue().splitlines() if not line.startswith(named)
+    ]
     assert len(lines) <= 20  # five evaluations would have 22
     banner = [line.split()[0] for line in lines[1:5]]
-    assert lines[0].startswith(f"toque {toque.__version__}: gpt2 from scratch, 0.0 M parameters")
+    assert lines[0].startswith(
+        f"toque {toque.__version__}: gpt2 from scratch, 0.0 M parameters"
+    )
     assert banner == ["data", "length", "batch", "run"]
-    assert re.search(r"data  .*: \d+ examples to train on, .*; no record dropped", lines[1])
+    assert re.search(
+        r"data  .*: \d+ examples to train on, .*; no record dropped", lines[1]
+    )
     assert re.search(r"run folder +plain, on \w+ \(.+\); uploads: none", lines[4])
     (head,) = (n for n, line in enumerate(lines) if line.startswith("   step "))
-    assert lines[head].split()[:6] == ["step", "epoch", "loss", "held-out", "distinct", "1"]
-    rows = {int(line.split()[0]): line.split()[3:5] for line in lines[head + 1 : head + 4]}
+    assert lines[head].split()[:6] == [
+        "step",
+        "epoch",
+        "loss",
+        "held-out",
+        "distinct",
+        "1",
+    ]
+    rows = {
+        int(line.split()[0]): line.split()[3:5] for line in lines[head + 1 : head + 4]
+    }
     assert rows == {
         step: [f"{loss:.4f}", f"{texts['distinct_1']:.4f}"]
         for step, (loss, texts) in found("plain").items()
@@ -108,14 +143,20 @@ def test_a_run_is_shown_in_one_screen_with_a_row_per_evaluation(screen) -> None:
     ended = lines[head + 4 :]
     assert ended[0].startswith("finished at step 6 after ")
     assert ended[1].startswith("held-out loss ")
-    assert re.search(r"\. The model is in plain/model \(step \d, highest distinct 1\)\.", ended[1])
+    assert re.search(
+        r"\. The model is in plain/model \(step \d, highest distinct 1\)\.", ended[1]
+    )
     assert ended[2].startswith('For "')
-    assert ended[-1].startswith(("The texts are still poor", "What limits", "Nothing holds"))
+    assert ended[-1].startswith(
+        ("The texts are still poor", "What limits", "Nothing holds")
+    )
 
 
 def test_every_line_of_the_log_has_its_time_and_the_log_has_the_rest(kitchen) -> None:
     log = (kitchen / "plain" / "training.log").read_text()
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", s) for s in log.splitlines())
+    assert all(
+        re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", s) for s in log.splitlines()
+    )
     for text in (
         "uploads       none", "3 texts for held-out prompts:", "evaluated in", "accumulation  ",
         "3 written texts, with 95 % intervals:",
@@ -137,14 +178,18 @@ def test_a_batch_in_tokens_is_told_in_rows(kitchen) -> None:
 
 
 def test_the_best_by_a_score_of_texts_is_kept_and_finished(kitchen) -> None:
-    by_step = {e["step"]: e["texts"]["distinct_1"] for e in events("plain", "evaluation")}
+    by_step = {
+        e["step"]: e["texts"]["distinct_1"] for e in events("plain", "evaluation")
+    }
     best = max(by_step, key=lambda step: (by_step[step], -step))
     (kept,) = (kitchen / "plain" / "best").glob("step-*")
     assert kept.name == f"step-{best:08d}"
     (end,) = events("plain", "end")
     assert end["best"]["step"] == best
     assert end["best"]["distinct_1"] == by_step[best]
-    assert json.loads((kitchen / "plain" / "end.json").read_text())["model_step"] == best
+    assert (
+        json.loads((kitchen / "plain" / "end.json").read_text())["model_step"] == best
+    )
 
 
 @pytest.mark.usefixtures("kitchen")
@@ -184,8 +229,13 @@ def test_a_run_interrupted_between_evaluations_goes_on_to_the_same(name: str) ->
 
 @pytest.mark.usefixtures("kitchen")
 def test_early_stopping_goes_by_the_metric_it_names() -> None:
-    stopping = {"patience": 1, "metric": "title_kept"}  # which stays 0 or is not measured
-    run = toque.train(configuration(run_dir="stopped", train={"early_stopping": stopping}))
+    stopping = {
+        "patience": 1,
+        "metric": "title_kept",
+    }  # which stays 0 or is not measured
+    run = toque.train(
+        configuration(run_dir="stopped", train={"early_stopping": stopping})
+    )
     assert run.reason == "early_stopping"
     assert run.step < STEPS
 
@@ -200,7 +250,9 @@ def test_a_metric_of_ones_own_can_be_what_a_run_goes_by() -> None:
     assert end["best"]["letters"] == max(lengths.values())
     with pytest.raises(ConfigError, match="Neither Toque nor a function"):
         toque.train(
-            configuration(run_dir="no", evaluation=own, train={**train, "best_by": "lettr"})
+            configuration(
+                run_dir="no", evaluation=own, train={**train, "best_by": "lettr"}
+            )
         )
 
 
@@ -221,7 +273,9 @@ def test_what_is_not_measured_is_refused_before_training() -> None:
 
 def on_two_ranks(kitchen: Path, run: str, **sections) -> dict[int, tuple]:
     """What a run of that name found, trained by two processes."""
-    (kitchen / f"{run}.yaml").write_text(to_yaml(configuration(run_dir=run, **sections)))
+    (kitchen / f"{run}.yaml").write_text(
+        to_yaml(configuration(run_dir=run, **sections))
+    )
     done = python(*TORCHRUN[1:], "-m", "toque", "train", f"{run}.yaml", cwd=kitchen)
     assert done.returncode == 0, done.stderr[-3000:]
     return found(run)
@@ -232,7 +286,10 @@ def on_two_ranks(kitchen: Path, run: str, **sections) -> dict[int, tuple]:
 def test_two_ranks_share_the_texts_and_find_the_scores_of_one(kitchen) -> None:
     one, two = found("plain"), on_two_ranks(kitchen, "two")
     assert one.keys() == two.keys()
-    for step, (loss, _) in one.items():  # rounding can change a word of such a model's texts
+    for step, (
+        loss,
+        _,
+    ) in one.items():  # rounding can change a word of such a model's texts
         assert math.isclose(two[step][0], loss, rel_tol=1e-3)
     samples = (kitchen / "two" / "samples.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in samples[:8]] == [2] * 4 + [4] * 4
@@ -242,7 +299,10 @@ def test_two_ranks_share_the_texts_and_find_the_scores_of_one(kitchen) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_ranks_find_every_score_of_the_same_weights(kitchen) -> None:
-    still = {"optim": {"peak_lr": 1e-12}, "model": {"start_from": "plain/model", "shape": {}}}
+    still = {
+        "optim": {"peak_lr": 1e-12},
+        "model": {"start_from": "plain/model", "shape": {}},
+    }
     toque.train(configuration(run_dir="one_still", **still))
     one, two = found("one_still"), on_two_ranks(kitchen, "two_still", **still)
     assert one.keys() == two.keys()

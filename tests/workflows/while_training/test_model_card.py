@@ -73,7 +73,9 @@ def test_a_run_of_which_little_is_known() -> None:
     assert "No texts were written" in card
     for name in ("parameters", "precision", "device", "energy of the GPUs"):
         assert f"| {name} | not measured |" in card
-    assert "Trained on prompts of up to 64 tokens. Longer ones were not measured." in card
+    assert (
+        "Trained on prompts of up to 64 tokens. Longer ones were not measured." in card
+    )
     assert "| time of the updates | 1:15 |" in card
 
 
@@ -86,12 +88,22 @@ def test_weights_that_nothing_chose_are_called_the_last() -> None:
 def test_a_run_that_keeps_no_best_model_says_which_it_wrote() -> None:
     heard = Notices()
     run = toque.train(tiny_config(train={"keep_best": 0}), reporter=heard)
-    assert any("is in run/model (step 3, last of the run)." in text for text in heard.notices)
-    assert "weights of step 3, the last of the run." in (run.model / "README.md").read_text()
+    assert any(
+        "is in run/model (step 3, last of the run)." in text for text in heard.notices
+    )
+    assert (
+        "weights of step 3, the last of the run."
+        in (run.model / "README.md").read_text()
+    )
 
 
 def test_sizes_are_no_scores_of_the_front_matter() -> None:
-    losses = {"loss": 1.5, "bits_per_byte": 0.7, "target_tokens": 90, "target_bytes": 300}
+    losses = {
+        "loss": 1.5,
+        "bits_per_byte": 0.7,
+        "target_tokens": 90,
+        "target_bytes": 300,
+    }
     scored = replace(finished().evaluation, heldout=losses)
     head = card_of(replace(finished(), evaluation=scored)).partition("\n---\n")[0]
     assert "type: bits_per_byte" in head
@@ -134,10 +146,14 @@ def test_a_run_that_measured_all() -> None:
 
 
 def test_what_auto_came_to_is_said() -> None:
-    config = load_config("recipe-t5-xl-lora", ["adapter.r=auto", "model.family=auto"]).config
+    config = load_config(
+        "recipe-t5-xl-lora", ["adapter.r=auto", "model.family=auto"]
+    ).config
     model = model_of("llama")
     attach(model, AdapterConfig(dropout=0.0), base="a/base", seed=1)
-    card = model_card(with_actual_values(config, model), RECIPES, manifest(), finished())
+    card = model_card(
+        with_actual_values(config, model), RECIPES, manifest(), finished()
+    )
     assert "| adapter | lora, r 16 |" in card
     assert ModelCard(card).data.tags == ["toque", "llama"]
 
@@ -148,7 +164,10 @@ def test_the_front_matter_is_whole_whatever_names_hold(name: str) -> None:
     commit = "0123456789" * 4
     store = manifest(f"hf:org/soups@v1:main:train/{commit}/a.arrow")
     run = finished(
-        {"bleu": Estimate(0.123456789, None, None, 8), "odd": Estimate(math.nan, 0, 0, 8)}
+        {
+            "bleu": Estimate(0.123456789, None, None, 8),
+            "odd": Estimate(math.nan, 0, 0, 8),
+        }
     )
     given = load_config("demo", []).config
     data = given.data.model_copy(update={"sources": (FilesConfig(path=name),) * 2})
@@ -161,9 +180,18 @@ def test_the_front_matter_is_whole_whatever_names_hold(name: str) -> None:
         ("bleu", 0.123457),
     ]
     one = head.eval_results[0]
-    place = (one.dataset_type, one.dataset_config, one.dataset_split, one.dataset_revision)
+    place = (
+        one.dataset_type,
+        one.dataset_config,
+        one.dataset_split,
+        one.dataset_revision,
+    )
     assert place == ("org/soups", "main", "train", commit)
-    assert (head.license, head.base_model, head.library_name) == (None, None, "transformers")
+    assert (head.license, head.base_model, head.library_name) == (
+        None,
+        None,
+        "transformers",
+    )
     assert f"| hf:org/soups@v1:main:train, commit {commit} |" in card
 
 

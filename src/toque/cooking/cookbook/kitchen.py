@@ -16,8 +16,18 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
-from toque.cooking.cookbook.measures import PANTRY, Measured, Specification, measure, specification
-from toque.cooking.labels.nutrition import GREEN_PER_100_G, RED_PER_100_G, RED_PER_SERVING
+from toque.cooking.cookbook.measures import (
+    PANTRY,
+    Measured,
+    Specification,
+    measure,
+    specification,
+)
+from toque.cooking.labels.nutrition import (
+    GREEN_PER_100_G,
+    RED_PER_100_G,
+    RED_PER_SERVING,
+)
 from toque.cooking.recipe import NutritionClass, Recipe, difficulty_of
 from toque.keyed_random import GOLDEN, mix
 
@@ -86,7 +96,9 @@ class Dish:
 def dishes() -> tuple[Dish, ...]:
     """Load all dishes of the cookbook in the order of its chapters."""
     chapters = map(_chapter, CHAPTERS)
-    return tuple(Dish(name, **data) for chapter in chapters for name, data in chapter.items())
+    return tuple(
+        Dish(name, **data) for chapter in chapters for name, data in chapter.items()
+    )
 
 
 @cache
@@ -124,7 +136,9 @@ class _Kitchen:
             self._servings = round(dish.makes * self._scale)
         self._words["servings"] = str(self._servings)
         self._follow(dish.foods, self._list)
-        words = self._fill_foods(self._pick(self._options(dish.title)), used=None).split()
+        words = self._fill_foods(
+            self._pick(self._options(dish.title)), used=None
+        ).split()
         self._title = " ".join(
             word if word in _SMALL_WORDS and index else word[:1].upper() + word[1:]
             for index, word in enumerate(words)
@@ -166,7 +180,9 @@ class _Kitchen:
             else:
                 self._execute(entry, write)
 
-    def _execute(self, entry: Mapping[str, Entry], write: Callable[[str], None]) -> None:
+    def _execute(
+        self, entry: Mapping[str, Entry], write: Callable[[str], None]
+    ) -> None:
         """Execute a command."""
         key, value = next(iter(entry.items()))
         verb, _, rest = key.partition(" ")
@@ -176,7 +192,9 @@ class _Kitchen:
         elif verb == "let":
             self._let(rest, value)
         elif verb == "call":
-            self._groups[rest] = [food for food in value.split("; ") if food in self._lines]
+            self._groups[rest] = [
+                food for food in value.split("; ") if food in self._lines
+            ]
         elif verb == "use":
             for name, argument in entry.items():
                 self._let(name, argument)
@@ -189,7 +207,9 @@ class _Kitchen:
         elif group := _GROUP.fullmatch(key):
             name = group[1]
             low, high = int(group[2]), int(group[3] or group[2])
-            foods = [food for foods in self._options(value) for food in foods.split("; ")]
+            foods = [
+                food for foods in self._options(value) for food in foods.split("; ")
+            ]
             pool = list(enumerate(foods))
             n = low + self._draw.below(high - low + 1)
             chosen = sorted(pool.pop(self._draw.below(len(pool))) for _ in range(n))
@@ -198,7 +218,9 @@ class _Kitchen:
             for spec in specs:
                 self._add(spec, 1.0)
         else:
-            raise ValueError(f"{key!r} is not a command, a time or a group such as 'herb 1-2'")
+            raise ValueError(
+                f"{key!r} is not a command, a time or a group such as 'herb 1-2'"
+            )
 
     def _let(self, name: str, value: Entry) -> None:
         """Define a word, a random choice or number, or a random flag."""
@@ -277,7 +299,9 @@ class _Kitchen:
         assert spec.key not in self._lines, f"{spec.key} is listed twice"
         measured = measure(spec, self._scale)
         preparation = self._pick(spec.preparations)
-        self._lines[spec.key] = f"{measured.line}, {preparation}" if preparation else measured.line
+        self._lines[spec.key] = (
+            f"{measured.line}, {preparation}" if preparation else measured.line
+        )
         self._measured[spec.key] = measured
         self._eaten[spec.key] = eaten
 
@@ -307,15 +331,21 @@ class _Kitchen:
         keys: list[str] = []
         for name in names.split(", "):
             candidates = self._groups.get(name, [name])
-            keys += [key for key in candidates if key in self._lines and key not in keys]
-        assert keys, f"{{{names}}} in {self._title or 'a title'} is not in the list of ingredients"
+            keys += [
+                key for key in candidates if key in self._lines and key not in keys
+            ]
+        assert keys, (
+            f"{{{names}}} in {self._title or 'a title'} is not in the list of ingredients"
+        )
         return keys
 
     def _name(self, key: str, form: str | None, *, in_title: bool = False) -> str:
         food = PANTRY[key]
         if in_title and food.title:
             return food.title
-        return food.name if form == "one" or self._measured[key].is_single else food.plural
+        return (
+            food.name if form == "one" or self._measured[key].is_single else food.plural
+        )
 
     def _nutrition(self) -> tuple[dict[str, float], float]:
         """Estimate kcal and grams of fat, sugar and salt per serving, and the weight in grams."""
@@ -325,7 +355,9 @@ class _Kitchen:
             hundred_grams = self._eaten[key] * measured.grams / 100.0
             weight += 100.0 * hundred_grams / self._servings
             for name, amount in PANTRY[key].per_100_g.items():
-                totals[name] = totals.get(name, 0.0) + hundred_grams * amount / self._servings
+                totals[name] = (
+                    totals.get(name, 0.0) + hundred_grams * amount / self._servings
+                )
         return {name: round(total, 1) for name, total in totals.items()}, weight
 
 

@@ -44,7 +44,9 @@ class PantryFood:
 
 def _pantry() -> dict[str, PantryFood]:
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
-    rows = csv.DictReader((line for line in lines if not line.startswith("#")), delimiter="\t")
+    rows = csv.DictReader(
+        (line for line in lines if not line.startswith("#")), delimiter="\t"
+    )
     foods: dict[str, PantryFood] = {}
     for row in rows:
         name, ending = row["food"], row["ending"]
@@ -54,7 +56,8 @@ def _pantry() -> dict[str, PantryFood]:
             plural=ending if len(ending) > 2 else name + ending,
             listed_as=row["listed_as"],
             title=row["title"],
-            per_100_g=facts | {"salt_g": float(row["sodium_mg"]) * SALT_PER_SODIUM / 1000.0},
+            per_100_g=facts
+            | {"salt_g": float(row["sodium_mg"]) * SALT_PER_SODIUM / 1000.0},
             cup_g=float(row["cup_g"] or 0),
             piece_g=float(row["piece_g"] or 0),
             origin=row["origin"],
@@ -152,7 +155,9 @@ def write_number(value: float) -> str:
     """Format a number with a fraction: 1.5 is "1 1/2"."""
     integer = math.floor(value + 1e-9)
     part = value - integer
-    glyph = next((text for size, text in _GLYPHS.items() if abs(size - part) < 0.02), "")
+    glyph = next(
+        (text for size, text in _GLYPHS.items() if abs(size - part) < 0.02), ""
+    )
     return " ".join(filter(None, (str(integer) if integer else "", glyph))) or "0"
 
 
@@ -169,7 +174,9 @@ def _volume(food: PantryFood, teaspoons: float) -> Measured:
         name, size = "cup", TEASPOONS_PER_CUP
     unit = name if count <= 1.0 else name + "s"
     line = f"{write_number(count)} {unit} {_name_in_list(food)}"
-    return Measured(line, count * size * food.cup_g / TEASPOONS_PER_CUP, is_single=False)
+    return Measured(
+        line, count * size * food.cup_g / TEASPOONS_PER_CUP, is_single=False
+    )
 
 
 def _weight(food: PantryFood, ounces: float) -> Measured:
@@ -177,7 +184,9 @@ def _weight(food: PantryFood, ounces: float) -> Measured:
         count = max(1.0, math.floor(ounces + 0.5))
         unit, grams = "ounce", GRAMS_PER_POUND / 16.0
     else:
-        step = 4.0 if ounces < 44.0 else 8.0  # in ounces: 1/4 pound, or 1/2 from about 3 pounds
+        step = (
+            4.0 if ounces < 44.0 else 8.0
+        )  # in ounces: 1/4 pound, or 1/2 from about 3 pounds
         count = max(0.75, math.floor(ounces / step + 0.5) * step / 16.0)
         unit, grams = "pound", GRAMS_PER_POUND
     if count > 1.0:

@@ -41,7 +41,9 @@ def recipes(n: int, seed: int) -> Iterator[Recipe]:
     return (recipe(seed, index) for index in range(n))
 
 
-def write_cookbook(path: Path, n: int, seed: int, *, unseen: Collection[str] = ()) -> None:
+def write_cookbook(
+    path: Path, n: int, seed: int, *, unseen: Collection[str] = ()
+) -> None:
     """Write a cookbook as JSON lines. Equal arguments write equal bytes.
 
     Args:
@@ -61,7 +63,10 @@ def write_cookbook(path: Path, n: int, seed: int, *, unseen: Collection[str] = (
             for dish in book:
                 if dish.title not in unseen:
                     record = asdict(dish)
-                    record = {"directions" if k == "steps" else k: v for k, v in record.items()}
+                    record = {
+                        "directions" if k == "steps" else k: v
+                        for k, v in record.items()
+                    }
                     stream.write(msgspec.json.encode(record) + b"\n")
     except OSError as error:
         raise DataError(
@@ -76,4 +81,6 @@ def _compressed(file: BinaryIO, path: Path) -> AbstractContextManager[BinaryIO]:
     if path.suffix != ".gz":
         return nullcontext(file)
     # Without name and time in the header, so that equal contents have equal bytes.
-    return io.BufferedWriter(gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0))
+    return io.BufferedWriter(
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+    )

@@ -21,8 +21,12 @@ from toque.cooking.ingredients.vocabulary import (
 
 Role = Literal["whole", "plus", "same", "each"]
 
-_TOTALS: Final = frozenset({"total", "in", "each", "apiece", "all", "altogether", "weight"})
-_BETWEEN: Final = frozenset({"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"})
+_TOTALS: Final = frozenset(
+    {"total", "in", "each", "apiece", "all", "altogether", "weight"}
+)
+_BETWEEN: Final = frozenset(
+    {"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"}
+)
 _BULLETS: Final = frozenset({"-", "*", "•", "~", "."})
 _CLOSES: Final = frozenset(CLOSING.values())
 _OF: Final = frozenset({"de", "di", "du", "del", "da"})
@@ -36,7 +40,9 @@ OPENERS: Final = (  # words that may precede a food's name
 class Amount(NamedTuple):
     """A measure of an ingredient line."""
 
-    quantity: Range | None  # low and high, equal for one number; None for "pinch of salt"
+    quantity: (
+        Range | None
+    )  # low and high, equal for one number; None for "pinch of salt"
     unit: str | None  # a name in `units.UNITS`, or None for pieces
     role: Role = "whole"
     """`whole` is the line's first measure. `plus` is added to the measure before it. `same` repeats
@@ -46,8 +52,12 @@ class Amount(NamedTuple):
 class IngredientLine(NamedTuple):
     """A parsed ingredient line. A missing text is ""."""
 
-    quantity: Range | None  # first number as (low, high), both equal unless it is a range
-    unit: str | None  # unit of the first number, a name in `units.UNITS`; None for pieces
+    quantity: (
+        Range | None
+    )  # first number as (low, high), both equal unless it is a range
+    unit: (
+        str | None
+    )  # unit of the first number, a name in `units.UNITS`; None for pieces
     size: str  # "large", "small", "heaped": size of the food or of the measure
     name: str
     preparation: str
@@ -62,7 +72,9 @@ class AmountReader:
 
     __slots__ = ("_alone", "_each", "amounts", "end", "i", "sizes", "tokens")
 
-    def __init__(self, tokens: Tokens, i: int = 0, end: int = -1, *, alone: bool = False) -> None:
+    def __init__(
+        self, tokens: Tokens, i: int = 0, end: int = -1, *, alone: bool = False
+    ) -> None:
         self.tokens = tokens
         self.i = i
         self.end = len(tokens) if end < 0 else end
@@ -75,9 +87,13 @@ class AmountReader:
         """Read all measures and sizes at the beginning of a line, and the "of" after them."""
         kinds, words = self.tokens.kinds, self.tokens.words
         while self.i < self.end and (kinds[self.i] != "W" or words[self.i] in OPENERS):
-            if not (self._amount() or self._between() or self._late_unit() or self._size()):
+            if not (
+                self._amount() or self._between() or self._late_unit() or self._size()
+            ):
                 break
-        joins = words[self.i] == "of" or self.tokens.span(self.i, self.i + 1) in _OF  # "Del Monte"
+        joins = (
+            words[self.i] == "of" or self.tokens.span(self.i, self.i + 1) in _OF
+        )  # "Del Monte"
         if self.amounts and joins and self.i + 1 < self.end:
             self.i += 1 + (words[self.i + 1] in {"a", "an"} and self.i + 2 < self.end)
 
@@ -92,7 +108,9 @@ class AmountReader:
         i, word = self.i, self.tokens.words[self.i]
         if word in _PLUS and self.amounts and self._plus():
             return True
-        joins = word in {"x", "/"} and bool(self.amounts) and self.tokens.is_number(i + 1)
+        joins = (
+            word in {"x", "/"} and bool(self.amounts) and self.tokens.is_number(i + 1)
+        )
         unit = SPELLINGS.get(self.tokens.words[i + 1])
         either = word == "or" and (
             (bool(self.sizes) and self.tokens.is_number(i + 1))
@@ -109,7 +127,11 @@ class AmountReader:
         if not self.tokens.is_number(self.i + 1):
             return False
         reader = AmountReader(self.tokens, self.i + 1, self.end)
-        if not reader.measure() or reader.amounts[0].unit is None or self.amounts[-1].unit is None:
+        if (
+            not reader.measure()
+            or reader.amounts[0].unit is None
+            or self.amounts[-1].unit is None
+        ):
             return False
         self.amounts.append(reader.amounts[0]._replace(role="plus"))
         self.i = reader.i
@@ -141,10 +163,15 @@ class AmountReader:
             return False
         role: Role = "whole"
         if self.amounts:
-            pieces = self.amounts[0].unit is None and self.amounts[0].quantity is not None
+            pieces = (
+                self.amounts[0].unit is None and self.amounts[0].quantity is not None
+            )
             if self._each or (pieces and unit is not None):
                 role = "each"
-            elif self.amounts[-1].unit in {"pound", "kilogram"} and words[self.i - 1] != "/":
+            elif (
+                self.amounts[-1].unit in {"pound", "kilogram"}
+                and words[self.i - 1] != "/"
+            ):
                 role = "plus"  # "1lb 2oz"
             else:
                 role = "same"
@@ -165,14 +192,20 @@ class AmountReader:
                 return UNITS["fluid ounce"], self._after(j + 1)
             return None, start
         unit = SPELLINGS.get(word)
-        if unit is None or (not numbered and (unit.name not in STARTERS or len(word) < 3)):
+        if unit is None or (
+            not numbered and (unit.name not in STARTERS or len(word) < 3)
+        ):
             return None, start
         if word == "in" and not (
             self.tokens.is_glued(i) or words[i + 1] in {"piece", "x", "thick"}
         ):
             return None, start
         j = self._after(i + 1)
-        if unit.kind == "count" and not self._alone and (j >= self.end or words[j] in {",", ";"}):
+        if (
+            unit.kind == "count"
+            and not self._alone
+            and (j >= self.end or words[j] in {",", ";"})
+        ):
             return None, start  # "4 cloves", "2 fillets": the food itself
         self.sizes += words[start:i]
         return unit, j
@@ -182,7 +215,11 @@ class AmountReader:
         words = self.tokens.words
         if words[i] == "." and i < self.end:
             i += 1
-        if words[i] == "-" and self.tokens.kinds[i + 1] == "W" and self.tokens.is_glued(i):
+        if (
+            words[i] == "-"
+            and self.tokens.kinds[i + 1] == "W"
+            and self.tokens.is_glued(i)
+        ):
             i += 1
         return i
 
@@ -206,11 +243,17 @@ class AmountReader:
         if self.amounts and unit.kind != "count":
             last = self.amounts[-1]
             if last.role == "each" and last.unit is None:
-                self.amounts[-1] = last._replace(unit=unit.name)  # "1 (3 1/2) pound chicken"
+                self.amounts[-1] = last._replace(
+                    unit=unit.name
+                )  # "1 (3 1/2) pound chicken"
             elif self._follows_bracket(unit):
-                self.amounts[0] = self.amounts[0]._replace(unit=unit.name)  # "4 (1 liter) cups"
+                self.amounts[0] = self.amounts[0]._replace(
+                    unit=unit.name
+                )  # "4 (1 liter) cups"
                 self.amounts[1:] = [
-                    amount._replace(role="same" if amount.role == "each" else amount.role)
+                    amount._replace(
+                        role="same" if amount.role == "each" else amount.role
+                    )
                     for amount in self.amounts[1:]
                 ]
             elif last.unit != unit.name:
@@ -245,12 +288,19 @@ class AmountReader:
         words, i = self.tokens.words, self.i
         while words[i] in SIZES or words[i] in SIZE_ADVERBS:
             i += 1
-        if i == self.i or words[i - 1] not in SIZES or i >= self.end or words[i] == "grain":
+        if (
+            i == self.i
+            or words[i - 1] not in SIZES
+            or i >= self.end
+            or words[i] == "grain"
+        ):
             return False
         if words[i] in {"or", "to"} and words[i + 1] in SIZES:
             i += 2
         i += words[i] == "sized" or words[i : i + 2] == ["size", ","]
-        if words[i - 1] in SIZES_OF_MEASURES or (not self.amounts and words[i - 1] == "big"):
+        if words[i - 1] in SIZES_OF_MEASURES or (
+            not self.amounts and words[i - 1] == "big"
+        ):
             return False
         self.sizes += words[self.i : i]
         self.i = i
@@ -295,9 +345,15 @@ def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
         return []
     reader = AmountReader(tokens, i, end, alone=True)
     if not tokens.is_number(i):
-        unit, j = reader.unit(i, numbered=True) if words[i - 1] in {"a", "an"} else (None, i)
+        unit, j = (
+            reader.unit(i, numbered=True) if words[i - 1] in {"a", "an"} else (None, i)
+        )
         # "(a large handful)"
-        return [Amount((1.0, 1.0), unit.name, "same")] if unit is not None and j == end else []
+        return (
+            [Amount((1.0, 1.0), unit.name, "same")]
+            if unit is not None and j == end
+            else []
+        )
     while reader.i < end:
         at = reader.i
         if reader.amounts and (words[at] in _BETWEEN or words[at] in ABOUT):

@@ -22,7 +22,9 @@ _CHOICE = re.compile(
     r"(?:,[^,()]{2,30}){0,3},? or (?P<same>other )?(?P<other>[^,()]{3,60}?) ?(?= or |[,(]|\Z)"
 )  # "Fuji, Gala, or Honeycrisp apples"
 _NO_FOODS = frozenset({"homemade", "prepared", "purchased", "store-bought"})
-_SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")  # the end of a name before a remark
+_SENTENCE = re.compile(
+    r"(?<=[a-z]{3})[.!?] (?=[A-Z])"
+)  # the end of a name before a remark
 _SIGNS = " .;:/<>*_#"
 _NOT_IN_NAMES: Final = re.compile(
     r"[\d%()\[\]{}½¼¾⅓⅔⅛⅜⅝⅞\"“”@?|~…=+\u2190-\u2bff\U0001f000-\U0001faff]"
@@ -66,7 +68,9 @@ _PURPOSE: Final = re.compile(
     r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])"
     r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b|not\Z)"
 )  # a remark after a name that the parser leaves there
-_ORDERED: Final = frozenset({"a", "all", "an", "in", "into", "it", "the", "to", "until", "with"})
+_ORDERED: Final = frozenset(
+    {"a", "all", "an", "in", "into", "it", "the", "to", "until", "with"}
+)
 _NO_ENDINGS: Final = frozenset(
     """
     a add-ins and combined de di en fitted garnish in lid lids no of or pinch plus removed reserved
@@ -81,7 +85,17 @@ _TOOLS: Final = frozenset(
     """.split()  # noqa: SIM905
 )  # last words of inedible things
 _EDIBLE_TOOLS: Final = frozenset(
-    {"bread", "candy", "carrot", "celery", "cheese", "chocolate", "cinnamon", "crab", "fish"}
+    {
+        "bread",
+        "candy",
+        "carrot",
+        "celery",
+        "cheese",
+        "chocolate",
+        "cinnamon",
+        "crab",
+        "fish",
+    }
     | {"mozzarella", "peppermint", "pretzel"}
 )  # "cinnamon sticks"
 
@@ -114,7 +128,11 @@ def is_clean_name(name: str) -> bool:
     words = name.casefold().split()
     if not words or len(words) > MAX_NAME_WORDS or _NOT_IN_NAMES.search(name):
         return False
-    if name[-1] == "!" or _NO_NAME.match(name) or (not name.isalpha() and _DASH.search(name)):
+    if (
+        name[-1] == "!"
+        or _NO_NAME.match(name)
+        or (not name.isalpha() and _DASH.search(name))
+    ):
         return False
     first, last = words[0], words[-1]
     is_unit = first in SPELLINGS and first not in _UNIT_OR_FOOD
@@ -128,7 +146,9 @@ def is_clean_name(name: str) -> bool:
         return False  # "Grind the spices"
     if last in _TOOLS and _EDIBLE_TOOLS.isdisjoint(words):
         return False
-    if all(map(ADJECTIVES.__contains__, words)) or (len(words) == 1 and _ADVERB.fullmatch(first)):
+    if all(map(ADJECTIVES.__contains__, words)) or (
+        len(words) == 1 and _ADVERB.fullmatch(first)
+    ):
         return False  # "boneless", "optionally"
     return _SENTENCE_WORDS.isdisjoint(words[1:])
 

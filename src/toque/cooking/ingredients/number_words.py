@@ -27,10 +27,14 @@ def _either(words: list[str]) -> str:
     return "|".join(sorted(words, key=len, reverse=True))
 
 
-_SMALL: Final = _either([word for word, value in WORDS.items() if value in range(1, 20)])
+_SMALL: Final = _either(
+    [word for word, value in WORDS.items() if value in range(1, 20)]
+)
 _ONES: Final = _either("one two three four five six seven eight nine".split())  # noqa: SIM905
 _TENS: Final = _either([word for word in WORDS if word.endswith("ty")])
-_UNITS: Final = _either([word for word, unit in SPELLINGS.items() if unit.size and len(word) > 1])
+_UNITS: Final = _either(
+    [word for word, unit in SPELLINGS.items() if unit.size and len(word) > 1]
+)
 _START: Final = r"(?<![\w-])"
 _FRACTION: Final = re.compile(
     rf"{_START}(?<!, )(?:(?P<whole>{_SMALL}|\d+) (?:and|&|\+) )?(?:(?P<top>an?|{_SMALL})[ -])?"
@@ -50,7 +54,9 @@ _HYPHENATED: Final = re.compile(
     re.IGNORECASE,
 )
 
-_DIGITS_OR_WORD: Final = rf"(?:\d+(?: \d/\d{{1,2}}|/\d{{1,2}})?|(?:{_SMALL}|half|quarter)\b)"
+_DIGITS_OR_WORD: Final = (
+    rf"(?:\d+(?: \d/\d{{1,2}}|/\d{{1,2}})?|(?:{_SMALL}|half|quarter)\b)"
+)
 _RANGE: Final = re.compile(
     rf"\A(?:between (?P<low>{_DIGITS_OR_WORD}) and|from (?P<low_2>{_DIGITS_OR_WORD}) to"
     rf"|(?P<low_3>{_SMALL}),(?: (?:{_SMALL}),?)? or|(?P<low_4>{_SMALL})-(?:to|or)-"
@@ -90,7 +96,9 @@ def digits_for_words(text: str) -> str:
 
 def _range(match: re.Match[str]) -> str:
     """Replace both ends of a range with digits: "half to 3/4" becomes "1/2 to 3/4"."""
-    low = next(text for name, text in match.groupdict().items() if name != "high" and text)
+    low = next(
+        text for name, text in match.groupdict().items() if name != "high" and text
+    )
     return f"{_in_digits(low)} to {_in_digits(match['high'])}"
 
 
@@ -107,7 +115,9 @@ def _in_digits(number: str) -> str:
 def _value(words: str) -> int:
     """Return the sum of number words, e.g. 24 for "twenty-four". "a" counts as one."""
     parts = words.lower().replace("-", " ").split()
-    return sum(int(part) if part.isdecimal() else int(WORDS.get(part, 1)) for part in parts)
+    return sum(
+        int(part) if part.isdecimal() else int(WORDS.get(part, 1)) for part in parts
+    )
 
 
 def _fraction(match: re.Match[str]) -> str:

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from toque.cooking.ingredients.amounts import Amount, AmountReader, IngredientLine, read_measures
+from toque.cooking.ingredients.amounts import (
+    Amount,
+    AmountReader,
+    IngredientLine,
+    read_measures,
+)
 from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.segments import (
     ENDS,
@@ -40,7 +45,9 @@ from toque.cooking.ingredients.vocabulary import (
     UNSAID,
 )
 
-_AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "each", "so", "more", "less"}
+_AFTER_JOINS = (
+    SPELLINGS.keys() | WORDS.keys() | {"a", "an", "each", "so", "more", "less"}
+)
 _AT_END = AFTER_NAME | ADVERBS | {"small", "large"}
 _NO_BRACKETS = str.maketrans("()", "  ")
 MAX_CHARS = 2000  # parsed characters per line; the longest of 90,000 real lines has 604
@@ -124,7 +131,9 @@ class _Line:
         if i + 1 >= len(self.tokens):
             return False
         if words[i] not in UNSAID:
-            return words[i] in PURPOSES and words[i + 1] == ":"  # "garnish: shredded coconut"
+            return (
+                words[i] in PURPOSES and words[i + 1] == ":"
+            )  # "garnish: shredded coconut"
         return words[i + 1] not in {",", ";", "virgin", "sharp"}
 
     def _name(self, i: int, end: int) -> None:
@@ -148,7 +157,11 @@ class _Line:
         while at < len(name_indexes) - 1 and (
             words[name_indexes[at]] in BEFORE_NAME
             or (at and words[name_indexes[at]] in _AFTER_JOINS)
-            or (at and kinds[name_indexes[at]] == "N" and not self._begins_name(name_indexes[at]))
+            or (
+                at
+                and kinds[name_indexes[at]] == "N"
+                and not self._begins_name(name_indexes[at])
+            )
         ):
             at += 1
         del name_indexes[:at]
@@ -170,17 +183,23 @@ class _Line:
         elif self.amounts[0].unit is None:
             self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
         return name_indexes[
-            2 + (words[name_indexes[2]] in {"a", "an", "the"} and len(name_indexes) > 3) :
+            2
+            + (words[name_indexes[2]] in {"a", "an", "the"} and len(name_indexes) > 3) :
         ]
 
     def _begins_name(self, i: int) -> bool:
         """Return whether a number begins a name, as in "7-Up" but not in "6-pack"."""
-        return self.tokens.words[i + 1] == "-" and self.tokens.words[i + 2] not in SPELLINGS
+        return (
+            self.tokens.words[i + 1] == "-"
+            and self.tokens.words[i + 2] not in SPELLINGS
+        )
 
     def _opens_preparation(self, i: int, end: int, name_indexes: list[int]) -> bool:
         """Return whether "chopped" or "sliced into rings" begins at `i`, after the name."""
         j = participles_end(self.tokens, i, end)
-        if j == i or belongs_to_name(self.tokens.words[name_indexes[-1]], self.tokens.words[i]):
+        if j == i or belongs_to_name(
+            self.tokens.words[name_indexes[-1]], self.tokens.words[i]
+        ):
             return False
         after = self.tokens.words[j]
         if after == "or" and self.tokens.is_number(j + 1):
@@ -188,7 +207,7 @@ class _Line:
         return j >= end or after in {"into", "in", "(", "with", "for", "from", "until"}
 
     def _skip(self, i: int, end: int, name_indexes: list[int]) -> int:
-        """Skip a token that is not part of the name, or add it to `name_indexes`. Return the next index."""
+        """Skip a token or add it to `name_indexes`, and return the next index."""
         words, tokens = self.tokens.words, self.tokens
         word = words[i]
         if word in CLOSING:
@@ -202,7 +221,9 @@ class _Line:
                 return close
         if word in PREPARED or word in ADVERBS:
             j = participles_end(tokens, i, end)
-            of_name = bool(name_indexes) and belongs_to_name(words[name_indexes[-1]], word)
+            of_name = bool(name_indexes) and belongs_to_name(
+                words[name_indexes[-1]], word
+            )
             if i < j < end and not of_name and words[j] not in {"or", "and", "("}:
                 self.remarks.append(("preparation", tokens.stripped(i, j)))
                 *before, last = [words[k] for k in name_indexes] or [""]
@@ -223,14 +244,18 @@ class _Line:
     def _without_unit(self, name_indexes: list[int]) -> list[int]:
         """Move the unit of "2 garlic cloves" from the name to the amounts."""
         words = self.tokens.words
-        if len(name_indexes) < 2 or LATE_SPELLINGS.isdisjoint(words[k] for k in name_indexes):
+        if len(name_indexes) < 2 or LATE_SPELLINGS.isdisjoint(
+            words[k] for k in name_indexes
+        ):
             return name_indexes
         if self.amounts and self.amounts[0].unit is not None:
             if (
                 words[name_indexes[-1]] in {"clove", "cloves"}
                 and words[name_indexes[-2]] == "garlic"
             ):
-                self.amounts.append(Amount(None, "clove", "same"))  # "50 g garlic cloves"
+                self.amounts.append(
+                    Amount(None, "clove", "same")
+                )  # "50 g garlic cloves"
                 name_indexes.pop()
             return name_indexes
         for at in range(len(name_indexes) - 1, 0, -1):
@@ -252,7 +277,9 @@ class _Line:
         return name_indexes
 
     def _inside(self, i: int, close: int) -> list[tuple[int, int]]:
-        ends = [at for at in range(i + 1, close) if self.tokens.words[at] == ";"] + [close]
+        ends = [at for at in range(i + 1, close) if self.tokens.words[at] == ";"] + [
+            close
+        ]
         return list(zip([i + 1, *(end + 1 for end in ends)], ends, strict=False))
 
     def _measure(self, i: int, end: int) -> bool:
@@ -267,7 +294,9 @@ class _Line:
         tokens = self.tokens
         words = tokens.words
         kinds = tokens.kinds
-        waiting = [(i, end)]  # brackets may be nested hundreds deep, so recursion is unsafe
+        waiting = [
+            (i, end)
+        ]  # brackets may be nested hundreds deep, so recursion is unsafe
         while waiting:
             start, end = waiting.pop()
             for at in range(start, end):

@@ -21,7 +21,9 @@ from toque.cooking.ingredients.vocabulary import (
 
 Run = tuple[int, int]
 RemarkKind = Literal["preparation", "comment", "purpose"]
-Remarks = tuple[str, str, str, bool]  # preparation, comment, purpose, and if it is optional
+Remarks = tuple[
+    str, str, str, bool
+]  # preparation, comment, purpose, and if it is optional
 NO_REMARKS: Final[Remarks] = ("", "", "", False)
 
 _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
@@ -29,9 +31,23 @@ _MAX_NAMED: Final = 4  # maximum segments in a list of foods
 _QUALITY_ENDINGS: Final = (
     "-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less",
 )  # fmt: skip
-_AMOUNT_WORDS: Final = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
+_AMOUNT_WORDS: Final = frozenset(
+    {"taste", "needed", "required", "desired", "wish", "like"}
+)
 _SPEAKING: Final = frozenset(
-    {"also", "can", "like", "love", "may", "need", "prefer", "recommend", "use", "used", "want"}
+    {
+        "also",
+        "can",
+        "like",
+        "love",
+        "may",
+        "need",
+        "prefer",
+        "recommend",
+        "use",
+        "used",
+        "want",
+    }
 )
 _PREPARING: Final = SEGMENT_PREPARED | ADVERBS
 _OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
@@ -43,7 +59,9 @@ ENDS: Final = frozenset(  # words that may end a name, decided by `ends_name`
      "dissolved", "combined", "mixed", "soaked", "steeped", "plumped", "weighing", "use",
      "with", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
-SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES  # words in a name that need more checks
+SPECIAL_WORDS: Final = (
+    ENDS | PREPARED | ADVERBS | SIZES
+)  # words in a name that need more checks
 
 
 def segments(tokens: Tokens, i: int) -> list[Run]:
@@ -59,7 +77,9 @@ def segments(tokens: Tokens, i: int) -> list[Run]:
             if word in CLOSING:
                 i = tokens.closing(i, end) + 1
                 continue
-            if word in _COMMAS or (word == "-" and not tokens.is_glued(i) and i > start):
+            if word in _COMMAS or (
+                word == "-" and not tokens.is_glued(i) and i > start
+            ):
                 if i > start:
                     runs.append((start, i))
                 start = i + 1
@@ -73,7 +93,9 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
     """Count the first runs that form the name: two in "boneless, skinless breasts"."""
     words = tokens.words
     n = 1
-    while n < len(runs) and all(is_quality(word) for word in words[slice(*runs[n - 1])]):
+    while n < len(runs) and all(
+        is_quality(word) for word in words[slice(*runs[n - 1])]
+    ):
         n += 1
     for m in range(n, min(len(runs), n + _MAX_NAMED)):
         start, end = runs[m]
@@ -83,8 +105,12 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
             word = words[start + 1]
             is_other = not tokens.is_number(start + 1) and word not in _NO_FOOD
             return m + 1 if is_other and word not in _NO_NAME else n
-        run = words[start:end]  # an item of a list of foods: "water, chicken broth, or stock"
-        is_food = len(run) <= 5 and run[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(run)
+        run = words[
+            start:end
+        ]  # an item of a list of foods: "water, chicken broth, or stock"
+        is_food = (
+            len(run) <= 5 and run[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(run)
+        )
         if tokens.kinds[start] != "W" or not is_food:
             break
         if any(word in {"or", "and", "/"} for word in run):
@@ -98,7 +124,9 @@ def is_quality(word: str) -> bool:
 
 
 _FOLLOWING: Final[dict[str, frozenset[str]]] = {
-    **dict.fromkeys(("or", "and"), frozenset({"more", "to", "a", "as", "half", "other"})),
+    **dict.fromkeys(
+        ("or", "and"), frozenset({"more", "to", "a", "as", "half", "other"})
+    ),
     **dict.fromkeys(("to", "for"), PURPOSES),
     "as": _AMOUNT_WORDS | {"a", "an", "you"},
     "if": _AMOUNT_WORDS | {"you"},
@@ -120,7 +148,9 @@ def ends_name(tokens: Tokens, i: int) -> bool:
     if word in {"or", "and"}:
         if following == "half" == tokens.words[i - 1]:
             return False  # "half and half"
-        if tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%":  # "whole or 2% milk"
+        if (
+            tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%"
+        ):  # "whole or 2% milk"
             return True
     if word == "with":  # "butter with 1/2 tsp vanilla", but "yogurt with 2% fat"
         return tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%"
@@ -139,8 +169,14 @@ def participles_end(tokens: Tokens, i: int, end: int) -> int:
     last = i
     for j in range(i, end):
         word = words[j]
-        is_ground = word == "ground" and j > i and (words[j - 1] in ADVERBS or words[j - 1] == "or")
-        if is_ground or (word in PREPARED and words[j + 1] not in PART_OF_NAME.get(word, ())):
+        is_ground = (
+            word == "ground"
+            and j > i
+            and (words[j - 1] in ADVERBS or words[j - 1] == "or")
+        )
+        if is_ground or (
+            word in PREPARED and words[j + 1] not in PART_OF_NAME.get(word, ())
+        ):
             last = j + 1
         elif word not in ADVERBS and not (
             word in {"and", "or", ","} and (last == j or words[j - 1] == ",")
@@ -167,7 +203,11 @@ def remarks(kinds_and_texts: list[tuple[RemarkKind, str]]) -> Remarks:
     """Join the texts after a name by kind."""
     if not kinds_and_texts:
         return NO_REMARKS
-    texts: dict[RemarkKind, list[str]] = {"preparation": [], "comment": [], "purpose": []}
+    texts: dict[RemarkKind, list[str]] = {
+        "preparation": [],
+        "comment": [],
+        "purpose": [],
+    }
     for kind, text in kinds_and_texts:
         texts[kind].append(text)
     preparation, comment, purpose = map(", ".join, texts.values())

@@ -24,12 +24,15 @@ NUMBER: Final = (
     r"|\d{1,3}(?:,\d{3})+(?!\d)|\d*[.]\d+|\d+(?:,\d{1,2})?(?!\d)|\d+"
 )
 
-_ORDINAL: Final = (
-    r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"  # "1st" and "2nd-cut" are never amounts
+# "1st" and "2nd-cut" are never amounts.
+_ORDINAL: Final = r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"
+_TOKEN: Final = re.compile(
+    rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{_ORDINAL}|{NUMBER}|\S"
 )
-_TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{_ORDINAL}|{NUMBER}|\S")
 # The last character decides the kind of a token: "1st" is a word.
-_KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
+_KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys(
+    "123456789", "N"
+)
 CLOSING: Final = {"(": ")", "[": "]"}  # opening brackets and their closing brackets
 
 
@@ -55,7 +58,10 @@ class Tokens:
         words = [word.lower() for word in originals]
         self.kinds = [_KINDS.get(word[-1]) or _kind(word) for word in words]
         if "T" in originals:  # "T" is a tablespoon, "t" a teaspoon
-            words = [old if old == "T" else new for old, new in zip(originals, words, strict=True)]
+            words = [
+                old if old == "T" else new
+                for old, new in zip(originals, words, strict=True)
+            ]
         self.kinds += ("E", "E", "E")
         words += ("", "", "")
         self.words = words
@@ -70,7 +76,9 @@ class Tokens:
         """Return the original text of tokens i to j."""
         if "P" not in self.kinds[i:j]:  # the usual case, which needs no positions
             return " ".join(self._originals[i:j])
-        return self.text[self._starts[i] : self._starts[j - 1] + len(self._originals[j - 1])]
+        return self.text[
+            self._starts[i] : self._starts[j - 1] + len(self._originals[j - 1])
+        ]
 
     def __len__(self) -> int:
         return len(self._originals)
@@ -79,7 +87,9 @@ class Tokens:
         """Return the index of the mark that closes the bracket at `i`, or `end` without a mark."""
         mark = CLOSING[self.words[i]]
         if mark not in self._closings:
-            self._closings[mark] = [j for j, word in enumerate(self.words) if word == mark]
+            self._closings[mark] = [
+                j for j, word in enumerate(self.words) if word == mark
+            ]
         places = self._closings[mark]
         at = bisect_right(places, i)
         return places[at] if at < len(places) and places[at] < end else end
@@ -118,8 +128,12 @@ _SMALL_FRACTION = re.compile(
 _LOST_BLANK = re.compile(r"(?<![\d.,/⁄])([1-9])([1-9]⁄[2-9])(?!\d)")
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
-_MOST: Final = 1e15  # largest accepted number: exact as a float and larger than any real amount
-_OVER: Final = re.compile(r"\d{16}")  # larger numbers; Python rejects more than 4,300 digits
+_MOST: Final = (
+    1e15  # largest accepted number: exact as a float and larger than any real amount
+)
+_OVER: Final = re.compile(
+    r"\d{16}"
+)  # larger numbers; Python rejects more than 4,300 digits
 
 
 def plain(text: str) -> str:
@@ -233,22 +247,33 @@ _NUMBERED: Final = re.compile(
     r"(?<![\w(#])(?:no\. ?|# ?)(\d{1,4}(?: ?1/2)?)(?![\w/.,%])", re.IGNORECASE
 )  # a commercial can size ("No. 303", "#10"), never an amount
 _TEN_X: Final = re.compile(
-    r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b", re.IGNORECASE
+    r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b",
+    re.IGNORECASE,
 )  # a grade of sugar by fineness, usually 10x
 _THICK: Final = re.compile(
     r"(?<=\d)(?:-(inch|in|cm|mm)[ -](?:thick|long|wide|diameter|square|round)\b"
     r"|\"(?:(?=[\s,)])|-(?:thick|long|wide|diameter)\b))"
 )  # a length and its direction: "1-inch-thick", 8"
 
-_SPOON: Final = r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"
+_SPOON: Final = (
+    r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"
+)
 _FOREIGN: Final = [
     (marks, re.compile(pattern, re.IGNORECASE), right)
     for marks, pattern, right in (
         (("soupe", "sopa"), rf"{_SPOON}(?:soupe|sopa)\b\)?(?: de\b)?", "tbsp"),
-        (("café", "chá"), rf"{_SPOON}(?:chá|(?<=[àae] |.\()café)\b\)?(?: de\b)?", "tsp"),
+        (
+            ("café", "chá"),
+            rf"{_SPOON}(?:chá|(?<=[àae] |.\()café)\b\)?(?: de\b)?",
+            "tsp",
+        ),
         (("c.s", ".à.s", "ст."), r"\bc\.(?:à\.)?s\b\.?(?: de\b)?|ст\. ?л\.", "tbsp"),
         (("c.c", ".à.c", "ч."), r"\bc\.(?:à\.)?c\b\.?(?: de\b)?|ч\. ?л\.", "tsp"),
-        (("(s)", "(n)", "q.b", "q. b"), r"(?<=[^\W\d_])\([sn]\)|(?:\+ )?\bq\. ?b\b\.?", ""),
+        (
+            ("(s)", "(n)", "q.b", "q. b"),
+            r"(?<=[^\W\d_])\([sn]\)|(?:\+ )?\bq\. ?b\b\.?",
+            "",
+        ),
         (("个", "根", "勺", "适量"), r"\A(?:适量|[一两三四五六半]+[个根勺]半?)\s", ""),
         (("count ",), r"\A(\d+) ?count (?=[^\W\d_])", r"\1 "),  # "2count eggs"
         ((" 1/", " 3/"), r"(?<=\A\d) (?:e|i|y|og|und|et|&|\+) (?=\d/)", " "),
@@ -269,7 +294,11 @@ _FOREIGN: Final = [
             r"\A(?:as you like|as needed|to your taste) (?=[^\W\d_(])",
             "",
         ),
-        ((" d'",), rf"\A(\d[\d /.,]{{0,9}}(?:{'|'.join(sorted(SPELLINGS))})) d'", r"\1 de "),
+        (
+            (" d'",),
+            rf"\A(\d[\d /.,]{{0,9}}(?:{'|'.join(sorted(SPELLINGS))})) d'",
+            r"\1 de ",
+        ),
     )
 ]  # words around a food in databases and other languages, by the marks of such a line
 
@@ -285,7 +314,9 @@ def rewritten(text: str) -> str:
     if "-" in lower or '"' in lower:
         text = _THICK.sub(lambda length: f"-{length[1] or 'inch'}", text)
     for marks, pattern, right in _FOREIGN:
-        for mark in marks:  # faster than `any`, because a generator costs more than the check
+        for (
+            mark
+        ) in marks:  # faster than `any`, because a generator costs more than the check
             if mark in lower:
                 text = pattern.sub(right, text).strip()
                 break

@@ -137,7 +137,9 @@ def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
 UNITS, SPELLINGS = _spellings()  # in lower case, except "T" for a tablespoon
 
 
-LATE_SPELLINGS: Final = frozenset(word for word, unit in SPELLINGS.items() if unit.name in LATE)
+LATE_SPELLINGS: Final = frozenset(
+    word for word, unit in SPELLINGS.items() if unit.name in LATE
+)
 
 SIZES: Final = frozenset(
     """
@@ -224,7 +226,9 @@ QUALITIES: Final = frozenset(
     """.split()  # noqa: SIM905
 )  # words that are not foods; a comma after them separates adjectives ("boneless, skinless ...")
 
-ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}  # words that cannot be foods
+ADJECTIVES: Final = (
+    QUALITIES | PREPARED | ADVERBS | {"and", "or"}
+)  # words that cannot be foods
 
 PURPOSES: Final = frozenset(
     """
@@ -238,9 +242,13 @@ PURPOSES: Final = frozenset(
 
 PARTS: Final = frozenset({"juice", "zest", "rind", "peel", "kernels", "leaves"})
 
-UNSAID: Final = frozenset("additional extra some more optional each etwas plenty lots".split())  # noqa: SIM905
+UNSAID: Final = frozenset(
+    "additional extra some more optional each etwas plenty lots".split()  # noqa: SIM905
+)
 
-BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , . - +".split())  # noqa: SIM905
+BEFORE_NAME: Final = frozenset(
+    "of or and x the from per plus to weight size : % , . - +".split()  # noqa: SIM905
+)
 AFTER_NAME: Final = frozenset(
     "and or in with made from of dissolved mixed studded to for plus at the each weighing".split()  # noqa: SIM905
 )  # leftover words at the ends of a name after its amount or remark is read: "or so", "made"

@@ -21,9 +21,13 @@ from toque.cooking.durations import minutes_in_step
 from toque.cooking.labels.features import Reading
 from toque.cooking.recipe import DIFFICULTIES, Difficulty, difficulty_of
 
-LITTLE_WORK: Final = 30_000.0  # largest product of ingredients, words and minutes of an easy recipe
+LITTLE_WORK: Final = (
+    30_000.0  # largest product of ingredients, words and minutes of an easy recipe
+)
 UNSAID_MINUTES: Final = 30.0
-TECHNIQUE_WORK: Final = 2.0  # factor for the work of a recipe with a demanding technique
+TECHNIQUE_WORK: Final = (
+    2.0  # factor for the work of a recipe with a demanding technique
+)
 LONG_MINUTES: Final = 120
 MANY_TECHNIQUES: Final = 2
 
@@ -53,7 +57,9 @@ TECHNIQUES: Final[dict[str, str]] = {
     "roll out": "lattice crimp",
 }  # demanding techniques, with words that mention them
 
-_WORDS: Final = {word: name for name, words in TECHNIQUES.items() for word in words.split()}
+_WORDS: Final = {
+    word: name for name, words in TECHNIQUES.items() for word in words.split()
+}
 _PHRASES: Final = tuple(
     (name, re.compile(phrase))
     for name, phrase in (
@@ -66,11 +72,25 @@ _PHRASES: Final = tuple(
         ("blanch", r"ice bath"),
         ("bone", r"\bbutterfly the"),
         ("smoke", r"(?:wood|smoking) chips"),
-        ("roll out", r"\broll (?:out|dough|pastry|the (?:dough|pastry)|.{0,30} out (?:on|to))"),
+        (
+            "roll out",
+            r"\broll (?:out|dough|pastry|the (?:dough|pastry)|.{0,30} out (?:on|to))",
+        ),
     )
 )  # phrases that mention them
 _WORDS_OF_PHRASES: Final = frozenset(
-    {"ball", "bath", "boiler", "brine", "butterfly", "chips", "crack", "cure", "deep", "ice"}
+    {
+        "ball",
+        "bath",
+        "boiler",
+        "brine",
+        "butterfly",
+        "chips",
+        "crack",
+        "cure",
+        "deep",
+        "ice",
+    }
     | {"pastry", "pipe", "rise", "roll", "simmering", "thermometer"}
 )  # each phrase contains one of these words; most recipes do not, so the search is 15 times faster
 
@@ -95,7 +115,11 @@ def judged_difficulty(reading: Reading) -> DifficultyReport:
     techniques = tuple(name for name in TECHNIQUES if name in named)
     times = [] if recipe.minutes else minutes_in_step(reading.text)
     minutes = float(recipe.minutes or 0) or sum(times)
-    work = max(1, len(recipe.ingredients)) * max(1, reading.n_tokens) * (minutes or UNSAID_MINUTES)
+    work = (
+        max(1, len(recipe.ingredients))
+        * max(1, reading.n_tokens)
+        * (minutes or UNSAID_MINUTES)
+    )
     level = DIFFICULTIES.index(bounds)
     if len(techniques) >= MANY_TECHNIQUES or (techniques and minutes > LONG_MINUTES):
         level = min(level + 1, len(DIFFICULTIES) - 1)

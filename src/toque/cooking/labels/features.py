@@ -22,7 +22,9 @@ _PURE_FAT: Final = 95.0
 _PURE_SALT: Final = 30_000.0
 _FRYING_FAT_G: Final = 180.0
 _BRINE_SALT_G: Final = 50.0
-TAKEN_UP: Final = 0.1  # guessed share of frying fat, and of salt in a brine or crust, that is eaten
+TAKEN_UP: Final = (
+    0.1  # guessed share of frying fat, and of salt in a brine or crust, that is eaten
+)
 
 _NEEDS_NO_AMOUNT: Final = re.compile(
     r"\bto (?:taste|serve|garnish|decorate|season|finish)\b|\bas (?:needed|required|desired)\b"
@@ -38,11 +40,15 @@ class LineFacts(NamedTuple):
     line: IngredientLine
     name: str  # name of the food in a prompt; see `ingredients.ingredient_name`
     has_clean_name: bool  # False if prompts omit the name
-    food: Food | None  # None if the food is not in the table, or the line names a skewer or foil
+    food: (
+        Food | None
+    )  # None if the food is not in the table, or the line names a skewer or foil
     is_food: bool
     is_named: bool  # True if the name, including a skewer, is in the table
     has_amount: bool  # True also if the line needs no amount ("salt to taste")
-    stems: frozenset[str]  # stems of the line's words and its food's last word, to match steps
+    stems: frozenset[
+        str
+    ]  # stems of the line's words and its food's last word, to match steps
     words: str  # the line's words, joined; lines with the same words are duplicates
     grams: float  # grams eaten; 0.0 if the line gives no amount or the food is unknown
     nutrients: Nutrients  # nutrients of `grams` of the food
@@ -113,4 +119,6 @@ def read(recipe: Recipe) -> Reading:
     words = [word for step in step_words for word in step]
     text = " ".join(recipe.steps).lower()
     lines = tuple(map(line_facts, recipe.ingredients))
-    return Reading(recipe, lines, text, step_words, words, frozenset(words), len(text.split()))
+    return Reading(
+        recipe, lines, text, step_words, words, frozenset(words), len(text.split())
+    )

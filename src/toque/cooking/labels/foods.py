@@ -20,7 +20,9 @@ from toque.cooking.ingredients.vocabulary import UNITS
 
 _TABLE: Final = Path(__file__).with_name("foods.tsv")
 _WORD: Final = re.compile(r"[^\W\d_]+|(?<!\d)\d++%")
-_ALTERNATIVES: Final = re.compile(r",? or |/| and/or |, (?:such as|preferably) |;|:| - ")
+_ALTERNATIVES: Final = re.compile(
+    r",? or |/| and/or |, (?:such as|preferably) |;|:| - "
+)
 NUTRIENTS: Final = (
     "energy_kcal", "fat_g", "saturated_fat_g", "sugar_g", "sodium_mg", "protein_g",
     "carbohydrate_g",
@@ -40,7 +42,9 @@ class Food:
     name: str
     names: tuple[str, ...]  # all names in recipes, with `name` first
     per_100_g: tuple[float, ...]  # values in the order of `NUTRIENTS`
-    weights_g: dict[str, float]  # grams per cup, per piece, and per other units of this food
+    weights_g: dict[
+        str, float
+    ]  # grams per cup, per piece, and per other units of this food
     serving_g: float  # median grams per serving of a dish, for lines without an amount
 
 
@@ -54,7 +58,9 @@ def foods() -> tuple[Food, ...]:
         grams = {unit: float(value) for unit, value in pairs}
         food_names = tuple(names.split(","))
         values = tuple(map(float, figures))
-        rows.append(Food(food_names[0], food_names, values, grams, float(typical or _SERVING_G)))
+        rows.append(
+            Food(food_names[0], food_names, values, grams, float(typical or _SERVING_G))
+        )
     return tuple(rows)
 
 
@@ -72,7 +78,9 @@ def _words(name: str) -> tuple[str, ...]:
     if not plain.isascii():  # "jalapeño" is "jalapeno"
         parts = unicodedata.normalize("NFKD", plain)
         plain = "".join(mark for mark in parts if not unicodedata.combining(mark))
-    return tuple(stem(word) for word in _WORD.findall(plain.replace("'s", "s").replace("'", "")))
+    return tuple(
+        stem(word) for word in _WORD.findall(plain.replace("'s", "s").replace("'", ""))
+    )
 
 
 @lru_cache(maxsize=1 << 16)
@@ -96,7 +104,9 @@ def is_food(name: str) -> bool:
 
 
 CUP_ML: Final = 236.6
-_CUP_G: Final = 150.0  # grams per cup of a food without a known density: between flour and water
+_CUP_G: Final = (
+    150.0  # grams per cup of a food without a known density: between flour and water
+)
 _PIECE_G: Final = 60.0
 _UNIT_G: Final[dict[str, float]] = {  # grams per unit of foods without their own value
     "can": 400, "package": 300, "jar": 340, "bottle": 350, "bag": 300, "box": 350, "carton": 450,
@@ -111,8 +121,12 @@ _SIZE_FACTORS: Final = {
     "small": 0.7, "sm": 0.7, "baby": 0.5, "large": 1.3, "lg": 1.3, "big": 1.3, "jumbo": 1.5,
     "extra-large": 1.5, "heaping": 1.25, "heaped": 1.25, "scant": 0.9,
 }  # fmt: skip
-_PIECES: Final = frozenset({"stalk", "head", "bulb", "clove", "piece", "ear", "leaf", "stick"})
-_SIZED_ALREADY: Final = frozenset({"egg", "egg white", "egg yolk", "shrimp", "marshmallow"})
+_PIECES: Final = frozenset(
+    {"stalk", "head", "bulb", "clove", "piece", "ear", "leaf", "stick"}
+)
+_SIZED_ALREADY: Final = frozenset(
+    {"egg", "egg white", "egg yolk", "shrimp", "marshmallow"}
+)
 
 
 def grams_of(line: IngredientLine, food: Food) -> float | None:
@@ -174,4 +188,6 @@ def _mean(amount: Amount) -> float:
 
 def _factor(line: IngredientLine) -> float:
     """Return the factor for the weight of a large piece or the volume of a heaped spoon."""
-    return next((_SIZE_FACTORS[w] for w in line.size.split() if w in _SIZE_FACTORS), 1.0)
+    return next(
+        (_SIZE_FACTORS[w] for w in line.size.split() if w in _SIZE_FACTORS), 1.0
+    )

@@ -28,27 +28,63 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
-from toque.cooking.labels.features import TAKEN_UP, LineFacts, Nutrients, Reading, scaled
+from toque.cooking.labels.features import (
+    TAKEN_UP,
+    LineFacts,
+    Nutrients,
+    Reading,
+    scaled,
+)
 from toque.cooking.labels.foods import NUTRIENTS, foods
 from toque.cooking.recipe import NutritionClass
 
 Light = Literal["green", "amber", "red"]
 
-GREEN_PER_100_G: Final = {"fat_g": 3.0, "saturated_fat_g": 1.5, "sugar_g": 5.0, "salt_g": 0.3}
-RED_PER_100_G: Final = {"fat_g": 17.5, "saturated_fat_g": 5.0, "sugar_g": 22.5, "salt_g": 1.5}
-RED_PER_SERVING: Final = {"fat_g": 21.0, "saturated_fat_g": 6.0, "sugar_g": 27.0, "salt_g": 1.8}
+GREEN_PER_100_G: Final = {
+    "fat_g": 3.0,
+    "saturated_fat_g": 1.5,
+    "sugar_g": 5.0,
+    "salt_g": 0.3,
+}
+RED_PER_100_G: Final = {
+    "fat_g": 17.5,
+    "saturated_fat_g": 5.0,
+    "sugar_g": 22.5,
+    "salt_g": 1.5,
+}
+RED_PER_SERVING: Final = {
+    "fat_g": 21.0,
+    "saturated_fat_g": 6.0,
+    "sugar_g": 27.0,
+    "salt_g": 1.8,
+}
 SALT_PER_SODIUM: Final = 2.5
-MIN_LIGHTS: Final = 2  # minimum known lights; with fewer stated nutrients the class is estimated
+MIN_LIGHTS: Final = (
+    2  # minimum known lights; with fewer stated nutrients the class is estimated
+)
 
-_UNKNOWN_G: Final = 40.0  # grams per serving of a food that is neither measured nor in the table
+_UNKNOWN_G: Final = (
+    40.0  # grams per serving of a food that is neither measured nor in the table
+)
 _ENERGY: Final = NUTRIENTS.index("energy_kcal")
 _FAT, _SUGAR = NUTRIENTS.index("fat_g"), NUTRIENTS.index("sugar_g")
-_PROTEIN, _CARBOHYDRATE = NUTRIENTS.index("protein_g"), NUTRIENTS.index("carbohydrate_g")
-_MOST_REFINED: Final = 0.5  # largest refined share of a Healthy dish by weight without water
-_LEAST_REFINED_G: Final = 15.0  # minimum refined grams that count; less sweetens a pot of tea
+_PROTEIN, _CARBOHYDRATE = (
+    NUTRIENTS.index("protein_g"),
+    NUTRIENTS.index("carbohydrate_g"),
+)
+_MOST_REFINED: Final = (
+    0.5  # largest refined share of a Healthy dish by weight without water
+)
+_LEAST_REFINED_G: Final = (
+    15.0  # minimum refined grams that count; less sweetens a pot of tea
+)
 _MOST_REFINED_NAMES: Final = 0.6
-_LEAST_SERVING: Final = 2.0  # minimum grams per serving of a food, to exclude seasonings
-_REFINED_ENERGY: Final = 0.6  # minimum share of fat and sugar in a refined dish's stated energy
+_LEAST_SERVING: Final = (
+    2.0  # minimum grams per serving of a food, to exclude seasonings
+)
+_REFINED_ENERGY: Final = (
+    0.6  # minimum share of fat and sugar in a refined dish's stated energy
+)
 _REFINED: Final = (
     (25.0, 0.5),
     (45.0, 2.0),
@@ -80,7 +116,9 @@ class Nutrition:
     coverage: float
     """1.0 for stated nutrients. For estimates, the share of the ingredients' weight that the recipe
     measures and the food table contains, or 0.0 if the recipe gives names only."""
-    servings: float | None  # number of servings in the estimate; None for stated nutrients
+    servings: (
+        float | None
+    )  # number of servings in the estimate; None for stated nutrients
 
 
 def nutrition_of(reading: Reading) -> Nutrition:
@@ -93,9 +131,13 @@ def nutrition_of(reading: Reading) -> Nutrition:
             ]
             # Most of the stated energy must come from fat and sugar.
             energy = nutrients.get("energy_kcal", 0.0)
-            of_both = 9.0 * nutrients.get("fat_g", 0.0) + 4.0 * nutrients.get("sugar_g", 0.0)
+            of_both = 9.0 * nutrients.get("fat_g", 0.0) + 4.0 * nutrients.get(
+                "sugar_g", 0.0
+            )
             rich = energy > 0.0 and of_both >= _REFINED_ENERGY * energy
-            klass = _at_best(class_of(lights), refined=rich and mostly_refined(matched_lines))
+            klass = _at_best(
+                class_of(lights), refined=rich and mostly_refined(matched_lines)
+            )
             return Nutrition(klass, dict(nutrients), lights, False, 1.0, None)
     return estimate(reading)
 
@@ -152,7 +194,9 @@ def _refined_names() -> frozenset[str]:
 
 def mostly_refined(matched_lines: Iterable[LineFacts]) -> bool:
     """Return whether most foods are refined, by weight without water, else by name."""
-    weights = [(line.grams, line.food) for line in matched_lines if line.food is not None]
+    weights = [
+        (line.grams, line.food) for line in matched_lines if line.food is not None
+    ]
     if any(grams for grams, _ in weights):
         total_g = sum(grams for grams, food in weights if food.name != "water")
         refined = sum(grams for grams, food in weights if food.name in _refined_names())
@@ -182,7 +226,10 @@ def estimate(reading: Reading) -> Nutrition:
         total_nutrients = _sum([line.nutrients for line in measured])
         usual_kcal = sum([line.usual[_ENERGY] for line in matched_lines])
         servings = servings_of(
-            reading, matched_lines, energy_kcal=total_nutrients[_ENERGY], usual_kcal=usual_kcal
+            reading,
+            matched_lines,
+            energy_kcal=total_nutrients[_ENERGY],
+            usual_kcal=usual_kcal,
         )
         figures = [value / servings for value in total_nutrients]
     else:
@@ -190,7 +237,11 @@ def estimate(reading: Reading) -> Nutrition:
     per_serving = dict(zip(NUTRIENTS, figures, strict=True))
     known_g = sum([line.grams for line in measured]) / servings
     loose_g = sum(
-        [line.food.serving_g for line in matched_lines if line.food and not line.line.amounts]
+        [
+            line.food.serving_g
+            for line in matched_lines
+            if line.food and not line.line.amounts
+        ]
     )
     weight_g = known_g + loose_g + _UNKNOWN_G * (len(lines) - len(matched_lines))
     for tag in recipe.tags:
@@ -207,13 +258,18 @@ def estimate(reading: Reading) -> Nutrition:
     )
 
 
-def _without_frying_fat(lines: list[LineFacts], steps: Iterable[str]) -> list[LineFacts]:
+def _without_frying_fat(
+    lines: list[LineFacts], steps: Iterable[str]
+) -> list[LineFacts]:
     """Return the lines with frying fat reduced to its absorbed share."""
-    if not any(line.is_frying_fat for line in lines) or not any(map(_FRIED.search, steps)):
+    if not any(line.is_frying_fat for line in lines) or not any(
+        map(_FRIED.search, steps)
+    ):
         return lines
     return [
         line._replace(
-            grams=TAKEN_UP * line.grams, nutrients=scaled(line.food, TAKEN_UP * line.grams)
+            grams=TAKEN_UP * line.grams,
+            nutrients=scaled(line.food, TAKEN_UP * line.grams),
         )
         if line.is_frying_fat and line.food is not None
         else line
@@ -243,8 +299,14 @@ _DIVIDED: Final = tuple(
             _VESSELS.replace("servings?", "serving|servings"),
             rf"\b(?:among|between|into|onto|in|on|to) {_EACH}{_NUMBER} {_UP_TO_3}(?:{_VESSELS})\b",
         ),
-        ("serves|makes", rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)"),
-        ("servings|portions", rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b"),
+        (
+            "serves|makes",
+            rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)",
+        ),
+        (
+            "servings|portions",
+            rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b",
+        ),
     )
 )  # sentences that divide a dish, with words that make the search ten times faster
 _EATEN_WHOLE: Final = frozenset(
@@ -258,7 +320,11 @@ _MOST: Final = 40.0
 
 
 def servings_of(
-    reading: Reading, matched_lines: Iterable[LineFacts], *, energy_kcal: float, usual_kcal: float
+    reading: Reading,
+    matched_lines: Iterable[LineFacts],
+    *,
+    energy_kcal: float,
+    usual_kcal: float,
 ) -> float:
     """Return the stated or estimated servings.
 
@@ -267,7 +333,11 @@ def servings_of(
     if reading.recipe.servings:
         return float(reading.recipe.servings)
     for words, pattern in _DIVIDED:
-        match = None if words.isdisjoint(reading.different) else pattern.search(reading.text)
+        match = (
+            None
+            if words.isdisjoint(reading.different)
+            else pattern.search(reading.text)
+        )
         if match and 1 <= (number := _NUMBERS.get(match[1]) or int(match[1])) <= _MOST:
             return float(number)
     for facts in matched_lines:
@@ -278,5 +348,7 @@ def servings_of(
         if 2.0 <= piece_count <= 12.0:
             return piece_count
     whole_kcal = max(energy_kcal, 30.0)
-    portion_kcal = _LAW_FACTOR * whole_kcal**_LAW_WHOLE * max(usual_kcal, 20.0) ** _LAW_USUAL
+    portion_kcal = (
+        _LAW_FACTOR * whole_kcal**_LAW_WHOLE * max(usual_kcal, 20.0) ** _LAW_USUAL
+    )
     return float(min(max(whole_kcal / portion_kcal, 1.0), _MOST))

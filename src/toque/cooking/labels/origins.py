@@ -45,7 +45,9 @@ _CODES: Final = {
 
 def cuisine_of(tags: Iterable[str]) -> int | None:
     """Return the code of the cuisine in `tags`, or None if they name none or several."""
-    names = {tag.casefold().replace("-", " ").strip().removesuffix(" diet") for tag in tags}
+    names = {
+        tag.casefold().replace("-", " ").strip().removesuffix(" diet") for tag in tags
+    }
     codes = {_CODES[name] for name in names if name in _CODES}
     return codes.pop() if len(codes) == 1 else None
 
@@ -94,7 +96,9 @@ def language_of(reading: Reading) -> str:
             if 2 * sum(first <= letter <= last for letter in letters) > len(letters):
                 return script
     words = reading.words
-    counts = {name: sum(map(common.__contains__, words)) for name, common in _COMMON.items()}
+    counts = {
+        name: sum(map(common.__contains__, words)) for name, common in _COMMON.items()
+    }
     best = max(counts, key=counts.__getitem__)
     if counts[best] == counts["English"] or counts[best] < MIN_SHARE * len(words):
         return "English"

@@ -27,13 +27,27 @@ from typing import Final
 from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 from toque.cooking.labels.features import Reading
-from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, share, share_different, words_of
+from toque.cooking.text_keys import (
+    ACTION_VERBS,
+    VERB_FORMS,
+    share,
+    share_different,
+    words_of,
+)
 
 WEIGHTS: Final[dict[str, float]] = {
     "title": 0.05, "ingredients": 0.15, "amounts": 0.15, "steps": 0.2, "used": 0.2,
     "length": 0.1, "unique": 0.05, "clean": 0.05, "language": 0.05,
 }  # fmt: skip
-ESSENTIAL: Final = ("ingredients", "steps", "used", "length", "unique", "clean", "language")
+ESSENTIAL: Final = (
+    "ingredients",
+    "steps",
+    "used",
+    "length",
+    "unique",
+    "clean",
+    "language",
+)
 WEAKEST_SHARE: Final = 0.4
 
 MIN_WORDS: Final = 20
@@ -92,21 +106,31 @@ def quality_of(reading: Reading) -> Quality:
     words = reading.words
 
     named = bool(words_of(title)) and not _DIRT.search(title)
-    too_long, shouted = len(title.split()) > MAX_TITLE_WORDS, title.isupper() and len(title) > 3
-    length = MAX_WORDS / n_tokens if n_tokens > MAX_WORDS else min(1.0, n_tokens / MIN_WORDS)
+    too_long, shouted = (
+        len(title.split()) > MAX_TITLE_WORDS,
+        title.isupper() and len(title) > 3,
+    )
+    length = (
+        MAX_WORDS / n_tokens if n_tokens > MAX_WORDS else min(1.0, n_tokens / MIN_WORDS)
+    )
     sentences = _SENTENCE_END.sub("\n", "\n".join(recipe.steps)).split("\n")
     english = sum(map(_ENGLISH.__contains__, words)) / max(len(words), 1)
 
     parts = {
         "title": 1.0 - 0.5 * too_long - 0.25 * shouted if named else 0.0,
-        "ingredients": share(line.is_named for line in lines) * min(1.0, len(lines) / 2.0),
+        "ingredients": share(line.is_named for line in lines)
+        * min(1.0, len(lines) / 2.0),
         "amounts": share(line.has_amount for line in lines),
-        "steps": share(not VERB_FORMS.isdisjoint(words) for words in reading.step_words),
+        "steps": share(
+            not VERB_FORMS.isdisjoint(words) for words in reading.step_words
+        ),
         "used": _used(reading),
         "length": length,
         "unique": min(
             share_different([line.words for line in lines]),
-            share_different([tuple(words_of(s)) for s in sentences if s.count(" ") > 2]),
+            share_different(
+                [tuple(words_of(s)) for s in sentences if s.count(" ") > 2]
+            ),
         ),
         "clean": _clean(reading),
         "language": min(1.0, english / ENGLISH_SHARE),
@@ -114,7 +138,9 @@ def quality_of(reading: Reading) -> Quality:
 
     mean = sum(map(mul, WEIGHTS.values(), parts.values()))
     weakest = min(map(parts.__getitem__, ESSENTIAL))
-    return Quality(round((1.0 - WEAKEST_SHARE) * mean + WEAKEST_SHARE * weakest, 4), parts)
+    return Quality(
+        round((1.0 - WEAKEST_SHARE) * mean + WEAKEST_SHARE * weakest, 4), parts
+    )
 
 
 def _used(reading: Reading) -> float:
@@ -123,7 +149,9 @@ def _used(reading: Reading) -> float:
         return 0.0
     stems = set(map(stem, reading.different - _FUNCTION_WORDS))
     missing = sum(stems.isdisjoint(line.stems) for line in lines)
-    taken_up = COLLECTIVE_CREDIT if missing and _COLLECTIVE.search(reading.text) else 0.0
+    taken_up = (
+        COLLECTIVE_CREDIT if missing and _COLLECTIVE.search(reading.text) else 0.0
+    )
     return (len(lines) - missing + taken_up * missing) / len(lines)
 
 

@@ -28,7 +28,9 @@ from toque.sources.documents import composed
 from toque.sources.records import replace_lone_surrogates
 
 _CLEAN = re.compile(r"[ -%'-;=?-Z\\-~]*")  # ASCII without "&", "<", ">" and "["
-_LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
+_LINE_MARKUP = re.compile(
+    r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE
+)
 _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
 _RAISED_FRACTION = re.compile(
     r"<sup[^<>]*>\s*(\d{1,3})\s*</sup>\s*[/⁄∕]\s*(?:<sub[^<>]*>\s*(\d{1,3})\s*</sub>|(\d{1,3}))",
@@ -58,7 +60,15 @@ _INVISIBLE = re.compile(
 )  # an invisible character, or, in its group, a joiner that stays with the character before it
 _CONTROLS = re.compile(r"[\x00-\x09\x0e-\x1b\x7f-\x9f]")
 # Windows-1252 read as Latin-1 leaves its punctuation among the C1 controls.
-_WINDOWS_1252 = {0x91: "'", 0x92: "'", 0x93: '"', 0x94: '"', 0x96: "–", 0x97: "—", 0x09: " "}
+_WINDOWS_1252 = {
+    0x91: "'",
+    0x92: "'",
+    0x93: '"',
+    0x94: '"',
+    0x96: "–",
+    0x97: "—",
+    0x09: " ",
+}
 # One U+FFFD per lost byte of UTF-8: the degree sign had two, the apostrophe and the dash three.
 _LOST_DEGREE = re.compile(r"(?<=\d)\ufffd{1,2}(?=\s?[FC]\b)")
 _LOST_DASH = re.compile(r"(?<=\d)\ufffd{1,3}(?=\d)")
@@ -68,7 +78,9 @@ LOST_FRACTION: Final = re.compile(
     r"(?:[§¤◊¨¦]|\ufffd{1,3})(?= ?(?:cups?|t(?:ea|able)spoons?|tsps?|tbsps?|pounds?|lbs?|ounces?|oz"
     r"|inch(?:es)?|pints?|quarts?|sticks?)\b)|(?<=\d)[§¤◊¨¦]"
 )  # the character that an import wrote in place of a fraction
-_LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve|ll|d)\b)")
+_LOST_APOSTROPHE = re.compile(
+    r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve|ll|d)\b)"
+)
 
 _SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"  # bullets and checkbox characters
 _BULLET = re.compile(rf"(?:[-–—*{_SIGNS}]++\s++|[{_SIGNS}]++\s*+|\[[ xX]?\]\s*+)")
@@ -110,7 +122,9 @@ STEPS_IN_LIST: Final = "steps among the ingredients removed"
 BRACKETS: Final = "brackets closed or removed"
 _ROUND_BRACKET: Final = re.compile(r"[()]")
 _NESTED: Final = re.compile(r"(\([^()]*?),? ?\([^()]*\)")
-_BRACKET_FIRST: Final = re.compile(r"\(\(([^()]*)\)(?=[^()]*\))")  # "((1 cup), chopped)"
+_BRACKET_FIRST: Final = re.compile(
+    r"\(\(([^()]*)\)(?=[^()]*\))"
+)  # "((1 cup), chopped)"
 _MOST_NESTED: Final = 8  # maximum brackets removed from one remark
 _REPEATED_REMARK: Final = re.compile(r"\b((?:to|for) [a-z]+),? \([^()]*\b\1\)")
 _BARE_HEADING: Final = re.compile(
@@ -125,7 +139,9 @@ _GLUED: Final = re.compile(
     r"(?=(?!Com\b)[A-ZÀ-Þ][\w'’-]*(?:[,:!.?]?(?:\s|\Z)|/[a-z]))"
     r"|(?<=[a-z]{4}[.!])(?=[a-z]{3,} )(?!(?:com|org|net|edu|gov|html?|gif|jpg)\b))"
 )
-_GLUED_CAPITALS: Final = re.compile(r"[A-Z]{4}(?=(?:In|On|Add|Mix|Heat|Place|Preheat) )")
+_GLUED_CAPITALS: Final = re.compile(
+    r"[A-Z]{4}(?=(?:In|On|Add|Mix|Heat|Place|Preheat) )"
+)
 LOST_NUMBERS: Final = tuple(
     f"{word} {unit} "
     for word, units in (
@@ -141,7 +157,8 @@ _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
 _DIGIT = re.compile(r"\d")
 _FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]++[ '&-]*+){1,4}+", re.IGNORECASE)
 _FOR_A_USE = re.compile(
-    r"for (?:garnish|serving|dusting|frying|greasing|rolling|brushing|topping)", re.IGNORECASE
+    r"for (?:garnish|serving|dusting|frying|greasing|rolling|brushing|topping)",
+    re.IGNORECASE,
 )
 
 
@@ -195,7 +212,9 @@ def _repair(text: str, notes: Counter[str]) -> str:
     if "\ufffd" in text:
         notes["texts with lost characters (U+FFFD)"] += 1
         text = _LOST_DASH.sub("-", _LOST_DEGREE.sub("°", text))
-        text = _LOST_APOSTROPHE.sub("'", LOST_FRACTION.sub("§", text)).replace("\ufffd", "")
+        text = _LOST_APOSTROPHE.sub("'", LOST_FRACTION.sub("§", text)).replace(
+            "\ufffd", ""
+        )
 
     if not _REGISTERED.isdisjoint(text):
         notes[TRADEMARKS] += 1
@@ -281,7 +300,9 @@ def _ingredient_item(line: str) -> tuple[str, str]:
         return "", "ingredient lines without a word"
     if len(line) <= _HEADING_CHARS and only_measures(line):
         return "", "ingredient lines that are only an amount"
-    if len(line) <= 2 * _HEADING_CHARS and all(map(_PREPARING.__contains__, words_of(line))):
+    if len(line) <= 2 * _HEADING_CHARS and all(
+        map(_PREPARING.__contains__, words_of(line))
+    ):
         return "", "ingredient lines that only name a preparation"
     if _STEP_IN_LIST.match(line):
         return "", STEPS_IN_LIST
@@ -342,7 +363,11 @@ def _with_brackets(text: str) -> str:
         sentence, stop, rest = inside.partition(". ")
         if stop and sentence[:1].islower():  # "(as for a pie. Chop the pecans."
             return f"{text[:start]}({sentence}). {rest}"
-        return f"{text[:start]}({inside})" if _WORD.search(inside) else text[:start].rstrip(" ,")
+        return (
+            f"{text[:start]}({inside})"
+            if _WORD.search(inside)
+            else text[:start].rstrip(" ,")
+        )
     if text.endswith(")") and text.count(")") == text.count("(") + 1:
         return text[:-1]
     return text
@@ -377,7 +402,9 @@ def clean_steps(items: Sequence[str], notes: Counter[str]) -> tuple[str, ...]:
             bare = bare[bullet.end() :]
         if number := _STEP_NUMBER.match(bare):
             bare = bare[number.end() :]
-        elif (glued := _GLUED_NUMBER.match(bare)) and _is_number_of_step(glued, len(steps) + 1):
+        elif (glued := _GLUED_NUMBER.match(bare)) and _is_number_of_step(
+            glued, len(steps) + 1
+        ):
             bare = bare[glued.end() :]
 
         if not _WORD.search(bare):
@@ -421,7 +448,9 @@ def _without_bare_numbers(steps: list[str]) -> list[str]:
 def _is_number_of_step(glued: re.Match[str], position: int) -> bool:
     """Return whether a number glued to a word is a step number: "3Stir in the peas"."""
     number, word = glued.groups()
-    return has_action_verb(word) or (int(number) == position and not only_measures(word))
+    return has_action_verb(word) or (
+        int(number) == position and not only_measures(word)
+    )
 
 
 def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
@@ -436,7 +465,9 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
         if ":" in line and _GLUED_NOTE.search(line):
             notes["sentences glued together parted"] += 1
             line = _GLUED_NOTE.sub(". ", line)  # noqa: PLW2901
-        if ("2. " in line or "2) " in line) and len(numbered_steps := _numbered(line)) > 1:
+        if ("2. " in line or "2) " in line) and len(
+            numbered_steps := _numbered(line)
+        ) > 1:
             notes["numbered steps on one line parted"] += 1
             yield from numbered_steps
         else:

@@ -52,11 +52,20 @@ _WEAK: dict[Role, tuple[str, ...]] = {
     "ingredients": ("sections", "items", "components"),
     "steps": ("sections",),
 }  # common names, used only next to a recipe's other two parts
-NAMES: dict[Role, tuple[str, ...]] = {role: tuple(n.split()) for role, n in _NAMES.items()}
+NAMES: dict[Role, tuple[str, ...]] = {
+    role: tuple(n.split()) for role, n in _NAMES.items()
+}
 _OTHERS = {
     "tags": ("tags", "keywords", "categories", "category"),
     "cuisine": ("cuisine", "cuisines", "recipecuisine"),
-    "servings": ("servings", "yields", "yield", "recipeyield", "serves", "recipeservings"),
+    "servings": (
+        "servings",
+        "yields",
+        "yield",
+        "recipeyield",
+        "serves",
+        "recipeservings",
+    ),
     "minutes": ("minutes", "totaltime", "totaltimeinmins", "readyinminutes", "time"),
     "prep_time": ("preptime", "preptimeinmins"),
     "cook_time": ("cooktime", "cooktimeinmins"),
@@ -69,7 +78,8 @@ _LABELS = ("nutrition", "nutrients", "difficulty", "nutrition_class")
 _NOT_FOLDED = re.compile(r"[^a-z0-9]")
 _NUMBERED_NAME = re.compile(r"(?:str|recipe)?([a-z]+?)0*(\d{1,2})([a-z]*)")
 _NUMBERED: dict[str, tuple[Role, str]] = dict.fromkeys(
-    ("step", "steps", "instruction", "instructions", "direction", "directions"), ("steps", "text")
+    ("step", "steps", "instruction", "instructions", "direction", "directions"),
+    ("steps", "text"),
 )
 for _key, _names in {
     "ingredient": "ingredient ingredients ingredientname",
@@ -87,8 +97,12 @@ class Shape:
     """Schema and roles of a record, according to its field names."""
 
     schema: str
-    roles: Mapping[str, str]  # the record's field name per role or value such as "servings"
-    folded: Mapping[str, str]  # the record's name per name in lower-case letters and digits
+    roles: Mapping[
+        str, str
+    ]  # the record's field name per role or value such as "servings"
+    folded: Mapping[
+        str, str
+    ]  # the record's name per name in lower-case letters and digits
     nutrients: tuple[str, ...]  # fields that contain a nutrient
     read: frozenset[str]  # fields for numbers and labels, and for Food.com's quantities
     numbered: Mapping[Role, tuple[tuple[tuple[str, str], ...], ...]]
@@ -97,22 +111,38 @@ class Shape:
     @property
     def missing(self) -> tuple[Role, ...]:
         """Roles without a field."""
-        return tuple(role for role in ROLES if not (role in self.roles or role in self.numbered))
+        return tuple(
+            role for role in ROLES if not (role in self.roles or role in self.numbered)
+        )
 
     @property
     def numbered_fields(self) -> list[str]:
         """Fields that contain an item or a part of an item."""
-        return [name for items in self.numbered.values() for item in items for _, name in item]
+        return [
+            name
+            for items in self.numbered.values()
+            for item in items
+            for _, name in item
+        ]
 
     def fields(self, role: Role) -> list[str]:
         """Return the fields for a role, its own field first. Merged exports may have several."""
         role_fields = [self.roles[role]] if role in self.roles else []
         others = (self.folded[name] for name in NAMES[role] if name in self.folded)
-        return role_fields if role == "title" else list(dict.fromkeys([*role_fields, *others]))
+        return (
+            role_fields
+            if role == "title"
+            else list(dict.fromkeys([*role_fields, *others]))
+        )
 
-    def numbered_items(self, role: Role, raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def numbered_items(
+        self, role: Role, raw: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
         """Return the non-empty items of a part with numbered fields."""
-        items = ({key: raw.get(name) for key, name in item} for item in self.numbered.get(role, ()))
+        items = (
+            {key: raw.get(name) for key, name in item}
+            for item in self.numbered.get(role, ())
+        )
         return [item for item in items if any(map(is_filled, item.values()))]
 
     def unused(self, raw: Mapping[str, Any]) -> dict[str, int]:
@@ -123,8 +153,14 @@ class Shape:
         numbers = {field for role, field in self.roles.items() if role in _NUMBERS}
         objects = {name for name in numbers if _holds_objects(raw.get(name))}
         marks = (name for name in raw if name.startswith("@"))  # fields of JSON-LD
-        texts = {name: value for name, value in raw.items() if not isinstance(value, int | float)}
-        return unused_in((texts,), (self.read - objects).union(used, marks, self.numbered_fields))
+        texts = {
+            name: value
+            for name, value in raw.items()
+            if not isinstance(value, int | float)
+        }
+        return unused_in(
+            (texts,), (self.read - objects).union(used, marks, self.numbered_fields)
+        )
 
 
 def _holds_objects(value: Any) -> bool:
@@ -132,7 +168,9 @@ def _holds_objects(value: Any) -> bool:
 
 
 @lru_cache(maxsize=512)
-def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ()) -> Shape:
+def shape_of(
+    fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ()
+) -> Shape:
     """Return the shape of records with these fields. `columns` maps roles to fields first."""
     folded: dict[str, str] = {}
     for name in fields:
@@ -145,7 +183,11 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     }
     for role, names in _WEAK.items():
         weak = next((name for name in names if name in folded), None)
-        if weak is not None and role not in guessed and {*ROLES} - {role} <= guessed.keys():
+        if (
+            weak is not None
+            and role not in guessed
+            and {*ROLES} - {role} <= guessed.keys()
+        ):
             guessed[role] = folded[weak]
     # The rules of a schema do not apply to columns that the user names.
     schema = "generic" if named else _schema(frozenset(folded))
@@ -158,7 +200,9 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     return Shape(schema, roles, folded, nutrients, read, _numbered(folded))
 
 
-def _numbered(folded: Mapping[str, str]) -> dict[Role, tuple[tuple[tuple[str, str], ...], ...]]:
+def _numbered(
+    folded: Mapping[str, str],
+) -> dict[Role, tuple[tuple[tuple[str, str], ...], ...]]:
     """Return the numbered fields of ingredients and steps, by part and number.
 
     Ignore a part with a single numbered field.
@@ -169,8 +213,12 @@ def _numbered(folded: Mapping[str, str]) -> dict[Role, tuple[tuple[tuple[str, st
         if match and (part := _NUMBERED.get(match[1] + match[3])):
             items[part[0]].setdefault(int(match[2]), {})[part[1]] = field
     for name in ("quantity", "unit", "measure"):
-        numbers = {number for number, item in items["ingredients"].items() if name in item}
-        if numbers and 1 not in numbers and name in folded:  # "Quantity", "Quantity02", ...
+        numbers = {
+            number for number, item in items["ingredients"].items() if name in item
+        }
+        if (
+            numbers and 1 not in numbers and name in folded
+        ):  # "Quantity", "Quantity02", ...
             items["ingredients"].setdefault(1, {})[name] = folded[name]
     fields_of_role: dict[Role, tuple[tuple[tuple[str, str], ...], ...]] = {}
     for role, by_number in items.items():
@@ -182,7 +230,9 @@ def _numbered(folded: Mapping[str, str]) -> dict[Role, tuple[tuple[tuple[str, st
     return fields_of_role
 
 
-def ingredients_in_steps(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> list[str]:
+def ingredients_in_steps(
+    raw: Mapping[str, Any], shape: Shape, notes: Counter[str]
+) -> list[str]:
     """Return the ingredient lines inside a record's steps."""
     for field in shape.fields("steps"):
         reader = ItemReader(f"{field}.ingredients", notes)
@@ -207,22 +257,33 @@ def _schema(names: frozenset[str]) -> str:
         return "spoonacular"
     if names & {"type", "graph"} and not names & {"ingredients", "directions"}:
         return "schema.org"
-    if {"name", "ingredients"} <= names and names & {"nsteps", "ningredients", "contributorid"}:
+    if {"name", "ingredients"} <= names and names & {
+        "nsteps",
+        "ningredients",
+        "contributorid",
+    }:
         return "foodcom-raw"
     if {"title", "ingredients", "directions", "ner"} <= names:
         return "recipenlg"
-    if {"title", "ingredients", "directions"} <= names and names & {"desc", "categories"}:
+    if {"title", "ingredients", "directions"} <= names and names & {
+        "desc",
+        "categories",
+    }:
         return "epicurious"
     return "generic"
 
 
-def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = False) -> str:
+def schema_of_records(
+    records: Sequence[Mapping[str, Any]], *, in_dict: bool = False
+) -> str:
     """Return the schema of decoded records. `in_dict` means one object with the records by id."""
     for record in records:
         if is_schema_org(record):
             return "schema.org"
         ingredients, steps = record.get("ingredients"), record.get("instructions")
-        firsts = [x[0] if isinstance(x, list) and x else None for x in (ingredients, steps)]
+        firsts = [
+            x[0] if isinstance(x, list) and x else None for x in (ingredients, steps)
+        ]
         if all(isinstance(first, dict) and "text" in first for first in firsts):
             return "recipe1m"
         if in_dict and isinstance(ingredients, list) and isinstance(steps, str):
@@ -245,7 +306,15 @@ PAIRS = (
     ("source", "target"),
 )  # field names of prompt and answer, in order of priority
 _BEFORE = ("system", "systemprompt")
-_AFTER = ("input", "context", "passage", "paragraph", "article", "document", "background")
+_AFTER = (
+    "input",
+    "context",
+    "passage",
+    "paragraph",
+    "article",
+    "document",
+    "background",
+)
 _MESSAGES = ("messages", "conversations", "conversation")
 _NEEDED = ("text", "choices", "options", "history", *_MESSAGES)
 """Fields that a prompt may need. The user must decide whether to use them."""
@@ -279,7 +348,9 @@ def refuse_cut_schema(
             )
     if missing:
         words = " and ".join(missing)
-        accepted_names = "; ".join(f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing)
+        accepted_names = "; ".join(
+            f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing
+        )
         named: dict[str, str] = dict.fromkeys(missing, "NAME")
         pairs, texts = {"prompt": "NAME", "target": "NAME"}, {"text": "NAME"}
         others = (
@@ -300,7 +371,9 @@ def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) 
     """Raise an error with the columns for the source if records contain lists of messages."""
 
     def are_messages(name: str) -> bool:
-        first = next((v for raw in layout.sample if is_filled(v := raw.get(name))), None)
+        first = next(
+            (v for raw in layout.sample if is_filled(v := raw.get(name))), None
+        )
         return isinstance(first, list) and isinstance(first[0], dict)
 
     listed = [name for name in folded.values() if are_messages(name)]
@@ -317,7 +390,9 @@ def _refuse_messages(path: Path, layout: FileLayout, folded: Mapping[str, str]) 
             "preference pairs",
             [talks, pairs],
         )
-    pair = next((pair for pair in PAIRS if {folded.get(n) for n in pair} <= {*listed}), None)
+    pair = next(
+        (pair for pair in PAIRS if {folded.get(n) for n in pair} <= {*listed}), None
+    )
     pair_columns = tuple(folded[name] for name in pair) if pair else None
     messages = message_columns[0] if message_columns else pair_columns
     if messages is None:
@@ -340,7 +415,10 @@ def _as_pairs(
     """Return the error for a file of prompts and answers, with the columns for its source."""
 
     def pair_of(prompt: list[str]) -> Columns:
-        return {"prompt": tuple(prompt) if len(prompt) > 1 else prompt[0], "target": target}
+        return {
+            "prompt": tuple(prompt) if len(prompt) > 1 else prompt[0],
+            "target": target,
+        }
 
     prompt_column, target = (folded[name] for name in pair)
     before, after, needed = (
@@ -353,7 +431,9 @@ def _as_pairs(
         # With an instruction, the text only repeats the instruction and the response as a prompt.
         again = name == folded.get("text") and pair[0] == "instruction"
         # For tables, it is unknown whether the field is filled.
-        if not again and any(is_filled(raw.get(name)) for raw in layout.sample or ({name: 1},)):
+        if not again and any(
+            is_filled(raw.get(name)) for raw in layout.sample or ({name: 1},)
+        ):
             entire, short = pair_of([*prompt, name]), pair_of(prompt)
             return RefusedFileError(
                 f"{what} (its columns {prompt_column!r} and {target!r}) with a column {name!r} "
@@ -373,4 +453,6 @@ def _as_pairs(
 def prompt_of(record: Mapping[str, Any]) -> str:
     """Return a record's prompt with the texts before and after it, as in training."""
     prompt_parts = (record.get(name) for name in (*_BEFORE, "prompt", *_AFTER))
-    return "\n\n".join(text for text in prompt_parts if isinstance(text, str) and text.strip())
+    return "\n\n".join(
+        text for text in prompt_parts if isinstance(text, str) and text.strip()
+    )

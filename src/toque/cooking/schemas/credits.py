@@ -76,7 +76,9 @@ _AUTHOR: Final = re.compile(
     r"(?:\W{0,3}\Z|\()"
 )  # the author of a book after a line with its title
 _PUBLISHED: Final = re.compile(r"\([^\W\d][^()]{2,60}[,:;]? (?:19|20)\d\d\)\W{0,3}\Z")
-_GOES_ON: Final = re.compile(rf"{_OPEN}(?:by|from|in|and|with|of)\b(?! the\b)", re.IGNORECASE)
+_GOES_ON: Final = re.compile(
+    rf"{_OPEN}(?:by|from|in|and|with|of)\b(?! the\b)", re.IGNORECASE
+)
 _YIELD: Final = re.compile(
     rf"{_OPEN}(?:(?:(?:this|the|each) )?(?:(?:entire |whole )?(?:recipe|batch) )?(?:will )?"
     r"(?:serves|makes|yields?|feeds)"
@@ -103,7 +105,9 @@ _WINE_WORDS: Final = frozenset(
 _BOTTLE: Final = re.compile(
     r"[12'’$](?:(?:(?<=\b1)9[5-9]|(?<=\b2)0[0-4]|(?<=['’])\d)\d\b|(?<=\$)\d)"
 )  # a vintage or a price
-_VINTAGE: Final = re.compile(r"(?:[A-Z][\w.'’-]{0,24} ){1,8}(?:['’]\d\d|(?:19|20)\d\d)\W?")
+_VINTAGE: Final = re.compile(
+    r"(?:[A-Z][\w.'’-]{0,24} ){1,8}(?:['’]\d\d|(?:19|20)\d\d)\W?"
+)
 _NOTICE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'-]{{1,20}} ){{0,4}}(?:dish|recipe|meal|cocktail|dessert|drink|tip) of the "
     r"(?:day|week|month|year)\b.{0,40}"
@@ -252,7 +256,9 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
         return True
     if _FOR_SALE.search(line) is None:
         return False
-    if _OPENS_NOTE.match(line) or (not within and line[-1:] == "." and not line[:1].isdigit()):
+    if _OPENS_NOTE.match(line) or (
+        not within and line[-1:] == "." and not line[:1].isdigit()
+    ):
         return True
     return within and _TELLS_HOW.search(line) is None
 
@@ -260,11 +266,19 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
 def is_note(line: str) -> bool:
     """Return whether an ingredient line is a note, a yield or a sentence."""
     opening = _BEFORE_AMOUNT.match(line)
-    tells = opening is not None and any(opening[0].find(word, 4) >= 0 for word in _TELLING)
-    is_sentence = (
-        tells and line[-1] in (")" if line[0] == "(" else ".!") and len(line) <= MOST_CHARS
+    tells = opening is not None and any(
+        opening[0].find(word, 4) >= 0 for word in _TELLING
     )
-    return is_sentence or _NOTE.match(line) is not None or _YIELD.fullmatch(line) is not None
+    is_sentence = (
+        tells
+        and line[-1] in (")" if line[0] == "(" else ".!")
+        and len(line) <= MOST_CHARS
+    )
+    return (
+        is_sentence
+        or _NOTE.match(line) is not None
+        or _YIELD.fullmatch(line) is not None
+    )
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
@@ -272,7 +286,9 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     if not steps:
         return steps
     steps = (*steps[:-1], _without_note_within(steps[-1], notes))
-    steps = tuple(step if _why_removed(step) else _without_end(step, notes) for step in steps)
+    steps = tuple(
+        step if _why_removed(step) else _without_end(step, notes) for step in steps
+    )
     reasons = _reasons(steps)
     notes.update(why for why in reasons if why)
     steps = tuple(step for step, why in zip(steps, reasons, strict=True) if not why)
@@ -292,7 +308,9 @@ def _without_stories(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
     start, end = 0, len(steps)
     while start < min(end - 1, _MOST_STORIES) and _is_story(steps[start], _STORY):
         start += 1
-    while end > max(start + 1, len(steps) - _MOST_STORIES) and _is_story(steps[end - 1], _WRITER):
+    while end > max(start + 1, len(steps) - _MOST_STORIES) and _is_story(
+        steps[end - 1], _WRITER
+    ):
         end -= 1
     notes[STORIES] += start + len(steps) - end
     return steps[start:end]
@@ -310,7 +328,11 @@ def _reasons(steps: tuple[str, ...]) -> list[str]:
     reasons = [_why_removed(step) for step in steps]
     _mark_rest_of_notes(steps, reasons)
     start = len(steps)
-    if start > 1 and all(step[-1:] in _STOPS for step in steps[:-1]) and _is_name(steps[-1]):
+    if (
+        start > 1
+        and all(step[-1:] in _STOPS for step in steps[:-1])
+        and _is_name(steps[-1])
+    ):
         reasons[-1] = reasons[-1] or CREDITS
     while start and (reasons[start - 1] or _is_title(steps[start - 1])):
         start -= 1
@@ -344,7 +366,11 @@ def _is_name(step: str) -> bool:
     """Return whether a final line is a name of a wine or a writer, not a sentence."""
     words = [word for word in step.split() if word not in _SMALL]
     capitals = all(word[0].isupper() for word in words) and step[-1:] not in _STOPS
-    return capitals and 2 <= len(words) <= 6 and not (has_action_verb(step) or _DIGIT.search(step))
+    return (
+        capitals
+        and 2 <= len(words) <= 6
+        and not (has_action_verb(step) or _DIGIT.search(step))
+    )
 
 
 def _is_title(step: str) -> bool:
@@ -393,7 +419,9 @@ def _without_end(step: str, notes: Counter[str]) -> str:
         notes[CREDITS] += 1
         step = step[: match.start() + 1]
     end = len(step)
-    while at := max(step.rfind(mark, max(0, end - MOST_CHARS), end) for mark in _ENDS) + 1:
+    while (
+        at := max(step.rfind(mark, max(0, end - MOST_CHARS), end) for mark in _ENDS) + 1
+    ):
         why = _why_removed(step[at:end].lstrip(") "))
         if not why:
             break
@@ -405,7 +433,9 @@ def _without_end(step: str, notes: Counter[str]) -> str:
 
 def _is_on_wine(step: str) -> bool:
     opener = _WINE.match(step)
-    named = _BOTTLE.search(step) is not None and not _WINE_WORDS.isdisjoint(words_of(step))
+    named = _BOTTLE.search(step) is not None and not _WINE_WORDS.isdisjoint(
+        words_of(step)
+    )
     if not (opener or named or _VINTAGE.fullmatch(step)):
         return False
     first_word = words_of(step[opener.end() if opener else 0 :])[:1]

@@ -6,9 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from toque.cooking.schemas.columns import Role, Shape, ingredients_in_steps, shape_of, unwrapped
+from toque.cooking.schemas.columns import (
+    Role,
+    Shape,
+    ingredients_in_steps,
+    shape_of,
+    unwrapped,
+)
 from toque.cooking.schemas.item_objects import UNUSED, ItemReader
-from toque.cooking.schemas.list_fields import BrokenListError, lines_in, printed, text_of, words_in
+from toque.cooking.schemas.list_fields import (
+    BrokenListError,
+    lines_in,
+    printed,
+    text_of,
+    words_in,
+)
 from toque.cooking.schemas.repairs import (
     DOUBLED_LISTS,
     only_a_link,
@@ -32,8 +44,12 @@ DAILY_VALUES = {
     "fat_g": 65.0, "sugar_g": 25.0, "sodium_mg": 2400.0, "protein_g": 50.0,
     "saturated_fat_g": 20.0, "carbohydrate_g": 300.0,
 }  # fmt: skip
-MAX_FIELD_CHARS = 200_000  # limit per text; the longest of 90,000 real recipes has 15,290
-MAX_DEPTH = 100  # maximum nesting depth of a record's values; real pages have a depth of ten
+MAX_FIELD_CHARS = (
+    200_000  # limit per text; the longest of 90,000 real recipes has 15,290
+)
+MAX_DEPTH = (
+    100  # maximum nesting depth of a record's values; real pages have a depth of ten
+)
 _API_DEFAULT_MINUTES = ("45", "45.0")  # Spoonacular's value for an unknown time
 
 _MOST = 1e9  # upper bound of numbers in a record
@@ -58,7 +74,11 @@ def records_of(
         return
 
     if not columns and (recipe := unwrapped(raw)) is not raw:
-        around = (name for name, value in raw.items() if value is not recipe and is_filled(value))
+        around = (
+            name
+            for name, value in raw.items()
+            if value is not recipe and is_filled(value)
+        )
         notes.update(f"{UNUSED}{name}" for name in around)
         raw = recipe
 
@@ -70,7 +90,11 @@ def records_of(
     try:
         record = _generic(raw, shape, notes)
         if adapt := _ADAPTERS.get(shape.schema):
-            adapt(record, {name: raw[field] for name, field in shape.folded.items()}, notes)
+            adapt(
+                record,
+                {name: raw[field] for name, field in shape.folded.items()},
+                notes,
+            )
     except BrokenListError:
         yield BROKEN_LIST
         return
@@ -114,7 +138,10 @@ def _generic(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Recor
     record.pop("steps", None)
     record["ingredients"] = _first_lines(raw, shape, "ingredients", notes)
     record["directions"] = _first_lines(raw, shape, "steps", notes)
-    record["tags"] = [*words_in(record.get("tags")), *words_in(record.pop("cuisine", None))]
+    record["tags"] = [
+        *words_in(record.get("tags")),
+        *words_in(record.pop("cuisine", None)),
+    ]
     record["source"] = text_of(raw.get("source"))
     for name in ("difficulty", "nutrition_class"):
         record[name] = raw.get(name)
@@ -163,14 +190,19 @@ def _foodcom_raw(record: Record, raw: Mapping[str, Any], notes: Counter[str]) ->
     ):
         record["nutrition"] = {"energy_kcal": numbers[0]} | {
             name: round(percent / 100 * daily, 2)
-            for (name, daily), percent in zip(DAILY_VALUES.items(), numbers[1:], strict=True)
+            for (name, daily), percent in zip(
+                DAILY_VALUES.items(), numbers[1:], strict=True
+            )
         }
 
 
 def _foodcom(record: Record, raw: Mapping[str, Any], notes: Counter[str]) -> None:
     """Adapt recipes.csv and recipes.parquet. Quantities without a unit ("1/4") are omitted."""
     record |= {"source": "food.com", "servings": raw.get("recipeservings")}
-    parts, quantities = record["ingredients"], _list_of(raw.get("recipeingredientquantities"))
+    parts, quantities = (
+        record["ingredients"],
+        _list_of(raw.get("recipeingredientquantities")),
+    )
     if len(quantities) != len(parts):
         return
     for at, quantity in enumerate(quantities):
@@ -190,7 +222,9 @@ def _spoonacular(record: Record, raw: Mapping[str, Any], notes: Counter[str]) ->
     names = ("cuisines", "dishtypes", "diets")
     record["tags"] = [tag for name in names for tag in words_in(raw.get(name))]
     record["source"] = text_of(raw.get("sourceurl"))
-    if str(record.get("minutes")) in _API_DEFAULT_MINUTES and not raw.get("cookingminutes"):
+    if str(record.get("minutes")) in _API_DEFAULT_MINUTES and not raw.get(
+        "cookingminutes"
+    ):
         notes["times that are only the API's default"] += 1
         record["minutes"] = None
 

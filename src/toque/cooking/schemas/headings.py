@@ -38,10 +38,20 @@ PART_NOUNS: Final = frozenset(
     garnish glaze icing marinade meatballs pastry sauce streusel stuffing topping vinaigrette
     """.split()  # noqa: SIM905
 )
-_FOR_THE: Final = re.compile(r"(?:for|to make) (?:the )?[a-z][a-z '&-]{2,32}", re.IGNORECASE)
-_ANNOUNCED: Final = _BARE | {"directions", "instructions", "method", "preparation", "steps"}
+_FOR_THE: Final = re.compile(
+    r"(?:for|to make) (?:the )?[a-z][a-z '&-]{2,32}", re.IGNORECASE
+)
+_ANNOUNCED: Final = _BARE | {
+    "directions",
+    "instructions",
+    "method",
+    "preparation",
+    "steps",
+}
 _BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
-_SHORT: Final = 40  # maximum characters of a heading, unless a heading precedes every paragraph
+_SHORT: Final = (
+    40  # maximum characters of a heading, unless a heading precedes every paragraph
+)
 _MIN_STOPS: Final = 0.75  # minimum share of longer lines with a full stop, see `_heads`
 _STOPS: Final = frozenset('.!?)]…"”')
 _SENTENCE_ENDS: Final = frozenset(".!?")
@@ -54,7 +64,9 @@ _MIN_WORD_CHARS: Final = 4  # minimum characters of the longest word of such a h
 _ADVERTS: Final = frozenset(
     {"advertisement", "anzeige", "publicidad", "publicité", "pubblicità", "werbung"}
 )
-_SLUG: Final = re.compile(r"[a-z]{4,20}(?:-[a-z]{2,20}){0,2}")  # the name of a link: "heating-oil"
+_SLUG: Final = re.compile(
+    r"[a-z]{4,20}(?:-[a-z]{2,20}){0,2}"
+)  # the name of a link: "heating-oil"
 _MAKES: Final = frozenset({"assemble", "make", "prepare"})
 _ITEM: Final = re.compile(
     r"(?:\d[\d/ .,–-]*|[½¼¾⅓⅔⅛]|an? |(?:cups?|tsps?|tbsps?|tablespoons?|teaspoons?|pinch) )"
@@ -67,7 +79,9 @@ _TELLS: Final = re.compile(
 )
 
 
-def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
+def with_headings_joined(
+    steps: tuple[str, ...], notes: Counter[str]
+) -> tuple[str, ...]:
     """Join lines that only introduce a step or name a food to their steps. `notes` counts them."""
     joined_steps: list[str] = []
     heading = ""
@@ -93,7 +107,9 @@ def with_headings_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[s
     return tuple(joined_steps)
 
 
-def _with_headings_parted(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
+def _with_headings_parted(
+    steps: tuple[str, ...], notes: Counter[str]
+) -> tuple[str, ...]:
     """Move each heading from the end of a step to the beginning of the next step."""
     if all(step[-1:] in _STOPS for step in steps):
         return steps
@@ -131,11 +147,16 @@ def _heads(steps: tuple[str, ...]) -> list[bool]:
     max_chars = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
     # A step without a full stop is not a heading if the next step has one and is not longer.
     even = any(
-        ends[i : i + 2] == "-." and len(a) >= len(b) for i, (a, b) in enumerate(pairwise(steps))
+        ends[i : i + 2] == "-." and len(a) >= len(b)
+        for i, (a, b) in enumerate(pairwise(steps))
     )
     if "---" in ends or ends[-1] == "-" or even:
         max_chars = _SHORT
-    stops = [end == "." for step, end in zip(steps, ends, strict=True) if len(step) > max_chars]
+    stops = [
+        end == "."
+        for step, end in zip(steps, ends, strict=True)
+        if len(step) > max_chars
+    ]
     every = all(stops)
     mostly = bool(stops) and sum(stops) >= _MIN_STOPS * len(stops)
     return [
@@ -143,7 +164,9 @@ def _heads(steps: tuple[str, ...]) -> list[bool]:
         and (
             _is_part(step)
             or (every and _is_heading(step, following, max_chars))
-            or (mostly and following[-1] in _STOPS and _is_name_of_part(step, following))
+            or (
+                mostly and following[-1] in _STOPS and _is_name_of_part(step, following)
+            )
         )
         for step, following in zip(steps, (*steps[1:], ""), strict=True)
     ]
@@ -155,7 +178,11 @@ def _is_heading(step: str, following: str, max_chars: int) -> bool:
     short = len(step) <= max_chars and len(step.split()) <= max_words
     tells = max_chars > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
     return (
-        short and tells and step[:1].isupper() and step[-1:].isalpha() and not _DIGIT.search(step)
+        short
+        and tells
+        and step[:1].isupper()
+        and step[-1:].isalpha()
+        and not _DIGIT.search(step)
     )
 
 
@@ -185,7 +212,9 @@ def _is_part(step: str) -> bool:
         return False
     *before, last = words_of(step) or [""]
     if _FOR_THE.fullmatch(step):
-        return last in PART_NOUNS or (step[:8].casefold() == "for the " and len(before) <= 4)
+        return last in PART_NOUNS or (
+            step[:8].casefold() == "for the " and len(before) <= 4
+        )
     return last in PART_NOUNS and len(before) <= 2 and VERB_FORMS.isdisjoint(before)
 
 

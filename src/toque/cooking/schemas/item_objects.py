@@ -23,10 +23,22 @@ HEADINGS: Final = "ingredient sub-headings"
 TIPS: Final = "tips beside the steps left out"
 NOT_READ: Final = "ingredients and steps left out: objects without a known name or text"
 
-_DEEPEST: Final = 16  # maximum depth of lists and objects; real files have a depth of six
+_DEEPEST: Final = (
+    16  # maximum depth of lists and objects; real files have a depth of six
+)
 _MAX_HEADING_CHARS: Final = 60
-_MOST_COMPARED: Final = 50  # maximum notes and nested steps that are compared with a line
-_PREFIXES: Final = ("recipe", "ingredient", "step", "instruction", "direction", "item", "food")
+_MOST_COMPARED: Final = (
+    50  # maximum notes and nested steps that are compared with a line
+)
+_PREFIXES: Final = (
+    "recipe",
+    "ingredient",
+    "step",
+    "instruction",
+    "direction",
+    "item",
+    "food",
+)
 
 
 class _Roles:
@@ -44,7 +56,8 @@ class _Roles:
         return tuple(
             (role, rank)
             for role, ranks in self._ranks.items()
-            if (rank := next((ranks[n] for n in _names(key) if n in ranks), None)) is not None
+            if (rank := next((ranks[n] for n in _names(key) if n in ranks), None))
+            is not None
         )
 
 
@@ -141,7 +154,9 @@ _FOOD: Final = _Roles(
         "many": "pluralname nameplural displayplural plural",
     }
 )
-_FRACTION: Final = _Roles({"whole": "whole", "top": "numerator num", "bottom": "denominator den"})
+_FRACTION: Final = _Roles(
+    {"whole": "whole", "top": "numerator num", "bottom": "denominator den"}
+)
 # Keys for the position and kind of an item, which its list and its line already show.
 _PLACE: Final = frozenset(
     "position order index ordinal sortorder sequence sort displayorder type context err".split()  # noqa: SIM905
@@ -149,15 +164,25 @@ _PLACE: Final = frozenset(
 _HEADING_FLAGS: Final = frozenset(
     "isheader header isheading heading issection issectionheader headline isgroup istitle".split()  # noqa: SIM905
 )
-_HEADING_KINDS: Final = frozenset("group section header heading title boldheading".split())  # noqa: SIM905
-_INLINE: Final = frozenset({"text", "ingredient", "cookware", "timer", "inlineQuantity"})
+_HEADING_KINDS: Final = frozenset(
+    "group section header heading title boldheading".split()  # noqa: SIM905
+)
+_INLINE: Final = frozenset(
+    {"text", "ingredient", "cookware", "timer", "inlineQuantity"}
+)
 
 _NOT_FOLDED: Final = re.compile(r"[^a-z0-9]")
-_IDENTIFIER: Final = re.compile(r"(?:id|guid|uid|uuid|.*(?:[a-z]I|[_-]i)d|.*[Uu]uid)s?", re.DOTALL)
+_IDENTIFIER: Final = re.compile(
+    r"(?:id|guid|uid|uuid|.*(?:[a-z]I|[_-]i)d|.*[Uu]uid)s?", re.DOTALL
+)
 _NUMBERED: Final = re.compile(r"[a-z]*[ _-]?(\d+)\.?", re.IGNORECASE)
 _RANDOM_KEY: Final = re.compile(r"(?=[^ ]*\d)[0-9A-Za-z_-]{6,}")
-_NOTHING: Final = frozenset({"n/a", "na", "none", "null", "<unit>", "-", "nan", "undefined"})
-_NUMBERS: Final = frozenset({*WORDS, "to", "or", "and", "a", "an"})  # words in "one to two"
+_NOTHING: Final = frozenset(
+    {"n/a", "na", "none", "null", "<unit>", "-", "nan", "undefined"}
+)
+_NUMBERS: Final = frozenset(
+    {*WORDS, "to", "or", "and", "a", "an"}
+)  # words in "one to two"
 _PIECES: Final = frozenset({"unit", "units", "item", "items", "each", "ea", "qty"})
 _DECIMAL: Final = re.compile(r"\d{1,9}\.(?:0+|\d{4,})")
 _AMOUNT: Final = re.compile(NUMBER)
@@ -191,7 +216,11 @@ class Measure(NamedTuple):
     def is_bare(self) -> bool:
         """True for a number without a unit."""
         words = (word for word in self.text.lower().split() if _has_letter(word))
-        return bool(self.amount) and not self.unit and all(word in _NUMBERS for word in words)
+        return (
+            bool(self.amount)
+            and not self.unit
+            and all(word in _NUMBERS for word in words)
+        )
 
     @property
     def amount(self) -> str:
@@ -259,7 +288,9 @@ class _Keys:
 
     def path_to(self, value: Any) -> str:
         """Return the path of the key with this value, e.g. ".unit"."""
-        return next((f".{key}" for key, one in self._values.items() if one is value), "")
+        return next(
+            (f".{key}" for key, one in self._values.items() if one is value), ""
+        )
 
     def use(self, key: str) -> None:
         """Mark a key as used."""
@@ -338,7 +369,9 @@ class ItemReader:
             return False
         if is_filled(value):
             nested = isinstance(value, list | dict)
-            self._unread[" (nested deeper)" if nested else f" ({type(value).__name__})"] = None
+            self._unread[
+                " (nested deeper)" if nested else f" ({type(value).__name__})"
+            ] = None
         return True
 
     # Ingredients
@@ -366,7 +399,9 @@ class ItemReader:
             yield from self._ingredient({**around, **inner[0]}, depth + 1)
             return
         if is_group or keys.announces:
-            for role in ("heading", "title", "food", "text", "note")[: 4 if is_group else 5]:
+            for role in ("heading", "title", "food", "text", "note")[
+                : 4 if is_group else 5
+            ]:
                 self._count_headings(keys.first(role))
             nested = keys.take("items", list, dict) if is_group else []
             self._leave(keys)
@@ -394,14 +429,20 @@ class ItemReader:
             self._notes[HEADINGS] += heading != self._group
             self._group = heading
 
-    def _named_ingredients(self, values: Mapping[Any, Any], depth: int) -> Iterator[str]:
+    def _named_ingredients(
+        self, values: Mapping[Any, Any], depth: int
+    ) -> Iterator[str]:
         """Read ingredients by name ({"flour": "200 g"}), by part of the dish, or by number."""
         for key, value in values.items():
             name = str(key)
             is_label = _is_label(name)
             if isinstance(value, dict):
                 keys = _Keys(value, _INGREDIENT)
-                if is_label or _is_group(keys) or keys.has("food", "line", "text", "heading"):
+                if (
+                    is_label
+                    or _is_group(keys)
+                    or keys.has("food", "line", "text", "heading")
+                ):
                     yield from self._ingredient(value, depth + 1)
                 elif keys.has("amount", "least", "unit", "note"):
                     yield from self._ingredient({**value, "food": name}, depth + 1)
@@ -448,7 +489,11 @@ class ItemReader:
         if len(notes) <= _MOST_COMPARED:
             notes = [note for note in dict.fromkeys(notes) if not _repeats(note, line)]
         line = ", ".join([line, *notes])
-        return f"{line} (optional)" if is_optional and "optional" not in line.lower() else line
+        return (
+            f"{line} (optional)"
+            if is_optional and "optional" not in line.lower()
+            else line
+        )
 
     def _composed(
         self, keys: _Keys, measures: list[Measure], foods: list[str], notes: list[str]
@@ -471,13 +516,19 @@ class ItemReader:
         others = [f"({'; '.join(amounts[1:])})"] if amounts[1:] else []
         return " ".join([*amounts[:1], *others, *keys.texts("size"), foods[0]])
 
-    def _described(self, keys: _Keys, notes: list[str], *, is_measured: bool) -> list[Measure]:
+    def _described(
+        self, keys: _Keys, notes: list[str], *, is_measured: bool
+    ) -> list[Measure]:
         """Read the amount at the start of a description ("200 g, sifted"). The rest is a note."""
         measures: list[Measure] = []
         for value in keys.take("described", str):
             amount, _, rest = value.strip().partition(",")
             is_short = len(amount.split()) <= _AMOUNT_WORDS
-            if is_short and not (is_measured or measures) and _begins_with_amount(amount):
+            if (
+                is_short
+                and not (is_measured or measures)
+                and _begins_with_amount(amount)
+            ):
                 measures.append(Measure(amount.strip()))
             else:
                 rest = value
@@ -492,7 +543,9 @@ class ItemReader:
             if isinstance(value, dict):
                 inside = _Keys(value, _FOOD)
                 one, several = inside.first("one"), inside.first("many")
-                name = next(iter([*several, *one] if amount > 1.0 else [*one, *several]), "")
+                name = next(
+                    iter([*several, *one] if amount > 1.0 else [*one, *several]), ""
+                )
                 self._leave(inside, keys.path_to(value))
             name = _usable(name)
             if not food_name:
@@ -536,7 +589,12 @@ class ItemReader:
             else:
                 all_measures += measures
         low, high = (
-            [m for v in keys.take(role, int, float, str, dict) for m in measured(v) if m.high]
+            [
+                m
+                for v in keys.take(role, int, float, str, dict)
+                for m in measured(v)
+                if m.high
+            ]
             for role in ("least", "most")
         )
         all_measures = all_measures or low or high
@@ -553,12 +611,15 @@ class ItemReader:
         if units:
             unit = self._unit(units[0], amount, path + keys.path_to(units[0]))
         all_measures = [
-            m if m.unit or not m.is_bare else m._replace(unit=unit) for m in all_measures
+            m if m.unit or not m.is_bare else m._replace(unit=unit)
+            for m in all_measures
         ]
         if not all_measures and unit:
             all_measures = [Measure(unit=unit)]
         for value in keys.take("also", str, dict):
-            all_measures += [measure for measure in measured(value) if not measure.is_bare]
+            all_measures += [
+                measure for measure in measured(value) if not measure.is_bare
+            ]
         return all_measures or self._in_named_units(keys)
 
     def _in_named_units(self, keys: _Keys) -> list[Measure]:
@@ -566,7 +627,11 @@ class ItemReader:
         measures: list[Measure] = []
         for key in keys.unread:
             value, unit = keys.values[key], SPELLINGS.get(key.lower())
-            if unit and unit.kind in ("mass", "volume") and isinstance(value, int | float):
+            if (
+                unit
+                and unit.kind in ("mass", "volume")
+                and isinstance(value, int | float)
+            ):
                 measures.append(Measure("", value, value, key))
                 keys.use(key)
         return measures
@@ -581,11 +646,17 @@ class ItemReader:
             text = _usable(value)
             if _DECIMAL.fullmatch(text):
                 return self._measured(float(text), path)
-            amount = number(bare) if _AMOUNT.fullmatch(bare := plain(text).strip()) else 0.0
+            amount = (
+                number(bare) if _AMOUNT.fullmatch(bare := plain(text).strip()) else 0.0
+            )
             return [Measure(text, amount, amount)] if text.strip("0") else []
         if isinstance(value, list):
-            measures = [measure for one in value for measure in self._measured(one, path)]
-            is_range = len(measures) == 2 and all(measure.is_bare for measure in measures)
+            measures = [
+                measure for one in value for measure in self._measured(one, path)
+            ]
+            is_range = len(measures) == 2 and all(
+                measure.is_bare for measure in measures
+            )
             return [measures[0].up_to(measures[1])] if is_range else measures
         if (fraction := _fraction_of(value)) is not None:
             return self._measured(fraction, path)
@@ -593,8 +664,13 @@ class ItemReader:
         if measures := self._measures(inside, path):
             self._leave(inside, path)
             return measures
-        for key, one in inside.values.items():  # several systems, as in {"us": ..., "metric": ...}
-            if isinstance(one, dict) or (isinstance(one, str) and _begins_with_amount(one)):
+        for (
+            key,
+            one,
+        ) in inside.values.items():  # several systems, as in {"us": ..., "metric": ...}
+            if isinstance(one, dict) or (
+                isinstance(one, str) and _begins_with_amount(one)
+            ):
                 measures += self._measured(one, f"{path}.{key}")
                 inside.use(key)
         self._leave(inside, path)
@@ -602,7 +678,9 @@ class ItemReader:
 
     def _unit(self, unit: Mapping[str, Any], amount: float, path: str) -> str:
         keys = _Keys(unit, _UNIT)
-        one, many, short, short_many = map(keys.first, ("one", "many", "short", "short many"))
+        one, many, short, short_many = map(
+            keys.first, ("one", "many", "short", "short many")
+        )
         is_short = keys.is_set("is short")
         self._leave(keys, path)
         several = amount > 1.0
@@ -635,7 +713,9 @@ class ItemReader:
         keys = _Keys(value, _STEP)
         keys.take("ingredients", str, list, dict)  # `ingredients_in_steps` reads them
         text = self._text_of_step(keys)
-        titles = [title for title in keys.first("title") if not _STEP_NUMBER.fullmatch(title)]
+        titles = [
+            title for title in keys.first("title") if not _STEP_NUMBER.fullmatch(title)
+        ]
         lines = list(self._steps(keys.take("items", list, dict), depth + 1))
         if not (text or titles or lines):
             yield from self._named_steps(keys, depth)
@@ -665,7 +745,9 @@ class ItemReader:
     ) -> tuple[str, list[str]]:
         """Return the text of a step and its nested lines, without repetitions."""
         joined = _joined([text])
-        if len(lines) <= _MOST_COMPARED and all(_joined([line]) in joined for line in lines):
+        if len(lines) <= _MOST_COMPARED and all(
+            _joined([line]) in joined for line in lines
+        ):
             return text, []
         if joined in _joined(lines):
             return "", lines
@@ -695,14 +777,20 @@ class ItemReader:
 
     def _named_steps(self, keys: _Keys, depth: int) -> Iterator[str]:
         """Read steps by number ({"1": "Mix."}) or by part of the dish ({"For the sauce": []})."""
-        numbers = {name: int(n[1][:9]) for name in keys.values if (n := _NUMBERED.fullmatch(name))}
+        numbers = {
+            name: int(n[1][:9])
+            for name in keys.values
+            if (n := _NUMBERED.fullmatch(name))
+        }
         names = list(keys.values)
         if len(numbers) == len(names):
             names.sort(key=numbers.__getitem__)
         for name in names:
             is_label = _is_label(name)
             value = keys.values[name]
-            if name.startswith("@") or not (is_label or depth == 0 or isinstance(value, list)):
+            if name.startswith("@") or not (
+                is_label or depth == 0 or isinstance(value, list)
+            ):
                 continue
             keys.use(name)
             lines = list(self._steps(value, depth + 1))
@@ -716,10 +804,19 @@ class ItemReader:
         """Return a piece of a Cooklang step: a text, or the name of an ingredient, tool or time."""
         index, kind = piece.get("index"), str(piece["type"])
         listed = self._record.get(kind if kind == "cookware" else f"{kind}s")
-        if isinstance(index, int) and isinstance(listed, list) and 0 <= index < len(listed):
+        if (
+            isinstance(index, int)
+            and isinstance(listed, list)
+            and 0 <= index < len(listed)
+        ):
             piece = listed[index] if isinstance(listed[index], dict) else {}
         name = next(
-            (piece[key] for key in ("alias", "value", "text", "name") if piece.get(key)), ""
+            (
+                piece[key]
+                for key in ("alias", "value", "text", "name")
+                if piece.get(key)
+            ),
+            "",
         )
         if kind == "timer" or not name:
             name = " ".join(map(str, self._measures(_Keys(piece, _INGREDIENT)))) or name
@@ -731,7 +828,9 @@ class ItemReader:
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, dict):
                 keys = _Keys(item, _STEP)
-                yield from self._ingredients(keys.take("ingredients", list, dict), depth + 1)
+                yield from self._ingredients(
+                    keys.take("ingredients", list, dict), depth + 1
+                )
                 yield from self._inside_steps(keys.take("items", list, dict), depth + 1)
             else:
                 yield from self._inside_steps(item, depth + 1)
@@ -741,7 +840,9 @@ class ItemReader:
 def _names(key: str) -> tuple[str, ...]:
     """Return the folded name of a key, also without a prefix for the kind of item."""
     name = _NOT_FOLDED.sub("", key.lower())
-    prefix = next((p for p in _PREFIXES if name.startswith(p) and len(name) > len(p) + 1), "")
+    prefix = next(
+        (p for p in _PREFIXES if name.startswith(p) and len(name) > len(p) + 1), ""
+    )
     return (name, name[len(prefix) :]) if prefix else (name,)
 
 
@@ -754,9 +855,12 @@ def _is_group(keys: _Keys) -> bool:
     values = _Keys(keys.values, _INGREDIENT)
     lists = values.take("items", list)
     return bool(lists) or (
-        not any(values.take(role, str, int, float) for role in ("line", "food", "amount"))
+        not any(
+            values.take(role, str, int, float) for role in ("line", "food", "amount")
+        )
         and any(
-            _Keys(one, _INGREDIENT).take("items", list, dict) for one in values.take("items", dict)
+            _Keys(one, _INGREDIENT).take("items", list, dict)
+            for one in values.take("items", dict)
         )
     )
 
@@ -767,7 +871,9 @@ def _is_named(values: Mapping[str, Any]) -> bool:
         return False
     (value,) = values.values()
     return not isinstance(value, str) or bool(
-        _begins_with_amount(value) or _AFTER_FOOD.match(value) or _is_label(next(iter(values)))
+        _begins_with_amount(value)
+        or _AFTER_FOOD.match(value)
+        or _is_label(next(iter(values)))
     )
 
 
@@ -789,18 +895,26 @@ def _unit_text(unit: str) -> str:
     unit = unit.strip()
     if unit.lower() in _PIECES:
         return ""
-    return unit.lower() if unit.isupper() and len(unit) > 1 and unit.lower() in SPELLINGS else unit
+    return (
+        unit.lower()
+        if unit.isupper() and len(unit) > 1 and unit.lower() in SPELLINGS
+        else unit
+    )
 
 
 def _begins_with_amount(text: str) -> bool:
     first = "".join(text.lower().split(None, 1)[:1])
-    return first != "" and (not first[0].isalpha() or first in WORDS or first in {"a", "an"})
+    return first != "" and (
+        not first[0].isalpha() or first in WORDS or first in {"a", "an"}
+    )
 
 
 def _is_without_amount(text: str) -> bool:
     """Return whether a text names a food and has no amount or "to taste"."""
     words = text.split()
-    return not any(_begins_with_amount(word) or _AFTER_FOOD.match(word) for word in words)
+    return not any(
+        _begins_with_amount(word) or _AFTER_FOOD.match(word) for word in words
+    )
 
 
 def _repeats(text: str, line: str) -> bool:
@@ -830,7 +944,9 @@ def _joined(lines: list[str]) -> str:
 
 def _fraction_of(value: Mapping[str, Any]) -> float | None:
     keys = _Keys(value, _FRACTION)
-    integers, top, bottom = (keys.take(role, int, float) for role in ("whole", "top", "bottom"))
+    integers, top, bottom = (
+        keys.take(role, int, float) for role in ("whole", "top", "bottom")
+    )
     if not bottom:
         return None
     return float(sum(integers) + sum(top) / float(bottom[0]))

@@ -20,7 +20,9 @@ _AMOUNT_FOLLOWS = re.compile(
     r",\s+(?=(?:\d|[¼½¾⅓⅔⅛⅜⅝⅞]|an? |pinch |dash |salt\b|pepper\b))", re.IGNORECASE
 )
 _HEADED = re.compile(r"\s*\[[^\[\]\n\"',]{1,60}\]\s*\n")
-_BRACKETED = re.compile(r"^\[([^\[\]\n\"']{1,60})\] *$", re.MULTILINE)  # RecipeSage's headings
+_BRACKETED = re.compile(
+    r"^\[([^\[\]\n\"']{1,60})\] *$", re.MULTILINE
+)  # RecipeSage's headings
 _MARKUP = re.compile(r"<(?:br|p|li|ol|ul)\b", re.IGNORECASE)
 
 
@@ -28,7 +30,9 @@ class BrokenListError(ValueError):
     """A cell that looks like a list but cannot be parsed, e.g. because it was truncated."""
 
 
-def lines_in(value: Any, *, commas: bool, reader: ItemReader | None = None) -> list[str]:
+def lines_in(
+    value: Any, *, commas: bool, reader: ItemReader | None = None
+) -> list[str]:
     """Return lines of a list, a printed list, or a text with one separator. `reader` reads objects.
 
     A text of ingredients is also split at semicolons and `commas`. A text of steps is one step.
@@ -76,7 +80,11 @@ def words_in(value: Any) -> list[str]:
         return [word for part in value.split(",") if (word := part.strip())]
     if isinstance(value, dict):
         return words_in(value.get("name"))
-    return [word for item in value for word in words_in(item)] if isinstance(value, list) else []
+    return (
+        [word for item in value for word in words_in(item)]
+        if isinstance(value, list)
+        else []
+    )
 
 
 def printed(value: Any, *, strict: bool = False) -> Any:
@@ -108,18 +116,22 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = re.compile(
-    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(\n)|(.))", re.DOTALL
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(\n)|(.))",
+    re.DOTALL,
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EQUALS = re.compile(r"\s*=")
 _SHORT = dict(zip("ntrabfv/", "\n\t\r\a\b\f\v/", strict=True))
 _NAMES: dict[str, Any] = {
-    **dict.fromkeys(("None", "null", "NULL", "NA", "NA_character_", "nan", "NaN", "inf")),
+    **dict.fromkeys(
+        ("None", "null", "NULL", "NA", "NA_character_", "nan", "NaN", "inf")
+    ),
     **dict.fromkeys(("True", "true", "TRUE"), True),
     **dict.fromkeys(("False", "false", "FALSE"), False),
 }
 _LOOKS_LIKE = re.compile(
-    r"""\s*(?:\[|\{|\(\s*["']|c\(|list\(|array\(|character\(0\)|["'].*["']\s*\Z)""", re.DOTALL
+    r"""\s*(?:\[|\{|\(\s*["']|c\(|list\(|array\(|character\(0\)|["'].*["']\s*\Z)""",
+    re.DOTALL,
 )
 
 
@@ -165,7 +177,9 @@ class _Parser:
     def _advance(self) -> None:
         match = _TOKEN.match(self._text, self._at)
         if match is None:
-            raise ValueError(f"unexpected text at {self._at}: {self._text[self._at :][:20]!r}")
+            raise ValueError(
+                f"unexpected text at {self._at}: {self._text[self._at :][:20]!r}"
+            )
         self._kind = str(match.lastgroup)
         self._token = match[self._kind]
         self._at = match.end()
@@ -184,7 +198,9 @@ class _Parser:
         if kind == "string":
             return _unquoted(text)
         if kind == "number":
-            return float(text) if set(text) & set(".eE") or len(text) > 18 else int(text)
+            return (
+                float(text) if set(text) & set(".eE") or len(text) > 18 else int(text)
+            )
         if kind == "name":
             return self._named(text, depth)
         if text in ("[", "("):

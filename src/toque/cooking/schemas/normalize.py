@@ -41,9 +41,15 @@ Reason = Literal[
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 MOST_STEPS_IN_LIST = 2  # maximum steps among the ingredients of a usable recipe
-MOST_LINES_OF_LIST = 2  # maximum ingredient lines of a recipe that may have its list on one line
-MIN_STEP_CHARS = 20  # minimum characters of steps without instructions; "Mix." teaches nothing
-MIN_STEP_WORDS = 3  # minimum words of shorter steps with instructions: "Mix and bake." is enough
+MOST_LINES_OF_LIST = (
+    2  # maximum ingredient lines of a recipe that may have its list on one line
+)
+MIN_STEP_CHARS = (
+    20  # minimum characters of steps without instructions; "Mix." teaches nothing
+)
+MIN_STEP_WORDS = (
+    3  # minimum words of shorter steps with instructions: "Mix and bake." is enough
+)
 
 _MOST_MINUTES = 1e9  # also the bound of every other number of a record
 _T = TypeVar("_T", bound=str)
@@ -70,9 +76,9 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
 
     if not ingredients:
         return "no ingredients"
-    notes[f"ingredient lines over {MAX_CHARS:,} characters, only their beginning parsed"] += sum(
-        len(line) > MAX_CHARS for line in ingredients
-    )
+    notes[
+        f"ingredient lines over {MAX_CHARS:,} characters, only their beginning parsed"
+    ] += sum(len(line) > MAX_CHARS for line in ingredients)
 
     if not directions:
         return "no steps"
@@ -82,7 +88,9 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
     tags = tags.split(",") if isinstance(tags, str) else _texts(tags)
 
-    minutes, prep, cook = map(_duration, map(record.get, ("minutes", "prep_time", "cook_time")))
+    minutes, prep, cook = map(
+        _duration, map(record.get, ("minutes", "prep_time", "cook_time"))
+    )
     if minutes is None:
         minutes = (prep or 0) + (cook or 0) or None
 
@@ -94,7 +102,8 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         servings=_whole(record.get("servings")),
         minutes=minutes,
         source=source if isinstance(source, str) else "",
-        nutrition=nutrients_of(nutrition if isinstance(nutrition, dict) else record) or None,
+        nutrition=nutrients_of(nutrition if isinstance(nutrition, dict) else record)
+        or None,
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
@@ -111,7 +120,9 @@ def _damage(ingredients: tuple[str, ...], steps: tuple[str, ...]) -> Reason | No
     """Return the reason for dropping a recipe with incomplete steps or ingredients."""
     if any(map(is_cut_off, steps)):
         return "text cut off"
-    if len(ingredients) <= MOST_LINES_OF_LIST and any(map(is_list_in_line, ingredients)):
+    if len(ingredients) <= MOST_LINES_OF_LIST and any(
+        map(is_list_in_line, ingredients)
+    ):
         return "ingredients on one line"
     if _is_short("".join(steps), MIN_STEP_CHARS):
         words = " ".join(steps).split()
@@ -129,7 +140,11 @@ def _is_short(text: str, fewest: int) -> bool:
 def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+    return (
+        [item for item in value if isinstance(item, str)]
+        if isinstance(value, list)
+        else []
+    )
 
 
 def _whole(value: Any) -> int | None:
@@ -168,7 +183,9 @@ _NAMES: Final[dict[str, str]] = {
     "fibre_g": "fibre fiber fibercontent fiberg fibreg dietaryfiber totalfiber",
     "serving_g": "servingg servingsize portionweight servingweightg servingweight",
 }
-_FIELDS: Final = {name: what for what, names in _NAMES.items() for name in names.split()}
+_FIELDS: Final = {
+    name: what for what, names in _NAMES.items() for name in names.split()
+}
 
 _MASS_IN_G: Final = dict.fromkeys(("g", "gram", "grams", "gr"), 1.0) | {
     "mg": 1e-3, "milligram": 1e-3, "milligrams": 1e-3, "µg": 1e-6, "mcg": 1e-6, "kg": 1e3,
@@ -184,13 +201,17 @@ _MASS: Final = re.compile(
     r"((?<!\d)\d++(?:[.,]\d++)?+)\s*+(g|grams?|gr|oz|ounces?)\b", re.IGNORECASE
 )
 _NOT_FOLDED: Final = re.compile(r"[^a-z0-9]")
-_MIN_SERVING_G: Final = 5.0  # minimum grams per serving; exporters write "1 g" for unknown servings
+_MIN_SERVING_G: Final = (
+    5.0  # minimum grams per serving; exporters write "1 g" for unknown servings
+)
 
 
 @lru_cache(maxsize=1024)
 def nutrient_fields(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return pairs of field name and nutrient. If fields share a nutrient, the first one counts."""
-    nutrient_of_name = ((name, _FIELDS.get(_NOT_FOLDED.sub("", name.lower()))) for name in names)
+    nutrient_of_name = (
+        (name, _FIELDS.get(_NOT_FOLDED.sub("", name.lower()))) for name in names
+    )
     return tuple((name, what) for name, what in nutrient_of_name if what is not None)
 
 
@@ -206,7 +227,11 @@ def nutrients_of(facts: Mapping[str, Any]) -> dict[str, float]:
     for name, what in nutrient_fields(tuple(facts)):
         if what in nutrients:
             continue
-        value = _serving_g(facts[name]) if what == "serving_g" else _figure(facts[name], what)
+        value = (
+            _serving_g(facts[name])
+            if what == "serving_g"
+            else _figure(facts[name], what)
+        )
         if value is not None:
             nutrients[what] = value
     return nutrients
@@ -244,4 +269,6 @@ def _amount(value: Any) -> tuple[float, str] | None:
         return None
     thousands, plain_digits, unit = match.groups()
     digits = plain_digits or _BETWEEN_THOUSANDS.sub("", thousands)
-    return (float(digits.replace(",", ".")), unit.casefold()) if len(digits) <= 9 else None
+    return (
+        (float(digits.replace(",", ".")), unit.casefold()) if len(digits) <= 9 else None
+    )

@@ -119,7 +119,9 @@ class RecipeReader:
                 per_record.append(len(examples_or_reason))
                 continue
             numbers = dropped.setdefault(examples_or_reason, [])
-            if len(numbers) < PER_REASON:  # the record's fields, or bytes if they cannot be read
+            if (
+                len(numbers) < PER_REASON
+            ):  # the record's fields, or bytes if they cannot be read
                 text: str | bytes = b""
                 if not isinstance(raw, str):
                     text = attempted(json.dumps, raw, ensure_ascii=False, default=str)
@@ -128,11 +130,17 @@ class RecipeReader:
                 if text:
                     texts[number] = shortened(text)
             numbers.append(number)
-        unused = {n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)}
-        counted = {n: count for n, count in notes.items() if count and not n.startswith(UNUSED)}
+        unused = {
+            n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)
+        }
+        counted = {
+            n: count for n, count in notes.items() if count and not n.startswith(UNUSED)
+        }
         unused = most_named(Counter(unused))
         n_used = len(per_record)
-        return BlockExamples(examples, read, n_used, dropped, counted, unused, texts, per_record)
+        return BlockExamples(
+            examples, read, n_used, dropped, counted, unused, texts, per_record
+        )
 
     def schema(self, path: Path) -> str:
         """Return the name of a file's schema for the report: "recipenlg", "web-page", "csv" ...
@@ -152,7 +160,11 @@ class RecipeReader:
         if layout is None and is_page(start):
             return "web-page", lambda: page_blocks(path, encoding=self.encoding)
         layout = layout or table_layout(
-            path, start, is_entire_file=is_entire_file, n_known=_n_parts, encoding=self.encoding
+            path,
+            start,
+            is_entire_file=is_entire_file,
+            n_known=_n_parts,
+            encoding=self.encoding,
         )
         if layout is None or (not self.columns and _is_prose(layout)):
             raise UnknownFormatError(
@@ -171,7 +183,9 @@ class RecipeReader:
             fields = dict.fromkeys(name for record in sample for name in record)
             layout = replace(layout, sample=sample, fields=tuple(fields))
         shape = shape_of(layout.fields, tuple(self.columns.items()))
-        if not is_json or (layout.sample and not any(n in layout.fields for n in _MARKUP_NAMES)):
+        if not is_json or (
+            layout.sample and not any(n in layout.fields for n in _MARKUP_NAMES)
+        ):
             refuse_cut_schema(path, layout, shape, self.columns)
         needed = {*layout.text_columns, *shape.roles.values(), *shape.numbered_fields}
         read = [name for name in layout.fields if name in needed]
@@ -182,7 +196,9 @@ class RecipeReader:
         schema = layout.name if schema == "generic" or named else schema
         return schema, lambda: layout.blocks(read)
 
-    def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
+    def recipes(
+        self, block: Block, notes: Counter[str]
+    ) -> Iterator[tuple[int, Recipe | str, Raw]]:
         """Read the number, clean recipe or reason for dropping it, and raw form of each record."""
         contents = unpack(block)
         columns = tuple(sorted(self.columns.items()))
@@ -199,7 +215,10 @@ class RecipeReader:
 
 
 def reader_for(
-    columns: Columns, *, encoding: str = UTF_8, tasks: Mapping[str, TaskTemplate] | None = None
+    columns: Columns,
+    *,
+    encoding: str = UTF_8,
+    tasks: Mapping[str, TaskTemplate] | None = None,
 ) -> RecordReader:
     """Return the reader for these columns. Without columns, read recipes or the user's `tasks`.
 
@@ -243,5 +262,7 @@ def _is_prose(layout: FileLayout) -> bool:
     )
     if layout.name not in ("csv", "tsv") or has_known_columns:
         return False
-    are_names = all(len(name) <= 40 and len(name.split()) <= 4 for name in layout.fields)
+    are_names = all(
+        len(name) <= 40 and len(name.split()) <= 4 for name in layout.fields
+    )
     return not (layout.fits and are_names)

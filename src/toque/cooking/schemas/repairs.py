@@ -64,8 +64,12 @@ _MEASURES = re.compile(
 _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
-_HEADING_CHARS = 40  # maximum characters of a heading or list item; a small letter may follow it
-_END_CHARS = 24  # characters at the end of a step that may contain the end of its sentence
+_HEADING_CHARS = (
+    40  # maximum characters of a heading or list item; a small letter may follow it
+)
+_END_CHARS = (
+    24  # characters at the end of a step that may contain the end of its sentence
+)
 _BRACKET_LINES = 3  # maximum lines up to the closing bracket
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"
@@ -233,7 +237,9 @@ def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
     notes["boilerplate lines"] += len(lines) - len(content_lines)
     if "ADVERTISEMENT" in "\n".join(content_lines):
         notes["boilerplate lines"] += 1
-        content_lines = [line.replace("ADVERTISEMENT", "").strip() for line in content_lines]
+        content_lines = [
+            line.replace("ADVERTISEMENT", "").strip() for line in content_lines
+        ]
     return content_lines
 
 
@@ -284,7 +290,9 @@ def _without_first_copy(lines: list[str]) -> list[str]:
     if half >= MIN_DOUBLED_CHARS and joined[:half] == joined[half:] and half in ends:
         at = ends.index(half) + 1
         return max(lines[:at], lines[at:], key=len)  # keep the copy with more lines
-    for at, end in enumerate(ends[:-1], start=1):  # one paragraph, then its text again line by line
+    for at, end in enumerate(
+        ends[:-1], start=1
+    ):  # one paragraph, then its text again line by line
         if end >= MIN_DOUBLED_CHARS and joined.startswith(joined[:end], end):
             return lines[at:]
     return lines
@@ -299,7 +307,11 @@ def _without_later_copies(lines: list[str]) -> list[str]:
     while start < len(lines):
         earlier = first.setdefault(bare[start], start)
         end = start
-        while earlier < start and end < len(lines) and bare[end] == bare[earlier + end - start]:
+        while (
+            earlier < start
+            and end < len(lines)
+            and bare[end] == bare[earlier + end - start]
+        ):
             end += 1
         if sum(map(len, bare[start:end])) < _MIN_COPY_CHARS:
             end = start + 1
@@ -356,7 +368,9 @@ def _without_doubled_parts(lines: list[str]) -> list[str]:
     return cleaned_lines
 
 
-def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -> list[str]:
+def rejoined(
+    steps: list[str], notes: Counter[str], *, anywhere: bool = False
+) -> list[str]:
     """Join steps that were split within a sentence: after an abbreviation or at a decimal point.
 
     RecipeNLG's scraper split `anywhere`, other scrapers split within long lines. A recipe without
@@ -364,7 +378,9 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
     """
     if len(steps) < 2:
         return steps
-    cased = steps[0][:1].isupper() and any(_ENDS_SENTENCE.search(s[-_END_CHARS:]) for s in steps)
+    cased = steps[0][:1].isupper() and any(
+        _ENDS_SENTENCE.search(s[-_END_CHARS:]) for s in steps
+    )
     step_parts: list[list[str]] = []
     before, length = "", 0
     in_brackets = 0  # remaining lines of the open bracket
@@ -379,7 +395,9 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
         if glue is None:
             step_parts.append([step])
         else:
-            step_parts[-1][-1] = step_parts[-1][-1].rstrip(" ." if glue == "." else None)
+            step_parts[-1][-1] = step_parts[-1][-1].rstrip(
+                " ." if glue == "." else None
+            )
             step_parts[-1] += (glue, step.lstrip())
             notes["sentences split in the middle rejoined"] += 1
         before, length = step[-_END_CHARS:], len(step)
@@ -390,7 +408,10 @@ def is_cut_off(step: str) -> bool:
     """Return whether a step ends in the middle of a sentence: "let them sit in a", "up to 3/"."""
     if step[-1:] in "/(":
         return "://" not in step
-    return step[-1:].isalnum() and _CUT_OFF.search(step, max(0, len(step) - _END_CHARS)) is not None
+    return (
+        step[-1:].isalnum()
+        and _CUT_OFF.search(step, max(0, len(step) - _END_CHARS)) is not None
+    )
 
 
 def _lines_to_bracket(steps: list[str]) -> int:
@@ -409,7 +430,9 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
     ends = _ENDS_SENTENCE.search(before) is not None
     measure = _MEASURE.match(step)
     if measure and measure["decimal"]:
-        if _UNFINISHED.search(before) and (not ends or measure["decimal"].strip() in _DECIMALS):
+        if _UNFINISHED.search(before) and (
+            not ends or measure["decimal"].strip() in _DECIMALS
+        ):
             return "."
     elif measure and before[-1:].isdigit():
         return " "
@@ -419,7 +442,11 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
     goes_on = goes_on or (hangs_surely and _OPENS_SENTENCE.match(step) is None)
     lower = _LOWER.match(step) is not None
     if ends:
-        return " " if (goes_on or (lower and cased)) and _SHORTENED.search(before) else None
+        return (
+            " "
+            if (goes_on or (lower and cased)) and _SHORTENED.search(before)
+            else None
+        )
     hangs = before[-1:] == "," or _HANGS.search(before) is not None
     if before[-1:].isdigit():
         hangs = before.strip().isdigit()
@@ -427,7 +454,9 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
         # "leave the lid on" is complete.
         hangs = hangs and not before.endswith((" in", " on", " over"))
     number = step[:1].isdigit() and before[-1:] != "," and _LISTED.match(step) is None
-    joined = goes_on or (lower and (hangs or (anywhere and cased))) or (number and hangs)
+    joined = (
+        goes_on or (lower and (hangs or (anywhere and cased))) or (number and hangs)
+    )
     return " " if joined else None
 
 
@@ -450,8 +479,12 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
     """Repair fractions in lines, and remove stray spaces and footnote marks."""
     text = "\n".join(lines)
     repairs: set[str] = set()
-    for signs, pattern, right, what in _possible("".join(filter(text.__contains__, _RARE))):
-        for sign in signs:  # faster than `any`, because a generator costs more than the check
+    for signs, pattern, right, what in _possible(
+        "".join(filter(text.__contains__, _RARE))
+    ):
+        for (
+            sign
+        ) in signs:  # faster than `any`, because a generator costs more than the check
             if sign in text:
                 break
         else:
@@ -467,7 +500,8 @@ def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
     """Remove the spaces before punctuation that Food.com's export added."""
     repaired_lines = [
-        _TWO_COMMAS.sub(",", SPACED_MARK.sub(r"\1", line)).replace("( ", "(") for line in lines
+        _TWO_COMMAS.sub(",", SPACED_MARK.sub(r"\1", line)).replace("( ", "(")
+        for line in lines
     ]
     notes[_SPACES] += repaired_lines != lines
     return without_misprints(repaired_lines, notes)

@@ -19,7 +19,15 @@ from toque.cooking.schemas.cleaning import decoded_entities
 from toque.cooking.schemas.item_objects import ItemReader
 from toque.cooking.schemas.list_fields import text_of, words_in
 from toque.sources.decompress import MAX_RECORD_BYTES, UTF_8, chunks
-from toque.sources.records import TOO_LONG, Block, Contents, Numbered, pack, survivors, unreadable
+from toque.sources.records import (
+    TOO_LONG,
+    Block,
+    Contents,
+    Numbered,
+    pack,
+    survivors,
+    unreadable,
+)
 
 MAX_DEPTH = 12
 _INGREDIENTS = ("recipeIngredient", "ingredients")
@@ -75,9 +83,9 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
     instructions = next((name for name in _STEPS if node.get(name)), "")
     ingredients = ItemReader(listed, notes).ingredients(node.get(listed))
     if not ingredients:
-        ingredients = ItemReader(f"{instructions}.ingredients", notes).ingredients_in_steps(
-            node.get(instructions)
-        )
+        ingredients = ItemReader(
+            f"{instructions}.ingredients", notes
+        ).ingredients_in_steps(node.get(instructions))
     kinds = [node.get(name) for name in ("keywords", "recipeCategory", "recipeCuisine")]
 
     def first(name: str) -> Any:
@@ -188,7 +196,9 @@ def _json_of(script: str) -> Any:
     repaired = _BAD_ESCAPE.sub("", _TRAILING_COMMA.sub(r"\1", bare))
     for text in (bare, repaired, decoded_entities(repaired)):
         try:
-            return json.loads(text, strict=False)  # pages write line breaks into strings
+            return json.loads(
+                text, strict=False
+            )  # pages write line breaks into strings
         except (ValueError, RecursionError):
             continue
     return None

@@ -24,7 +24,9 @@ SHOPPING: Final = "shopping notes among the ingredients removed"
 CREDITS: Final = "credits among the ingredients removed"
 NOTES: Final = "notes among the ingredients removed"
 
-_MOST_CHARS: Final = 90  # maximum characters of a tool; longer lines are misplaced steps
+_MOST_CHARS: Final = (
+    90  # maximum characters of a tool; longer lines are misplaced steps
+)
 _MIN_CAPITALS: Final = 5  # minimum letters of a heading in capitals: "EVOO" is oil
 SECTION_NOUNS: Final = PART_NOUNS | frozenset(
     "crumble decoration fillings garnishes layer presentation ragout rub sauces toppings".split()  # noqa: SIM905
@@ -58,7 +60,17 @@ _SURELY: Final = frozenset(
     """.split()  # noqa: SIM905
 )  # last words of inedible things
 _WITHOUT_FOOD: Final = frozenset(
-    {"cutter", "liner", "machine", "maker", "mold", "mould", "paper", "skewer", "string"}
+    {
+        "cutter",
+        "liner",
+        "machine",
+        "maker",
+        "mold",
+        "mould",
+        "paper",
+        "skewer",
+        "string",
+    }
 )  # last words of inedible things unless a food is named: "rice paper", "chicken skewers"
 _PAIRS: Final[dict[str, frozenset[str]]] = {
     noun: frozenset(words.split())
@@ -114,7 +126,9 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
         elif _TOOLS.match(line):
             among_tools = among_tools or _TOOLS.fullmatch(line) is not None
             removal_counts[EQUIPMENT] += 1
-        elif _is_tool(line) or (among_tools and find_food(ingredient_name(line)) is None):
+        elif _is_tool(line) or (
+            among_tools and find_food(ingredient_name(line)) is None
+        ):
             removal_counts[EQUIPMENT] += 1
         elif _ALWAYS.fullmatch(line) or (
             following and measured and _is_heading(line, capitals=capitals)
@@ -185,7 +199,9 @@ def _without_prefix(line: str, removal_counts: Counter[str]) -> list[str]:
     """Remove the name of its part from an ingredient line, such as "Garnish: lime wedges"."""
     prefix, part = _PREFIX.match(line), _PART_PREFIX.match(line)
     if prefix:
-        foods = [food for text in line[prefix.end() :].split(";") if (food := text.strip())]
+        foods = [
+            food for text in line[prefix.end() :].split(";") if (food := text.strip())
+        ]
     elif part and words_of(part[1])[-1] in SECTION_NOUNS:
         foods = [line[part.end() :]]
     else:

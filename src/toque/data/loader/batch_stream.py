@@ -22,7 +22,13 @@ from toque.config.schema import DataConfig, TrainConfig
 from toque.config.schema_methods import CurriculumConfig
 from toque.data.loader.collate import Layout
 from toque.data.loader.curriculum import StagedPlan
-from toque.data.loader.epoch_plan import WINDOW_EXAMPLES, EpochPlan, Mixture, Update, Varied
+from toque.data.loader.epoch_plan import (
+    WINDOW_EXAMPLES,
+    EpochPlan,
+    Mixture,
+    Update,
+    Varied,
+)
 from toque.data.loader.packing import RowShape, choose_shape
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import Split, TokenStore
@@ -32,8 +38,12 @@ from toque.units import Cursor, Duration, Progress
 
 CPU_MICRO_BATCH_TOKENS = 4096
 """Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest number here."""
-_DROPOUT: Final = key_of(0x64726F70)  # separates these keys from other keys of the same rows
-SHAPE_SAMPLE = 2048  # examples for the choice of the row shape, including the longest ones
+_DROPOUT: Final = key_of(
+    0x64726F70
+)  # separates these keys from other keys of the same rows
+SHAPE_SAMPLE = (
+    2048  # examples for the choice of the row shape, including the longest ones
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,9 @@ class Step:
     n_examples: int  # examples on all ranks
     n_computed: int  # tokens with padding on this rank
     epoch: float  # passes over the data after this update
-    stage: int | None = None  # stage of the curriculum, from 1; None without a curriculum
+    stage: int | None = (
+        None  # stage of the curriculum, from 1; None without a curriculum
+    )
 
     def after(self, before: Progress, seconds: float) -> Progress:
         """Compute the progress after this update, which took `seconds`."""
@@ -112,7 +124,9 @@ class BatchStream:
         """
         refuse_empty(store, "train")
         rows = store.rows("train")
-        lengths = ExampleLengths.of(store, rows, encoder=model.is_encoder_decoder, spans=spans)
+        lengths = ExampleLengths.of(
+            store, rows, encoder=model.is_encoder_decoder, spans=spans
+        )
         refuse_longer(lengths, positions)
         mixture = Mixture.from_settings(data, store, rows, seed=seed)
         shape = row_shape(train, lengths, mixture)
@@ -133,7 +147,9 @@ class BatchStream:
                 seed=plan_seed,
                 update_rows=update_rows,
                 window=window,
-                mixture=Mixture.from_settings(data, store, rows[positions], seed=plan_seed),
+                mixture=Mixture.from_settings(
+                    data, store, rows[positions], seed=plan_seed
+                ),
                 varied=varied,
             )
 
@@ -142,7 +158,12 @@ class BatchStream:
             plan = make_plan(np.arange(len(rows)), seed)
         else:
             plan = StagedPlan.from_settings(
-                curriculum, store, rows, make_plan, stop_after=train.stop_after, seed=seed
+                curriculum,
+                store,
+                rows,
+                make_plan,
+                stop_after=train.stop_after,
+                seed=seed,
             )
         return cls(
             plan=plan,
@@ -171,8 +192,12 @@ class BatchStream:
         examples = None
         if self.varied is not None:
             examples = self.varied.at(self.plan.epoch_key(cursor))
-            prompts = np.array([len(examples.prompt(row)) for row in ids.tolist()], np.int64)
-            targets = np.array([len(examples.target(row)) for row in ids.tolist()], np.int64)
+            prompts = np.array(
+                [len(examples.prompt(row)) for row in ids.tolist()], np.int64
+            )
+            targets = np.array(
+                [len(examples.target(row)) for row in ids.tolist()], np.int64
+            )
 
         n_tokens = prompts + targets
         n_targets = targets
@@ -182,7 +207,9 @@ class BatchStream:
             n_tokens = n_tokens - 1
             n_targets = targets - (prompts == 0)
         if self.learnt_lengths is not None:
-            n_targets = n_targets - (self.target_lengths[ids] - self.learnt_lengths[ids])
+            n_targets = n_targets - (
+                self.target_lengths[ids] - self.learnt_lengths[ids]
+            )
 
         owner = np.arange(len(update.rows)) % self.world_size
         is_own = np.repeat(owner, list(map(len, update.rows))) == self.rank
@@ -354,7 +381,9 @@ class DeviceFeed:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(event)
         for tensor in batch.tensors().values():
-            tensor.record_stream(stream)  # or the copying stream could reuse its memory too early
+            tensor.record_stream(
+                stream
+            )  # or the copying stream could reuse its memory too early
         return batch
 
 
@@ -385,7 +414,9 @@ class Prefetch:
         self._queue: deque[Future[tuple[Step, Batch | DeviceBatch]]] = deque()
         # A single thread plans the updates, so they are in the order of the plan.
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="toque-prefetch")
-        self._readers = ThreadPoolExecutor(batches.readers, thread_name_prefix="toque-prefetch")
+        self._readers = ThreadPoolExecutor(
+            batches.readers, thread_name_prefix="toque-prefetch"
+        )
 
     def __enter__(self) -> Self:
         for _ in range(self._depth):
@@ -415,6 +446,8 @@ class Prefetch:
         self._cursor = update.cursor
         return cursor, update
 
-    def _prepare(self, plan: Future[tuple[Cursor, Update]]) -> tuple[Step, Batch | DeviceBatch]:
+    def _prepare(
+        self, plan: Future[tuple[Cursor, Update]]
+    ) -> tuple[Step, Batch | DeviceBatch]:
         step = self._batches.collated(*plan.result())
         return step, step.batch if self._feed is None else self._feed.send(step.batch)

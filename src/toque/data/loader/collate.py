@@ -58,7 +58,9 @@ def decoder_batch(
     # Every position predicts the next token, and the last position of an example its last target.
     labels = np.full(tokens.shape, IGNORE, np.int64)
     labels[:-1] = tokens[1:]
-    has_input = inputs.lengths > 0  # a target of one token without a prompt has no input
+    has_input = (
+        inputs.lengths > 0
+    )  # a target of one token without a prompt has no input
     last_positions = side.starts + inputs.lengths - 1
     labels[last_positions[has_input]] = targets.last()[has_input]
 
@@ -146,12 +148,18 @@ def encoder_decoder_batch(
         source_segments=_tensor(source_segments, source_shape),
         target_tokens=_tensor(shifted.astype(np.int64), target_shape),
         target_segments=_tensor(target_segments, target_shape),
-        source_keys=None if keys is None else _tensor(source_side.token_keys(keys), source_shape),
-        target_keys=None if keys is None else _tensor(target_side.token_keys(~keys), target_shape),
+        source_keys=None
+        if keys is None
+        else _tensor(source_side.token_keys(keys), source_shape),
+        target_keys=None
+        if keys is None
+        else _tensor(target_side.token_keys(~keys), target_shape),
     )
 
 
-def _read_sides(examples: Examples, rows: Sequence[Sequence[int]]) -> tuple[Pieces, Pieces]:
+def _read_sides(
+    examples: Examples, rows: Sequence[Sequence[int]]
+) -> tuple[Pieces, Pieces]:
     """Read prompts and targets in row order. A store reads all of them together."""
     ids = list(chain.from_iterable(rows))
     if isinstance(examples, TokenStore):
@@ -178,7 +186,9 @@ class _PackedRows:
 class _PackedSide:
     """Positions of examples on one side of packed rows, from their `lengths` [examples]."""
 
-    def __init__(self, rows: _PackedRows, lengths: NDArray[np.int64], row_length: int) -> None:
+    def __init__(
+        self, rows: _PackedRows, lengths: NDArray[np.int64], row_length: int
+    ) -> None:
         self._rows = rows
         self._padding = row_length - np.add.reduceat(lengths, rows.first_examples)
         # [2 examples] tokens of each example, and of the padding after it
@@ -224,7 +234,12 @@ class Layout:
 
     @classmethod
     def for_model(
-        cls, examples: Examples, model: PretrainedConfig, shape: RowShape, *, packed: bool
+        cls,
+        examples: Examples,
+        model: PretrainedConfig,
+        shape: RowShape,
+        *,
+        packed: bool,
     ) -> Self:
         """Create the layout for a model with this configuration."""
         pad_id = getattr(model, "pad_token_id", None) or 0
@@ -253,12 +268,24 @@ class Layout:
             if is_decoder:
                 shape = RowShape(0, int((prompts + targets - 1).max(initial=1)))
             else:
-                shape = RowShape(int(prompts.max(initial=1)), int(targets.max(initial=1)))
+                shape = RowShape(
+                    int(prompts.max(initial=1)), int(targets.max(initial=1))
+                )
         if is_decoder:
             store = self.examples if isinstance(self.examples, TokenStore) else None
             return decoder_batch(
-                examples, rows, length=shape.target, pad_id=self.pad_id, store=store, keys=keys
+                examples,
+                rows,
+                length=shape.target,
+                pad_id=self.pad_id,
+                store=store,
+                keys=keys,
             )
         return encoder_decoder_batch(
-            examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id, keys=keys
+            examples,
+            rows,
+            shape=shape,
+            pad_id=self.pad_id,
+            start_id=self.start_id,
+            keys=keys,
         )

@@ -51,7 +51,9 @@ def stage_in_words(stage: StageFilters) -> str:
     return ", ".join(text for *_, text in _filters(stage)) or "everything"
 
 
-def selected(store: TokenStore, rows: NDArray[np.int64], stage: StageFilters) -> NDArray[np.int64]:
+def selected(
+    store: TokenStore, rows: NDArray[np.int64], stage: StageFilters
+) -> NDArray[np.int64]:
     """Find the positions in `rows` of a stage's examples. A missing value passes a filter."""
     passes = np.ones(len(rows), np.bool_)
     for column, minimum, maximum, _ in _filters(stage):
@@ -72,7 +74,9 @@ class StagedPlan:
     """Sequence of epoch plans, with the methods of a single one. Each lasts at least an update."""
 
     stages: Sequence[EpochPlan]
-    begins: Sequence[float]  # start of each stage as a share of the run; ascending from 0
+    begins: Sequence[
+        float
+    ]  # start of each stage as a share of the run; ascending from 0
     run_length: Duration  # if in tokens, stages end approximately, by mean lengths
     source_lengths: NDArray[np.int64]  # [N] lengths of all training examples
     target_lengths: NDArray[np.int64]  # [N]
@@ -103,9 +107,13 @@ class StagedPlan:
         """
         stages = curriculum.stages
         positions = [selected(store, rows, stage) for stage in stages]
-        for number, (stage, chosen) in enumerate(zip(stages, positions, strict=True), start=1):
+        for number, (stage, chosen) in enumerate(
+            zip(stages, positions, strict=True), start=1
+        ):
             if not len(chosen):
-                counts = ", ".join(f"stage {i}: {len(p):,}" for i, p in enumerate(positions, 1))
+                counts = ", ".join(
+                    f"stage {i}: {len(p):,}" for i, p in enumerate(positions, 1)
+                )
                 raise ConfigError(
                     f"Stage {number} of the curriculum ({stage_in_words(stage)}) selects none of "
                     f"the {len(rows):,} training examples ({counts}). Widen its filters. `toque "
@@ -113,7 +121,9 @@ class StagedPlan:
                 )
         everything = make(np.arange(len(rows)), seed)
         return cls(
-            stages=[make(chosen, stage_seed(seed, i)) for i, chosen in enumerate(positions)],
+            stages=[
+                make(chosen, stage_seed(seed, i)) for i, chosen in enumerate(positions)
+            ],
             begins=[share_of(stage.begins, stop_after) or 0.0 for stage in stages],
             run_length=stop_after,
             source_lengths=everything.source_lengths,
@@ -136,7 +146,9 @@ class StagedPlan:
     def updates(self) -> list[float]:
         """Updates per stage. Expected numbers, unless the run's length is in steps."""
         if self._is_in_steps:
-            bounds = [round(begin * self.run_length.amount) for begin in (*self.begins, 1.0)]
+            bounds = [
+                round(begin * self.run_length.amount) for begin in (*self.begins, 1.0)
+            ]
             return [float(end - start) for start, end in pairwise(bounds)]
         return [
             passes * plan.updates_per_epoch()
@@ -174,7 +186,9 @@ class StagedPlan:
     def in_words(self, curriculum: CurriculumConfig) -> list[str]:
         """Describe each stage in a line, with its examples and updates."""
         about = "" if self._is_in_steps else "about "
-        stages = zip(curriculum.stages, self.stages, self.passes, self.updates, strict=True)
+        stages = zip(
+            curriculum.stages, self.stages, self.passes, self.updates, strict=True
+        )
         return [
             f"stage {number} from {stage.begins}: {len(plan.examples):,} of "
             f"{len(self.target_lengths):,} examples ({stage_in_words(stage)}), {passes:.3g} "
@@ -202,7 +216,9 @@ class StagedPlan:
         if is_over and not is_last:
             return replace(update, cursor=Cursor(stage=stage + 1), epoch=end)
         epoch = round(start + passes, _DIGITS)
-        if not is_last:  # the expected end may come too early, and epochs must never decrease
+        if (
+            not is_last
+        ):  # the expected end may come too early, and epochs must never decrease
             epoch = min(epoch, end)
         next_cursor = replace(
             update.cursor, stage=stage, updates=updates if self._is_in_steps else 0

@@ -64,7 +64,9 @@ class EpochPlan:
     """Order of a selection of examples in every epoch. Each example must fit into a row."""
 
     examples: NDArray[np.int64]  # [N] store rows
-    source_lengths: NDArray[np.int64]  # [N] computed tokens of the encoder; 0 for a decoder
+    source_lengths: NDArray[
+        np.int64
+    ]  # [N] computed tokens of the encoder; 0 for a decoder
     target_lengths: NDArray[np.int64]  # [N] computed tokens of the decoder
     shape: RowShape
     seed: int
@@ -129,7 +131,11 @@ class EpochPlan:
         row = cursor.row
         while True:
             window_rows = self.window_rows(epoch, window)
-            n = len(window_rows) if self.update_rows is None else self.update_rows - len(rows)
+            n = (
+                len(window_rows)
+                if self.update_rows is None
+                else self.update_rows - len(rows)
+            )
             rows += window_rows[row : row + n]
             row += n
             if row >= len(window_rows):
@@ -144,8 +150,12 @@ class EpochPlan:
             return Update(tuple(rows), Cursor(epoch + 1), epoch + 1.0)
         seen: float = window * self.window
         if row:
-            seen += self._window_size(window) * row / len(self.window_rows(epoch, window))
-        return Update(tuple(rows), Cursor(epoch, window, row), epoch + seen / self.n_drawn)
+            seen += (
+                self._window_size(window) * row / len(self.window_rows(epoch, window))
+            )
+        return Update(
+            tuple(rows), Cursor(epoch, window, row), epoch + seen / self.n_drawn
+        )
 
     def epoch_key(self, cursor: Cursor) -> int:
         """Return the key of random changes to examples in the epoch of `cursor`."""
@@ -169,8 +179,12 @@ class EpochPlan:
             # Packing many windows together takes little longer than packing one, unless examples
             # vary. Pack ahead if windows are read in order, but not if a run resumes.
             n = 1
-            if self.varied is None and (window == 0 or (epoch, window - 1) in self._packed):
-                n = max(1, min(_BLOCK, self.n_drawn - window * self.window) // self.window)
+            if self.varied is None and (
+                window == 0 or (epoch, window - 1) in self._packed
+            ):
+                n = max(
+                    1, min(_BLOCK, self.n_drawn - window * self.window) // self.window
+                )
             for number, packed in enumerate(self._pack(epoch, window, n), start=window):
                 self._packed[epoch, number] = packed
             while len(self._packed) > _CACHED_WINDOWS + n:
@@ -188,7 +202,9 @@ class EpochPlan:
             source, target = self.source_lengths[drawn], self.target_lengths[drawn]
         else:
             source, target = self.varied.lengths(self.examples[drawn], epoch_key)
-        placed = pack_windows(source.reshape(n, size), target.reshape(n, size), self.shape)
+        placed = pack_windows(
+            source.reshape(n, size), target.reshape(n, size), self.shape
+        )
         keys = keys_of(epoch_key, np.arange(window, window + n), 1)
         positions, counts = placed.by_row(shuffles(placed.n_rows, keys))
         ids = self.examples[drawn].reshape(n, size)
@@ -197,7 +213,9 @@ class EpochPlan:
     def _draw(self, epoch: int, start: int, size: int) -> NDArray[np.int64]:
         """Draw the epoch's examples from position `start`. Small windows share a permuted block."""
         first, last = start // _BLOCK, (start + size - 1) // _BLOCK
-        drawn = np.concatenate([self._block(epoch, block) for block in range(first, last + 1)])
+        drawn = np.concatenate(
+            [self._block(epoch, block) for block in range(first, last + 1)]
+        )
         return drawn[start - first * _BLOCK :][:size]
 
     def _permuted_block(self, epoch: int, block: int) -> NDArray[np.int64]:
@@ -276,7 +294,9 @@ class Mixture:
     @cached_property
     def members(self) -> list[Positions]:
         """Examples of each group."""
-        return [np.flatnonzero(self.group == number) for number in range(len(self.weights))]
+        return [
+            np.flatnonzero(self.group == number) for number in range(len(self.weights))
+        ]
 
     @cached_property
     def draws(self) -> list[int]:
@@ -296,7 +316,9 @@ class Mixture:
             draws = self.draws[number]
             members = self.members[number]
             stream = epoch * draws + positions[is_member] - (int(ends[number]) - draws)
-            examples[is_member] = members[self._permute_passes(stream, len(members), number)]
+            examples[is_member] = members[
+                self._permute_passes(stream, len(members), number)
+            ]
         return examples
 
     def in_words(self, data: DataConfig) -> str:
@@ -304,15 +326,21 @@ class Mixture:
         by_task = bool(data.task_weights or data.task_temperature)
         tasks = (*data.task_names, "of no task") if by_task else ("",)
         parts = []
-        for group, (members, draws) in enumerate(zip(self.members, self.draws, strict=True)):
+        for group, (members, draws) in enumerate(
+            zip(self.members, self.draws, strict=True)
+        ):
             if not draws:
                 continue
             source, task = divmod(group, len(tasks))
-            names = [data.sources[source].path] if len(self.weights) > len(tasks) else []
+            names = (
+                [data.sources[source].path] if len(self.weights) > len(tasks) else []
+            )
             if by_task:
                 names.append(tasks[task])
             weight = self.weights[group]
-            parts.append(f"{' '.join(names)} {len(members):,} x {weight:.3g} = {draws:,}")
+            parts.append(
+                f"{' '.join(names)} {len(members):,} x {weight:.3g} = {draws:,}"
+            )
         return f"an epoch draws {sum(self.draws):,} examples: {'; '.join(parts)}"
 
     def _permute_passes(self, stream: Positions, n: int, group: int) -> Positions:
@@ -326,7 +354,9 @@ class Mixture:
         return members
 
 
-def held_out_weights(data: DataConfig, store: TokenStore, rows: Positions) -> NDArray[np.float64]:
+def held_out_weights(
+    data: DataConfig, store: TokenStore, rows: Positions
+) -> NDArray[np.float64]:
     """Weigh held-out rows like the training examples of their group, for comparable losses."""
     weights, group = _weigh_groups(data, store, rows, store.rows("train"))
     return np.asarray(weights, float)[group]
@@ -340,7 +370,9 @@ def _weigh_groups(
     A group is a source, a task, or a task of a source. The weights of a temperature depend on the
     counts of `train_rows`.
     """
-    source_weights = [source.weight for source in data.sources] + [1.0] * len(data.validation)
+    source_weights = [source.weight for source in data.sources] + [1.0] * len(
+        data.validation
+    )
     weights_of_tasks = [1.0]
     group = np.zeros(len(rows), np.int64)
     if any(weight != 1.0 for weight in source_weights):
@@ -355,7 +387,9 @@ def _weigh_groups(
         counts = np.bincount(tasks[train_rows], minlength=n_tasks)[:n_tasks]
         weights_of_tasks = [*task_weights(data, counts), 1.0]
         group = group * (n_tasks + 1) + tasks[rows]
-    return [source * task for source in source_weights for task in weights_of_tasks], group
+    return [
+        source * task for source in source_weights for task in weights_of_tasks
+    ], group
 
 
 def task_weights(data: DataConfig, counts: Positions) -> list[float]:

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
 Rows = list[list[int]]  # indices of the examples in each row
-_TINY: Final = 1e-9  # tolerance for shares of a row: less than a token, more than rounding errors
+_TINY: Final = (
+    1e-9  # tolerance for shares of a row: less than a token, more than rounding errors
+)
 _UNOPENED: Final = 1e3
 """Space of a row without examples, as shares of a row. Any opened row fits better."""
 
@@ -39,7 +41,9 @@ class Placed:
     """Rows of the packed examples of several windows, in the order of packing."""
 
     order: NDArray[np.int64]  # [windows, examples] index of each example in its window
-    row: NDArray[np.int64]  # [windows, examples] its row, numbered from 0 in every window
+    row: NDArray[
+        np.int64
+    ]  # [windows, examples] its row, numbered from 0 in every window
 
     @property
     def n_rows(self) -> NDArray[np.int64]:
@@ -69,7 +73,9 @@ class Placed:
         sort = np.argsort(small, axis=1, kind="stable")
         cells = row + np.arange(n_windows)[:, None] * width
         counts = np.bincount(cells.ravel(), minlength=n_windows * width)
-        return np.take_along_axis(self.order, sort, axis=1), counts.reshape(n_windows, width)
+        return np.take_along_axis(self.order, sort, axis=1), counts.reshape(
+            n_windows, width
+        )
 
 
 def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
@@ -102,7 +108,9 @@ def _best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
     for length in lengths:
         candidates = spaces >> length
         if candidates:
-            space = length + (candidates & -candidates).bit_length() - 1  # the lowest bit
+            space = (
+                length + (candidates & -candidates).bit_length() - 1
+            )  # the lowest bit
             row = rows_by_space[space].pop()
             if not rows_by_space[space]:
                 spaces ^= 1 << space
@@ -125,7 +133,9 @@ def _best_fit_pairs(s: NDArray[np.float64], t: NDArray[np.float64]) -> Placed:
     """
     # Examples that are long on either side fit into few rows, so they come first.
     order = np.lexsort((-(s + t), -np.maximum(s, t)))
-    sides = np.stack([np.take_along_axis(side, order, axis=1).T for side in (s, t)], axis=1)
+    sides = np.stack(
+        [np.take_along_axis(side, order, axis=1).T for side in (s, t)], axis=1
+    )
     n_windows, n_examples = s.shape
     rows = np.empty((n_examples, n_windows), np.int64)
     open_rows = _OpenRows(n_windows)

@@ -28,12 +28,16 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, shuffle
 
-SHORTEST: Final = 4  # tokens of the shortest example that is corrupted, with its end token
+SHORTEST: Final = (
+    4  # tokens of the shortest example that is corrupted, with its end token
+)
 # Separate the keys of this module from other keys, and of lost spans from other spans.
 _CORRUPT: Final = 5
 _LOST: Final = 1
 _STAYING: Final = 2
-_HELD_OUT: Final = key_of(0x7370616E73)  # held-out texts lose the same spans in every evaluation
+_HELD_OUT: Final = key_of(
+    0x7370616E73
+)  # held-out texts lose the same spans in every evaluation
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,12 @@ class SpanCorruption:
                 "token."
             )
         codec = store.codec()
-        spans = cls(section.density, section.mean_length, codec.sentinels(), codec.eos_id)
-        longest = int((store.prompt_lengths.astype(int) + store.target_lengths.astype(int)).max())
+        spans = cls(
+            section.density, section.mean_length, codec.sentinels(), codec.eos_id
+        )
+        longest = int(
+            (store.prompt_lengths.astype(int) + store.target_lengths.astype(int)).max()
+        )
         if not spans.sentinels or longest > spans.longest_text:
             raise ConfigError(
                 "span_corruption needs a token <extra_id_N> per span of a text. This vocabulary "
@@ -77,7 +85,9 @@ class SpanCorruption:
         """Corrupt the examples of a store, with different spans in every epoch."""
 
         def vary(row: int, key: int) -> Sides:
-            return self(store.prompt(row), store.target(row), key_of(key, row, _CORRUPT))
+            return self(
+                store.prompt(row), store.target(row), key_of(key, row, _CORRUPT)
+            )
 
         return Varied(vary, encoder=True)
 
@@ -124,7 +134,10 @@ class SpanCorruption:
     def longest_text(self) -> int:
         """Tokens of the longest text with enough sentinels."""
         lengths = range(1 << 40)  # the number of spans grows with the length
-        return bisect_right(lengths, len(self.sentinels), key=lambda n: self._counts(n)[1]) - 1
+        return (
+            bisect_right(lengths, len(self.sentinels), key=lambda n: self._counts(n)[1])
+            - 1
+        )
 
     def _without_end(self, ids: Ids) -> Ids:
         return ids[:-1] if len(ids) and ids[-1] == self.end else ids
@@ -133,7 +146,9 @@ class SpanCorruption:
         lost, spans = self._count(np.array([max(n, 2)], np.int64))
         return int(lost[0]), int(spans[0])
 
-    def _count(self, n: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _count(
+        self, n: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Count the lost tokens and the spans of texts of n >= 2 tokens."""
         lost = np.clip(np.rint(n * self.density).astype(np.int64), 1, n - 1)
         spans = np.maximum(1, np.rint(lost / self.mean_length).astype(np.int64))

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.prepare.store_plan import PrepareSettings
-from toque.data.tokenizer.chat import CLOCK, Conversation, chat_template_of, dated, template_named
+from toque.data.tokenizer.chat import (
+    CLOCK,
+    Conversation,
+    chat_template_of,
+    dated,
+    template_named,
+)
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
 from toque.sources.conversations import UNWRITTEN
@@ -96,7 +102,9 @@ class ConversationRows:
         start, end = answers[0][0], answers[-1][1]
         notes[TOKENS] += end
         notes[LEARNT] += sum(b - a for a, b in answers)
-        return ConversationRow(ids[:start], ids[start:end], _spans(answers), full_end - end)
+        return ConversationRow(
+            ids[:start], ids[start:end], _spans(answers), full_end - end
+        )
 
     def _limit(
         self, conversation: Conversation, notes: Counter[str]
@@ -144,7 +152,9 @@ def with_template(codec: Codec, settings: PrepareSettings) -> None:
             f"tokenizer with line breaks, unlike {codec.name}. Use a GPT-2, NeoX or Llama, or give "
             "this source columns of texts: {prompt: ..., target: ...}."
         )
-    template = dated(template_named(settings.chat_template, codec.settings), settings.chat_date)
+    template = dated(
+        template_named(settings.chat_template, codec.settings), settings.chat_date
+    )
     codec.settings = {**codec.settings, "chat_template": template}
     if (chat_template := chat_template_of(codec)) is not None:
         chat_template.end_as_written()

@@ -52,7 +52,15 @@ LOST = {"prompt": "prompt_lost", "target": "target_lost"}
 """Columns of the tokens that each side lost. NaN means that it was not cut. A shard without cuts
 does not have the columns."""
 BOOKKEEPING = frozenset(
-    {"key", "title_key", "record_key", "source", "task", "starts_record", *LOST.values()}
+    {
+        "key",
+        "title_key",
+        "record_key",
+        "source",
+        "task",
+        "starts_record",
+        *LOST.values(),
+    }
 )
 """Columns without a histogram."""
 
@@ -89,7 +97,9 @@ class Histogram(msgspec.Struct, frozen=True):
         # a width of 5 from becoming 10.
         min_width = (highest - lowest) / _MAX_BINS or 1.0
         power = 10.0 ** np.floor(np.log10(min_width))
-        step = next(s for s in (1.0, 2.0, 5.0, 10.0) if s * power >= min_width * (1 - 1e-12))
+        step = next(
+            s for s in (1.0, 2.0, 5.0, 10.0) if s * power >= min_width * (1 - 1e-12)
+        )
         width = max(1.0 if is_integer else 0.0, float(f"{step * power:.6g}"))
 
         first = np.floor(lowest / width)
@@ -113,7 +123,9 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
     most: float
     histogram: Histogram | None = None  # histogram of a column with many values
     values: dict[str, int] = {}  # rows per value, if there are few different integers
-    origins: dict[str, dict[str, int]] = {}  # rows per value, by the origin of the value
+    origins: dict[
+        str, dict[str, int]
+    ] = {}  # rows per value, by the origin of the value
 
 
 class SourceRows(msgspec.Struct, frozen=True):
@@ -143,9 +155,14 @@ class Lengths(msgspec.Struct, frozen=True):
         return cls(round(float(lengths.mean()), 1), *shares.astype(int).tolist())
 
 
-def is_of_another_encoding(read: int, dropped: Mapping[str, int], notes: Mapping[str, int]) -> bool:
+def is_of_another_encoding(
+    read: int, dropped: Mapping[str, int], notes: Mapping[str, int]
+) -> bool:
     """Check if so many bytes are not UTF-8 that the files probably have an older encoding."""
-    return dropped.get(NOT_UTF_8, 0) > 0.01 * read or notes.get(LOST_BYTES, 0) > _MAX_DAMAGED_BYTES
+    return (
+        dropped.get(NOT_UTF_8, 0) > 0.01 * read
+        or notes.get(LOST_BYTES, 0) > _MAX_DAMAGED_BYTES
+    )
 
 
 class SourceReport(msgspec.Struct, frozen=True):
@@ -171,7 +188,9 @@ def unused_in_words(sources: Sequence[SourceReport]) -> list[str]:
             for name, n in most_named(unused).items()
         ]
         if fields:
-            place = files[0].path + (f" and {len(files) - 1:,} more" if len(files) > 1 else "")
+            place = files[0].path + (
+                f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+            )
             sentences.append(f"Unused fields of {place}: {', '.join(fields)}.")
     return sentences
 
@@ -185,7 +204,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     read: int
     kept: int
     dropped: dict[str, int]
-    lines: dict[str, list[str]]  # files and lines of the first dropped records, by reason
+    lines: dict[
+        str, list[str]
+    ]  # files and lines of the first dropped records, by reason
     notes: dict[str, int]
     examples: int
     train: int
@@ -194,7 +215,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     target_tokens: int
     prompt_lengths: Lengths
     target_lengths: Lengths
-    cut: dict[str, int]  # counts of sides that were cut to their limit, and of the tokens lost
+    cut: dict[
+        str, int
+    ]  # counts of sides that were cut to their limit, and of the tokens lost
     unknown: dict[str, int]  # unknown tokens and all tokens of each side
     lost_characters: dict[str, int]
     leaked_bodies: int
@@ -208,7 +231,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # seconds of this start, without the shards of an earlier start
     limits: list[str] = []  # descriptions of limits that were chosen from the data
     lost_in_all: int = 0  # all characters without a stand-in
-    left_out: dict[str, str] = {}  # reasons for files of a folder or pattern that were not read
+    left_out: dict[
+        str, str
+    ] = {}  # reasons for files of a folder or pattern that were not read
 
     @property
     def lost(self) -> int:
@@ -223,7 +248,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Write the report to the store."""
-        atomic_write(folder / JSON_NAME, msgspec.json.format(msgspec.json.encode(self), indent=1))
+        atomic_write(
+            folder / JSON_NAME, msgspec.json.format(msgspec.json.encode(self), indent=1)
+        )
 
     @classmethod
     def read_from(cls, folder: Path) -> Report | None:
@@ -244,7 +271,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unknown_share(self) -> float:
         """Share of the tokens of both sides that are unknown."""
-        n_all = self.unknown.get("prompt_tokens", 0) + self.unknown.get("target_tokens", 0)
+        n_all = self.unknown.get("prompt_tokens", 0) + self.unknown.get(
+            "target_tokens", 0
+        )
         return self._n_unknown / max(1, n_all)
 
     def unknown_notice(self) -> str | None:
@@ -255,7 +284,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"{c!r} ({unicodedata.name(c, 'no name').lower()}) {n / max(1, self.lost_in_all):.0%}"
             for c, n in list(self.lost_characters.items())[:5]
         ]
-        lost = f" Most frequent unknown characters: {', '.join(chars)}." if chars else ""
+        lost = (
+            f" Most frequent unknown characters: {', '.join(chars)}." if chars else ""
+        )
         return (
             f"{self.unknown_share:.1%} of all tokens are unknown to the vocabulary of "
             f"{self.tokenizer}, so the model cannot read or write them.{lost} Use a tokenizer with "
@@ -266,16 +297,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def losses(self) -> list[str]:
         """Describe cut texts and characters outside the vocabulary in sentences."""
         cuts = []
-        for side, total in (("prompt", self.prompt_tokens), ("target", self.target_tokens)):
+        for side, total in (
+            ("prompt", self.prompt_tokens),
+            ("target", self.target_tokens),
+        ):
             lost = self.cut.get(f"{side}_tokens", 0)
             cuts.append(
                 f"{self.cut.get(f'{side}s', 0):,} {side}s were cut and lost {lost:,} tokens "
                 f"({lost / max(1, total + lost):.2%} of all {side} tokens)."
             )
         unknown = (
-            f"{self._n_unknown:,} tokens are unknown to the vocabulary ({self.unknown_share:.4%})"
+            f"{self._n_unknown:,} tokens are unknown to the vocabulary "
+            f"({self.unknown_share:.4%})"
         )
-        chars = " ".join(f"{c!r} {n}" for c, n in list(self.lost_characters.items())[:10])
+        chars = " ".join(
+            f"{c!r} {n}" for c, n in list(self.lost_characters.items())[:10]
+        )
         if chars:
             unknown += f". Most frequent unknown characters: {chars}"
         return [*self.limits, " ".join(cuts), f"{unknown}."]
@@ -301,13 +338,18 @@ def _column_report(
     has_value = ~np.isnan(numbers)
     values = numbers[has_value]
     if not len(values):
-        return ColumnReport(name=name, known=0, missing=len(numbers), mean=0, least=0, most=0)
+        return ColumnReport(
+            name=name, known=0, missing=len(numbers), mean=0, least=0, most=0
+        )
     counts = _count_values(values, _MAX_VALUES_ALONE)
     origins: dict[str, dict[str, int]] = {}
     if counts and origin is not None:
         origin_of_value = origin[has_value].astype(np.float64)
         origins = {
-            kind: _count_values(values[origin_of_value == float(kind)], _MAX_VALUES_ALONE) or {}
+            kind: _count_values(
+                values[origin_of_value == float(kind)], _MAX_VALUES_ALONE
+            )
+            or {}
             for kind in _count_values(origin_of_value, _MAX_VALUES_ALONE) or ()
         }
     return ColumnReport(
@@ -345,10 +387,14 @@ def source_rows(store: TokenStore, lengths: NDArray[np.int32]) -> list[SourceRow
     source = store.column("source").astype(np.int64)
     n = int(source.max()) + 1 if len(source) else 0
     train, validation = (
-        np.bincount(source[store.split == code], minlength=n) for code in SPLIT_CODES.values()
+        np.bincount(source[store.split == code], minlength=n)
+        for code in SPLIT_CODES.values()
     )
     tokens = np.bincount(source[store.split != LEFT_OUT], weights=lengths, minlength=n)
-    return [SourceRows(i, int(train[i]), int(validation[i]), int(tokens[i])) for i in range(n)]
+    return [
+        SourceRows(i, int(train[i]), int(validation[i]), int(tokens[i]))
+        for i in range(n)
+    ]
 
 
 def kept_excerpts(store: TokenStore, codec: Codec) -> list[Excerpt]:
@@ -359,7 +405,10 @@ def kept_excerpts(store: TokenStore, codec: Codec) -> list[Excerpt]:
 
 
 def dropped_excerpts(
-    store: TokenStore, codec: Codec, excerpts: Sequence[Excerpt], reasons: Mapping[str, int]
+    store: TokenStore,
+    codec: Codec,
+    excerpts: Sequence[Excerpt],
+    reasons: Mapping[str, int],
 ) -> list[Excerpt]:
     """Sample dropped records.
 
@@ -371,10 +420,17 @@ def dropped_excerpts(
     """
     rows = _sample_rows(store, store.split == LEFT_OUT) if reasons else []
     keys = store.column("record_key")
-    is_copy = np.isin(keys[rows], keys[store.split != LEFT_OUT]).tolist() if rows else []
+    is_copy = (
+        np.isin(keys[rows], keys[store.split != LEFT_OUT]).tolist() if rows else []
+    )
     others = " or ".join(r for r in sorted(reasons) if r != "duplicate") or "duplicate"
     left_out = [
-        _excerpt(store, codec, row, "duplicate" if copy and "duplicate" in reasons else others)
+        _excerpt(
+            store,
+            codec,
+            row,
+            "duplicate" if copy and "duplicate" in reasons else others,
+        )
         for row, copy in zip(rows, is_copy, strict=True)
     ]
     return spread([*excerpts, *left_out], _SHOWN_RECORDS)
@@ -388,7 +444,9 @@ def _sample_rows(store: TokenStore, among: NDArray[np.bool_]) -> list[int]:
 
 
 def _excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> Excerpt:
-    prompt, target = (codec.decode(ids.tolist()) for ids in (store.prompt(row), store.target(row)))
+    prompt, target = (
+        codec.decode(ids.tolist()) for ids in (store.prompt(row), store.target(row))
+    )
     return Excerpt(reason, "", shortened(target), shortened(prompt))
 
 
@@ -396,7 +454,11 @@ def _count_values(values: NDArray[np.float64], limit: int) -> dict[str, int] | N
     """Count the rows per value. None if a value is not a label, or more than `limit` differ."""
     if not len(values):
         return {}
-    if values.min() < 0 or values.max() > _MAX_LABEL or (values != np.floor(values)).any():
+    if (
+        values.min() < 0
+        or values.max() > _MAX_LABEL
+        or (values != np.floor(values)).any()
+    ):
         return None
     labels, counts = np.unique(values.astype(np.int64), return_counts=True)
     if len(labels) > limit:

@@ -42,7 +42,9 @@ class Division:
     split: NDArray[np.uint8]
     dropped: dict[str, int]  # dropped records by reason
     records: int  # records with at least one row in use
-    leaked_bodies: int  # validation rows with a key that is also in train; 0 unless there is a bug
+    leaked_bodies: (
+        int  # validation rows with a key that is also in train; 0 unless there is a bug
+    )
     leaked_titles: int  # validation rows with a title that is also in train
 
 
@@ -52,7 +54,11 @@ def divide(columns: RowKeys, settings: PrepareSettings) -> Division:
     A held-out record counts before equal training records, because they would teach its text.
     """
     records = np.cumsum(columns.starts_record, dtype=np.int64) - 1
-    rank = records if columns.held_out is None else records - len(records) * columns.held_out
+    rank = (
+        records
+        if columns.held_out is None
+        else records - len(records) * columns.held_out
+    )
     in_use = np.ones(len(records), np.bool_)
     dropped: dict[str, int] = {}
 
@@ -87,7 +93,9 @@ def divide(columns: RowKeys, settings: PrepareSettings) -> Division:
         dropped=dropped,
         records=_count_records(records, in_use),
         leaked_bodies=int(np.isin(columns.key[validation], columns.key[train]).sum()),
-        leaked_titles=int(np.isin(columns.title_key[has_title], columns.title_key[train]).sum()),
+        leaked_titles=int(
+            np.isin(columns.title_key[has_title], columns.title_key[train]).sum()
+        ),
     )
 
 
@@ -115,7 +123,9 @@ def _split_by_key(keys: U64, validation_fraction: float) -> NDArray[np.uint8]:
         # Both splits get a recipe, even of a handful.
         held_out |= draws == draws.min()
         held_out &= draws != draws.max()
-    return np.where(held_out, SPLIT_CODES["validation"], SPLIT_CODES["train"]).astype(np.uint8)
+    return np.where(held_out, SPLIT_CODES["validation"], SPLIT_CODES["train"]).astype(
+        np.uint8
+    )
 
 
 def _count_records(records: NDArray[np.int64], in_use: NDArray[np.bool_]) -> int:

@@ -38,14 +38,18 @@ take 10^12 comparisons. The rows that remain are counted."""
 _WORD = re.compile(r"\w+")
 _PAIRS_PER_CHUNK = 1 << 16
 _WORDS_PER_CHUNK = 1 << 18
-_DRAWS = mixed(np.arange(1, 2 * HASHES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+_DRAWS = mixed(
+    np.arange(1, 2 * HASHES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+)
 _OFFSETS = (_DRAWS >> np.uint64(32)).astype(np.uint32)[HASHES:]
 _FACTORS = (_DRAWS >> np.uint64(32)).astype(np.uint32)[:HASHES] | np.uint32(1)
 
 
 def signatures(texts: Sequence[str]) -> Signatures:
     """Compute MinHash signatures, uint16 [texts, HASHES], of the case-folded words of texts."""
-    hash_of = cache(lambda word: xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")))
+    hash_of = cache(
+        lambda word: xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass"))
+    )
     out = np.empty((len(texts), HASHES), np.uint16)
     start = 0
     while start < len(texts):
@@ -66,7 +70,9 @@ def signatures(texts: Sequence[str]) -> Signatures:
 def _min_hashes(words: U64, lengths: NDArray[np.int64]) -> Signatures:
     """Compute the signatures of texts from the concatenated hashes of their words."""
     joined = words[:-2] * np.uint64(0x9E3779B97F4A7C15)
-    joined = (joined ^ (joined >> np.uint64(29))) + words[1:-1] * np.uint64(0xC2B2AE3D27D4EB4F)
+    joined = (joined ^ (joined >> np.uint64(29))) + words[1:-1] * np.uint64(
+        0xC2B2AE3D27D4EB4F
+    )
     joined = (joined ^ (joined >> np.uint64(31))) + words[2:]
     shingles = (mixed(joined) >> np.uint64(32)).astype(np.uint32)
 
@@ -150,12 +156,16 @@ def _is_near(
     return is_near
 
 
-def _unite(first: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]) -> None:
+def _unite(
+    first: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]
+) -> None:
     """Unite the clusters of pairs by a vectorised union-find with the smallest row as root."""
     while len(a):
         is_apart = first[a] != first[b]
         a, b = a[is_apart], b[is_apart]
-        np.minimum.at(first, np.maximum(first[a], first[b]), np.minimum(first[a], first[b]))
+        np.minimum.at(
+            first, np.maximum(first[a], first[b]), np.minimum(first[a], first[b])
+        )
         while not np.array_equal(jumped := first[first], first):
             first[:] = jumped
 
@@ -171,4 +181,6 @@ def clusters_of(store: Path, folders: Sequence[Path]) -> tuple[NDArray[np.int64]
         if not n_records:
             return np.zeros(0, np.int64), 0
         scratch.flush()
-        return find_clusters(np.memmap(scratch, np.uint16, "r", shape=(n_records, HASHES)))
+        return find_clusters(
+            np.memmap(scratch, np.uint16, "r", shape=(n_records, HASHES))
+        )

@@ -31,7 +31,13 @@ from toque.data.prepare.data_report import (
 )
 from toque.data.prepare.dedup_and_split import Division, RowKeys, divide
 from toque.data.prepare.duplicates import NEAR, clusters_of
-from toque.data.prepare.shards import NOT_READ, ShardResult, file_entry, read_column, shard_folder
+from toque.data.prepare.shards import (
+    NOT_READ,
+    ShardResult,
+    file_entry,
+    read_column,
+    shard_folder,
+)
 from toque.data.prepare.store_plan import PrepareSettings, StorePlan, named
 from toque.data.store.store_manifest import (
     FORMAT,
@@ -65,8 +71,12 @@ _CHUNK_ROWS = 1 << 16
 _NAME_THE_FIELDS = (
     "Name the right fields in data.sources.columns or the right data.sources.format. "
 )
-LONG_WORDS = f"words over {MAX_WORD_CHARS:,} characters, cut for the training of the tokenizer"
-FEWER_ENTRIES = "entries missing from the trained vocabulary: its texts have too few words"
+LONG_WORDS = (
+    f"words over {MAX_WORD_CHARS:,} characters, cut for the training of the tokenizer"
+)
+FEWER_ENTRIES = (
+    "entries missing from the trained vocabulary: its texts have too few words"
+)
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 
@@ -102,7 +112,9 @@ class StoreFinalizer:
                 f"{reasons_in_words(dropped, lines)}. Check these lines, and the format and limits "
                 "in the data section."
             )
-        assert read == division.records + sum(dropped.values()), "records were lost uncounted"
+        assert read == division.records + sum(dropped.values()), (
+            "records were lost uncounted"
+        )
         with atomic_file(folder / "split.npy") as file:
             write_array(file, division.split)
 
@@ -132,7 +144,9 @@ class StoreFinalizer:
             shards = [shard_folder(folder, shard.group) for shard in self.shards]
             first_alike, n_unchecked = clusters_of(folder, shards)
         if settings.held_out_from is not None:
-            held_out = read_column(folder, self.shards, "source") >= settings.held_out_from
+            held_out = (
+                read_column(folder, self.shards, "source") >= settings.held_out_from
+            )
         names = ("key", "title_key", "record_key", "task", "starts_record")
         columns = {name: read_column(folder, self.shards, name) for name in names}
         keys = RowKeys(**columns, first_alike=first_alike, held_out=held_out)
@@ -167,7 +181,9 @@ class StoreFinalizer:
     def _own_tasks(self) -> Mapping[str, TaskTemplate]:
         """Find the tasks of the settings. Every reader has the same tasks."""
         readers = [file.reader for file in self.plan.files]
-        return next((reader.tasks for reader in readers if isinstance(reader, TaskReader)), {})
+        return next(
+            (reader.tasks for reader in readers if isinstance(reader, TaskReader)), {}
+        )
 
     def _count_in_use(self, store: TokenStore, notes: Counter[str]) -> None:
         """Replace the counts of read rows by counts of rows in use, for each task and class.
@@ -178,7 +194,11 @@ class StoreFinalizer:
         in_use = store.split != LEFT_OUT
         train = store.split == SPLIT_CODES["train"]
         readers = [file.reader for file in self.plan.files]
-        names = {c: n for reader in readers for c, n in getattr(reader, "task_names", {}).items()}
+        names = {
+            c: n
+            for reader in readers
+            for c, n in getattr(reader, "task_names", {}).items()
+        }
         tasks = self._own_tasks()
         for code, name in names.items():
             of_task = store.column("task") == code
@@ -186,7 +206,9 @@ class StoreFinalizer:
                 notes[examples_note(name)] = int((in_use & of_task).sum())
             if name not in tasks or not tasks[name].classes:
                 continue
-            n_in_use = _count_answers(store, self.codec, np.flatnonzero(of_task & in_use))
+            n_in_use = _count_answers(
+                store, self.codec, np.flatnonzero(of_task & in_use)
+            )
             n_train = _count_answers(store, self.codec, np.flatnonzero(of_task & train))
             for answer in map(str.strip, tasks[name].classes):
                 note = class_note(name, answer)
@@ -276,7 +298,9 @@ class StoreFinalizer:
         return Report(
             tokenizer=self.codec.name,
             sources=[
-                SourceReport(f.name, _schema(f), f.source, read, n_kept, most_named(unused))
+                SourceReport(
+                    f.name, _schema(f), f.source, read, n_kept, most_named(unused)
+                )
                 for f, read, n_kept, unused in self._files()
             ],
             source_rows=source_rows(store, prompts + targets),
@@ -304,20 +328,28 @@ class StoreFinalizer:
             else f"by a hash of the body, {_DOCUMENTS}",
             prompt_histogram=Histogram.of(prompts),
             target_histogram=Histogram.of(targets),
-            columns=column_reports(manifest.columns, lambda name: store.column(name)[in_use]),
+            columns=column_reports(
+                manifest.columns, lambda name: store.column(name)[in_use]
+            ),
             kept_examples=kept_excerpts(store, self.codec),
-            dropped_examples=dropped_excerpts(store, self.codec, excerpts, division.dropped),
+            dropped_examples=dropped_excerpts(
+                store, self.codec, excerpts, division.dropped
+            ),
             limits=list(self.limits),
             seconds=round(time.perf_counter() - self.started, 2),
         )
 
-    def _manifest(self, division: Division, dropped: Counter[str], *, read: int) -> StoreManifest:
+    def _manifest(
+        self, division: Division, dropped: Counter[str], *, read: int
+    ) -> StoreManifest:
         """Create the manifest, without the counts of tokens."""
         folder = self.plan.store
         settings = self.settings
         tokenizer = sorted(p for p in (folder / "tokenizer").iterdir() if p.is_file())
 
-        columns = {name: kind for shard in self.shards for name, kind in shard.columns.items()}
+        columns = {
+            name: kind for shard in self.shards for name, kind in shard.columns.items()
+        }
         n_train, n_validation = (
             int((division.split == SPLIT_CODES[side]).sum()) for side in SPLIT_CODES
         )
@@ -326,7 +358,9 @@ class StoreFinalizer:
             format=FORMAT,
             fingerprint=self.plan.fingerprint(settings),
             family_kind=settings.family_kind,
-            tokenizer=TokenizerEntry(self.codec.name, self.codec.sha256, self.codec.vocab_size),
+            tokenizer=TokenizerEntry(
+                self.codec.name, self.codec.sha256, self.codec.vocab_size
+            ),
             examples=n_train + n_validation,
             rows=len(division.split),
             tokens=TokenCounts(0, 0),
@@ -334,10 +368,20 @@ class StoreFinalizer:
             records=Records(read, division.records),
             dropped=dict(sorted(dropped.items())),
             sources=[
-                SourceEntry(f.name, f.reader.recorded_name, f.source, f.sha256, f.bytes, n, n_kept)
+                SourceEntry(
+                    f.name,
+                    f.reader.recorded_name,
+                    f.source,
+                    f.sha256,
+                    f.bytes,
+                    n,
+                    n_kept,
+                )
                 for f, n, n_kept, _ in self._files()
             ],
-            shards=[e for s in self.shards for e in s.files if Path(e.file).stem != NEAR],
+            shards=[
+                e for s in self.shards for e in s.files if Path(e.file).stem != NEAR
+            ],
             files=[file_entry(folder / "split.npy", "split.npy", len(division.split))]
             + [file_entry(path, f"tokenizer/{path.name}", 0) for path in tokenizer],
             columns=dict(sorted(columns.items())),
@@ -347,7 +391,9 @@ class StoreFinalizer:
         )
 
 
-def _count_answers(store: TokenStore, codec: Codec, rows: NDArray[np.int64]) -> Counter[str]:
+def _count_answers(
+    store: TokenStore, codec: Codec, rows: NDArray[np.int64]
+) -> Counter[str]:
     """Count the rows per target. There are few different targets."""
     counts: Counter[bytes] = Counter()
     dtype: np.dtype[np.generic] = np.dtype(np.uint8)
@@ -356,7 +402,10 @@ def _count_answers(store: TokenStore, codec: Codec, rows: NDArray[np.int64]) -> 
         counts.update(targets.parts)
         dtype = targets.dtype
     return Counter(
-        {codec.decode(np.frombuffer(ids, dtype)).strip(): n for ids, n in counts.items()}
+        {
+            codec.decode(np.frombuffer(ids, dtype)).strip(): n
+            for ids, n in counts.items()
+        }
     )
 
 
@@ -370,7 +419,9 @@ def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
         if read == 0 or bad / read <= limit:
             continue
         paths = [Path(f.name).name for f in plan.files if f.source == number]
-        advice = f"{ENCODING_HINT} " if 2 * dropped[NOT_UTF_8] > bad else _NAME_THE_FIELDS
+        advice = (
+            f"{ENCODING_HINT} " if 2 * dropped[NOT_UTF_8] > bad else _NAME_THE_FIELDS
+        )
         raise DataError(
             f"{bad:,} of the {read:,} records in {', '.join(paths[:3])} cannot be used, more than "
             f"the share of {limit:g} in data.max_bad_share: {reasons_in_words(dropped, lines)}. "

@@ -165,7 +165,10 @@ def _open_existing(
         refuse_bad_sources(plan, [shard for shard in shards if shard is not None])
 
     if (folder / BUILDING).exists():  # `prepare` was killed after it wrote the manifest
-        with suppress(DataError), store_to_write(folder):  # another process may use the store
+        with (
+            suppress(DataError),
+            store_to_write(folder),
+        ):  # another process may use the store
             _remove_leftovers(folder, len(names))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
@@ -176,7 +179,9 @@ def holds_a_store(folder: Path) -> bool:
     Raises:
         DataError: The path is not a folder, or the folder has other files.
     """
-    existing = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
+    existing = next(
+        (p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None
+    )
     if existing is not None and not existing.is_dir():
         what = "a file" if existing.exists() else "a broken link"
         raise DataError(
@@ -186,7 +191,9 @@ def holds_a_store(folder: Path) -> bool:
         return False
     if (folder / NAME).is_file():
         return True
-    has_other_files = any(not _EARLY_FILES.fullmatch(path.name) for path in folder.iterdir())
+    has_other_files = any(
+        not _EARLY_FILES.fullmatch(path.name) for path in folder.iterdir()
+    )
     if has_other_files and read_json(folder / BUILDING, _Mark) is None:
         raise DataError(
             f"{folder} has files but no token store. Choose an empty or new folder for data.store, "
@@ -204,7 +211,9 @@ def _begin(store: Path, fingerprint: str) -> list[ShardResult]:
     sweep(store / "shards")
     mark = msgspec.json.encode(_Mark(fingerprint))
     building = store / BUILDING
-    sidecars = [read_json(path, ShardResult) for path in store.glob(f"shards/*/{SIDECAR}")]
+    sidecars = [
+        read_json(path, ShardResult) for path in store.glob(f"shards/*/{SIDECAR}")
+    ]
     shards = [shard for shard in sidecars if shard and shard.fingerprint == fingerprint]
     if not shards and (not building.is_file() or building.read_bytes() != mark):
         for name in ("shards", "tokenizer"):
@@ -228,7 +237,9 @@ def _save_tokenizer(
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
     else:
-        with suppress(DataError):  # missing or damaged: training gives the same tokenizer
+        with suppress(
+            DataError
+        ):  # missing or damaged: training gives the same tokenizer
             codec = load_codec(folder)
             if {shard.tokenizer for shard in old_shards} <= {hash_of_folder(folder)}:
                 return codec

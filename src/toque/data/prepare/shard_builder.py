@@ -52,7 +52,9 @@ class BlockCounts(msgspec.Struct):
 class ShardBuilder:
     """Collection of a group's examples, which become the arrays of a shard."""
 
-    def __init__(self, codec: Codec, settings: PrepareSettings, *, talks: bool = False) -> None:
+    def __init__(
+        self, codec: Codec, settings: PrepareSettings, *, talks: bool = False
+    ) -> None:
         """Create a builder. `talks`: the store has conversations in any group."""
         self._codec = codec
         self._settings = settings
@@ -67,7 +69,9 @@ class ShardBuilder:
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in names}
         self._lost: Counter[str] = Counter()  # characters without a stand-in
         self._excerpts: list[Excerpt] = []
-        self._reasons: dict[int, str] = {}  # reasons for leaving out examples, by example
+        self._reasons: dict[
+            int, str
+        ] = {}  # reasons for leaving out examples, by example
         self._spans: dict[int, list[int]] = {}  # spans of conversations, by example
         # Tokens that a side lost, by example.
         self._cut: dict[str, dict[int, int]] = {"prompt": {}, "target": {}}
@@ -94,7 +98,9 @@ class ShardBuilder:
 
         self._examples += parsed.examples
         self._sources += [block.source] * len(parsed.examples)
-        self._records += np.repeat(self._n_records + np.arange(n_records), sizes).tolist()
+        self._records += np.repeat(
+            self._n_records + np.arange(n_records), sizes
+        ).tolist()
         self._n_records += n_records
         self._counts["notes"].update(parsed.notes)
         name = Path(block.path).name
@@ -110,8 +116,13 @@ class ShardBuilder:
                 source=block.source,
                 read=parsed.read,
                 kept=parsed.kept,
-                dropped={reason: len(lines) for reason, lines in parsed.dropped.items()},
-                lines={reason: lines[:MAX_LINES] for reason, lines in parsed.dropped.items()},
+                dropped={
+                    reason: len(lines) for reason, lines in parsed.dropped.items()
+                },
+                lines={
+                    reason: lines[:MAX_LINES]
+                    for reason, lines in parsed.dropped.items()
+                },
                 unused=parsed.unused,
             )
         )
@@ -123,7 +134,9 @@ class ShardBuilder:
             "blocks": self._blocks,
             "lost_characters": dict(self._lost.most_common(100)),
             "excerpts": sampled(self._excerpts),
-        } | {name: dict(sorted(counts.items())) for name, counts in self._counts.items()}
+        } | {
+            name: dict(sorted(counts.items())) for name, counts in self._counts.items()
+        }
 
     def rows(self) -> dict[str, NDArray[Any]]:
         """Make the arrays of the shard, by file name."""
@@ -145,9 +158,15 @@ class ShardBuilder:
             starts = np.flatnonzero(arrays["starts_record"])
             # Compare records by the texts of all tasks, because a task may have the same prompt for
             # many records.
-            records = [dict.fromkeys(part.tolist()) for part in np.split(rows.example, starts)[1:]]
+            records = [
+                dict.fromkeys(part.tolist())
+                for part in np.split(rows.example, starts)[1:]
+            ]
             arrays[NEAR] = signatures(
-                ["\n".join(_text_of(self._examples[i]) for i in record) for record in records]
+                [
+                    "\n".join(_text_of(self._examples[i]) for i in record)
+                    for record in records
+                ]
             )
         return arrays
 
@@ -189,8 +208,12 @@ class ShardBuilder:
         targets = self._encode("target", [self._examples[i].target for i in pairs])
         max_prompt, max_target = settings.limits
         begin, end = prompt_bounds(codec, settings.family_kind)
-        prompt = wrap(prompts, limit=max_prompt, begin=begin, end=end, end_after_cut=True)
-        target = wrap(targets, limit=max_target, begin=None, end=codec.eos_id, end_after_cut=False)
+        prompt = wrap(
+            prompts, limit=max_prompt, begin=begin, end=end, end_after_cut=True
+        )
+        target = wrap(
+            targets, limit=max_target, begin=None, end=codec.eos_id, end_after_cut=False
+        )
 
         in_use = targets.lengths > 0
         index = np.array(pairs, np.int64)
@@ -208,11 +231,16 @@ class ShardBuilder:
                 in_use &= ~is_over
         for side, wrapped in (("prompt", prompt), ("target", target)):
             is_over = wrapped.cut & in_use
-            lost = zip(index[is_over].tolist(), wrapped.lost[is_over].tolist(), strict=True)
+            lost = zip(
+                index[is_over].tolist(), wrapped.lost[is_over].tolist(), strict=True
+            )
             self._cut[side].update(lost)
         example = index[in_use]
         return ExampleRows(
-            prompt.side.select(in_use), target.side.select(in_use), example, np.zeros_like(example)
+            prompt.side.select(in_use),
+            target.side.select(in_use),
+            example,
+            np.zeros_like(example),
         )
 
     def _document_rows(self, documents: list[int]) -> ExampleRows:
@@ -246,7 +274,10 @@ class ShardBuilder:
                 ends=example.ends,
             )
             max_pieces = 1 if settings.on_overlong == "truncate" else None
-            rows += [(*sides, i, part) for part, sides in enumerate(islice(parts, max_pieces))]
+            rows += [
+                (*sides, i, part)
+                for part, sides in enumerate(islice(parts, max_pieces))
+            ]
             if is_over and max_pieces:
                 self._cut["target"][i] = max(0, len(ids) - limit)
         return ExampleRows(
@@ -284,7 +315,9 @@ class ShardBuilder:
             unknown[side] += int((encoded.flat == self._codec.unk_id).sum())
             self._lost.update(encoded.lost)
         if encoded.disagreed:
-            notes["texts encoded without the word cache, which gave other ids"] += len(texts)
+            notes["texts encoded without the word cache, which gave other ids"] += len(
+                texts
+            )
         return TokenRows(encoded.flat, encoded.ends)
 
     def _raise_overlong(self, index: int, side: str, limit: int) -> None:
@@ -319,7 +352,9 @@ class ShardBuilder:
         records = np.array(self._records, np.int64)[rows.example]
         groups = (rows.part // PIECES_PER_GROUP).tolist()
         keys = [
-            xxhash.xxh3_64_intdigest(struct.pack("<QQ", e.key, group)) if e.document else e.key
+            xxhash.xxh3_64_intdigest(struct.pack("<QQ", e.key, group))
+            if e.document
+            else e.key
             for e, group in zip(examples, groups, strict=True)
         ]
         columns: dict[str, NDArray[Any]] = {
@@ -384,11 +419,15 @@ class TokenRows:
     def select(self, mask: NDArray[np.bool_]) -> TokenRows:
         """Select rows by a mask [rows]."""
         lengths = self.lengths
-        return TokenRows(self.tokens[np.repeat(mask, lengths)], np.cumsum(lengths[mask]))
+        return TokenRows(
+            self.tokens[np.repeat(mask, lengths)], np.cumsum(lengths[mask])
+        )
 
     def row(self, index: int) -> Ids:
         """Return a row as a view."""
-        return self.tokens[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])]
+        return self.tokens[
+            int(self.ends[index - 1]) if index else 0 : int(self.ends[index])
+        ]
 
     @classmethod
     def joined(cls, rows: list[Ids]) -> TokenRows:
@@ -436,7 +475,12 @@ class Wrapped:
 
 
 def wrap(
-    side: TokenRows, *, limit: int, begin: int | None, end: int | None, end_after_cut: bool
+    side: TokenRows,
+    *,
+    limit: int,
+    begin: int | None,
+    end: int | None,
+    end_after_cut: bool,
 ) -> Wrapped:
     """Put `begin` before and `end` after each row, and cut rows to `limit` tokens.
 

@@ -45,7 +45,13 @@ from toque.sources import source_files
 from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Block, RecordReader
 from toque.sources.source_files import SourceFile, blocks_of
-from toque.storage.atomic import atomic_folder, disk_faults, save_array, sha256_of, sync_folder
+from toque.storage.atomic import (
+    atomic_folder,
+    disk_faults,
+    save_array,
+    sha256_of,
+    sync_folder,
+)
 from toque.storage.json_files import read_json
 
 if TYPE_CHECKING:
@@ -55,10 +61,14 @@ Engine = Literal["local", "ray"]
 Groups = Iterator[tuple[int, list[Block]]]
 SIDECAR = "shard.json"
 NOT_READ = "bytes of the sources not read, max_examples was reached"
-_SMALL_BYTES = 4 << 20  # plain bytes that a process reads in the time that another takes to start
+_SMALL_BYTES = (
+    4 << 20
+)  # plain bytes that a process reads in the time that another takes to start
 _MAX_PROCESSES = 16  # more would wait for the process that reads
 _OPEN_FILES = 16  # files that are read in turn
-_EXAMPLE_BYTES = 2048  # rough size of an example, to keep the groups of a small run small
+_EXAMPLE_BYTES = (
+    2048  # rough size of an example, to keep the groups of a small run small
+)
 _QUEUED = 1  # groups waiting for a process; more would take memory
 _GROUPS_PER_ACTOR = 2  # groups sent to a Ray actor: one in progress and one waiting
 
@@ -71,7 +81,9 @@ class ShardResult(msgspec.Struct):
     rows: int
     records: int
     blocks: list[BlockCounts]
-    dropped: dict[str, int]  # records without a target, over a limit or below the quality
+    dropped: dict[
+        str, int
+    ]  # records without a target, over a limit or below the quality
     notes: dict[str, int]
     unknown: dict[str, int]
     lost_characters: dict[str, int]
@@ -87,8 +99,12 @@ class ShardWriter:
     """Function of the workers that writes a shard."""
 
     store: Path
-    fingerprint: str  # fingerprint of the plan, which decides if a shard is written again
-    readers: Mapping[tuple[int, str], RecordReader]  # readers by source index and file name
+    fingerprint: (
+        str  # fingerprint of the plan, which decides if a shard is written again
+    )
+    readers: Mapping[
+        tuple[int, str], RecordReader
+    ]  # readers by source index and file name
     settings: PrepareSettings
     loaded: Codec | None = None  # codec, if it need not be loaded
 
@@ -126,7 +142,10 @@ class ShardWriter:
         rows = builder.rows()
 
         folder = shard_folder(self.store, group)
-        with disk_faults(self.store, f"writing {folder.name}"), atomic_folder(folder) as writer:
+        with (
+            disk_faults(self.store, f"writing {folder.name}"),
+            atomic_folder(folder) as writer,
+        ):
             for name, array in rows.items():
                 save_array(writer.folder / f"{name}.npy", array)
 
@@ -142,7 +161,9 @@ class ShardWriter:
                     if not name.endswith(("_tokens", "_ends")) and name != NEAR
                 },
                 files=[
-                    file_entry(writer.folder / f"{name}.npy", f"{place}/{name}.npy", n_rows)
+                    file_entry(
+                        writer.folder / f"{name}.npy", f"{place}/{name}.npy", n_rows
+                    )
                     for name in sorted(rows)
                 ],
                 content=self.content_of(blocks),
@@ -193,7 +214,9 @@ class ShardWriting:
                 workers = 1
         groups = self._groups()
         write_shards = _write_on_ray if engine == "ray" else _write_locally
-        with closing(write_shards(self.writer, self._unfinished(groups), workers)) as results:
+        with closing(
+            write_shards(self.writer, self._unfinished(groups), workers)
+        ) as results:
             for result in results:
                 self._add(result)
                 done = sum(self._sizes[number] for number in self._results)
@@ -203,7 +226,9 @@ class ShardWriting:
         if self._n_needed is None:
             return [self._results[number] for number in sorted(self._results)]
         if self._n_needed in self._sizes or next(groups, None) is not None:
-            self.not_read = max(1, total - sum(self._sizes[n] for n in range(self._n_needed)))
+            self.not_read = max(
+                1, total - sum(self._sizes[n] for n in range(self._n_needed))
+            )
         return [self._results[number] for number in range(self._n_needed)]
 
     def _groups(self) -> Groups:
@@ -211,7 +236,9 @@ class ShardWriting:
         settings = self.writer.settings
         max_bytes = source_files.GROUP_BYTES
         if settings.max_examples is None:
-            return grouped(chain.from_iterable(map(blocks_of, self.files)), max_bytes=max_bytes)
+            return grouped(
+                chain.from_iterable(map(blocks_of, self.files)), max_bytes=max_bytes
+            )
         max_bytes = min(max_bytes, max(1 << 20, settings.max_examples * _EXAMPLE_BYTES))
         held_out = [file for file in self.files if settings.holds_out(file.source)]
         train = [file for file in self.files if not settings.holds_out(file.source)]
@@ -250,15 +277,22 @@ class ShardWriting:
         for number in range(self._n_counted, self._n_complete):
             shard = [self._results[number]]
             names = ("record_key", "task", "starts_record", "source")
-            key, task, starts, source = (read_column(self.writer.store, shard, n) for n in names)
+            key, task, starts, source = (
+                read_column(self.writer.store, shard, n) for n in names
+            )
             counts = source < (settings.held_out_from or np.inf)
             if settings.dedup != "none":
                 counts &= first_of_kind(key, task, np.cumsum(starts, dtype=np.int64))
                 kinds = mixed(key ^ mixed(task.astype(np.uint64)))
-                is_new = self._seen[np.searchsorted(self._seen, kinds, side="right") - 1] != kinds
+                is_new = (
+                    self._seen[np.searchsorted(self._seen, kinds, side="right") - 1]
+                    != kinds
+                )
                 counts &= is_new
                 new = np.unique(kinds[is_new])
-                self._seen = np.insert(self._seen, np.searchsorted(self._seen, new), new)
+                self._seen = np.insert(
+                    self._seen, np.searchsorted(self._seen, new), new
+                )
             self._n_different += int(counts.sum())
         self._n_counted = self._n_complete
         return self._n_different
@@ -269,7 +303,10 @@ class ShardWriting:
         result = read_json(shard_folder(writer.store, number) / SIDECAR, ShardResult)
         if result is None:
             return None
-        if (result.fingerprint, result.tokenizer) != (writer.fingerprint, writer.tokenizer):
+        if (result.fingerprint, result.tokenizer) != (
+            writer.fingerprint,
+            writer.tokenizer,
+        ):
             return None
         with suppress(DataError):
             check_files(writer.store, result.files, verify=True)
@@ -331,7 +368,11 @@ def file_entry(path: Path, name: str, n_rows: int) -> StoreFile:
 def has_one_thread() -> bool:
     """Check if this process certainly has no other thread of Python or a library."""
     threads = Path("/proc/self/task")
-    return sys.platform == "linux" and threads.is_dir() and len(list(threads.iterdir())) == 1
+    return (
+        sys.platform == "linux"
+        and threads.is_dir()
+        and len(list(threads.iterdir())) == 1
+    )
 
 
 def _write_locally(

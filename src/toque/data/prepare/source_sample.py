@@ -105,7 +105,10 @@ def _sample_texts(
         for reason, numbers in parsed.dropped.items():
             dropped[reason] += len(numbers)
             first = lines.setdefault(reason, [])
-            first += [f"{Path(block.path).name}:{n}" for n in numbers[: _MAX_LINES - len(first)]]
+            first += [
+                f"{Path(block.path).name}:{n}"
+                for n in numbers[: _MAX_LINES - len(first)]
+            ]
 
         # Few blocks have equal shares of the sample. Of many, a long block has a larger share.
         n: float = len(blocks)
@@ -213,7 +216,9 @@ def choose_limits(
         ("target", targets, target, USUAL_TARGET, ideal_target),
     ):
         if f"max_{side}_tokens" in settings.open_limits and len(lengths):
-            sentences.append(_describe_limit(side, lengths, limit, usual, ideal, percentile))
+            sentences.append(
+                _describe_limit(side, lengths, limit, usual, ideal, percentile)
+            )
     rows = sample.talks.sum(axis=0)
     limit = prompt + target
     if len(rows):
@@ -221,7 +226,9 @@ def choose_limits(
         if settings.room == limit:
             ideal = _ideal_limit(rows, limit, percentile, 2 * max_limit)
         usual = USUAL_PROMPT + USUAL_TARGET
-        sentences.append(_describe_limit("conversation", rows, limit, usual, ideal, percentile))
+        sentences.append(
+            _describe_limit("conversation", rows, limit, usual, ideal, percentile)
+        )
 
     cut_pairs = np.minimum(sample.pairs, [[prompt], [target]]).sum(axis=0)
     cut = np.concatenate([cut_pairs, np.minimum(rows, limit)])
@@ -232,7 +239,9 @@ def choose_limits(
     )
 
 
-def _measure_sample(files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings) -> Sample:
+def _measure_sample(
+    files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings
+) -> Sample:
     """Sample the sources and measure the examples."""
     n_blocks = MAX_BLOCKS
     first_bytes = _first_bytes(files, settings.max_examples)
@@ -256,9 +265,14 @@ def _measure_sample(files: Sequence[SourceFile], codec: Codec, settings: Prepare
         pair_lengths.append(np.stack([prompts, targets]))
         if talks := [e for e in sample if e.turns]:
             conversation_rows = ConversationRows(codec, settings)
-            results = [conversation_rows.row(e.turns, Counter(), cut=False) for e in talks]
+            results = [
+                conversation_rows.row(e.turns, Counter(), cut=False) for e in talks
+            ]
             rows = [row for row in results if not isinstance(row, str)]
-            sides = [[len(row.prompt) for row in rows], [len(row.target) for row in rows]]
+            sides = [
+                [len(row.prompt) for row in rows],
+                [len(row.target) for row in rows],
+            ]
             talk_lengths.append(np.array(sides, np.int64))
         if not splits_documents:
             documents = [e for e in sample if e.document]
@@ -337,7 +351,9 @@ def _describe_limit(
     if limit < min(ideal, longest):  # the ideal limit is rounded up
         text += f" The model has no more positions; {ideal:,} would be enough."
     elif limit < longest:
-        name = "data.max_prompt_tokens" if side == "prompt" else "data.max_target_tokens"
+        name = (
+            "data.max_prompt_tokens" if side == "prompt" else "data.max_target_tokens"
+        )
         text += f" The largest limit that is chosen is {MAX_LIMIT:,}. Set {name} for a larger one."
     if limit != usual and _cut_share(lengths, usual) >= 0.001:
         text += (

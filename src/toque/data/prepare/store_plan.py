@@ -17,7 +17,11 @@ from toque.data.store.store_manifest import FORMAT, SourceEntry, StoreManifest
 from toque.data.tokenizer.chat import TEMPLATES, template_text
 from toque.data.tokenizer.codec import FamilyKind, load_codec
 from toque.data.tokenizer.portable import tokenizer_differences
-from toque.data.tokenizer.tokenizer_folder import hash_of_folder, read_folder, resolve_tokenizer
+from toque.data.tokenizer.tokenizer_folder import (
+    hash_of_folder,
+    read_folder,
+    resolve_tokenizer,
+)
 from toque.errors import ConfigError, DataError
 from toque.sources.conversations import CONVERSATIONS
 from toque.sources.records import Source, encoding_in
@@ -31,7 +35,9 @@ USUAL_PROMPT = 256  # tokens; limit of prompts if nothing else determines it
 USUAL_TARGET = 512  # tokens; limit of targets
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
 CHAT = ("chat_template", "chat_date", "loss_on")  # settings of conversations
-DEFAULT_BAD_SHARE = 0.5  # if more records are unusable, the file probably has another format
+DEFAULT_BAD_SHARE = (
+    0.5  # if more records are unusable, the file probably has another format
+)
 CODE_VERSION = 4
 """Version of the code. It increases when equal inputs give other rows, so that older stores are
 not reused."""
@@ -53,17 +59,25 @@ class PrepareSettings:
 
     family_kind: FamilyKind
     tokenizer: str
-    max_prompt_tokens: int | None = USUAL_PROMPT  # None: `source_sample` chooses it from the data
+    max_prompt_tokens: int | None = (
+        USUAL_PROMPT  # None: `source_sample` chooses it from the data
+    )
     max_target_tokens: int | None = USUAL_TARGET
-    room: int | None = None  # positions of the model for both sides; recorded with chosen limits
+    room: int | None = (
+        None  # positions of the model for both sides; recorded with chosen limits
+    )
     on_overlong: OnOverlong = "auto"  # auto: truncate pairs and split documents
     validation_fraction: float = 0.1
     max_examples: int | None = None
     min_quality: float = 0.0
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
-    max_bad_share: float = DEFAULT_BAD_SHARE  # largest share of records that a reader may drop
-    max_files: tuple[int | None, ...] = ()  # files read per source; recorded if one has a limit
+    max_bad_share: float = (
+        DEFAULT_BAD_SHARE  # largest share of records that a reader may drop
+    )
+    max_files: tuple[
+        int | None, ...
+    ] = ()  # files read per source; recorded if one has a limit
     chat_template: str = "auto"  # name or Jinja code; recorded for conversations only
     chat_date: str = CHAT_DATE
     loss_on: Literal["answers", "last_answer"] = "answers"
@@ -88,7 +102,11 @@ class PrepareSettings:
 
     def as_recorded(self) -> dict[str, Any]:
         """Return the settings for the manifest and the fingerprint."""
-        values = {**asdict(self), "tasks": list(self.tasks), "max_files": list(self.max_files)}
+        values = {
+            **asdict(self),
+            "tasks": list(self.tasks),
+            "max_files": list(self.max_files),
+        }
         for name in ("room", *CHAT):
             del values[name]
         if not self.max_files:
@@ -135,11 +153,17 @@ class StorePlan:
     @property
     def left_out(self) -> dict[str, str]:
         """Reasons for files of the sources that are not read, by name."""
-        return {name: why for source in self.sources for name, why in source.left_out.items()}
+        return {
+            name: why
+            for source in self.sources
+            for name, why in source.left_out.items()
+        }
 
     def fingerprint(self, settings: PrepareSettings) -> str:
         """Hash the inputs that determine the rows. Chosen and set limits count the same."""
-        content = dict(self.recorded) | {name: getattr(settings, name) for name in LIMITS}
+        content = dict(self.recorded) | {
+            name: getattr(settings, name) for name in LIMITS
+        }
         if settings.trained_vocab_size is None:
             content["tokenizer"] = None  # the hash of its files counts, not its path
         if settings.open_limits:
@@ -152,7 +176,9 @@ class StorePlan:
 
     def recorded_with(self, chosen: PrepareSettings) -> dict[str, Any]:
         """Return the settings for the manifest, with chosen limits and their names."""
-        recorded = dict(self.recorded) | {name: getattr(chosen, name) for name in LIMITS}
+        recorded = dict(self.recorded) | {
+            name: getattr(chosen, name) for name in LIMITS
+        }
         if names := self.settings.open_limits:
             recorded |= {"chosen": names, "room": chosen.room}
         return recorded
@@ -176,7 +202,9 @@ class StorePlan:
         )
 
 
-def plan_of(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> StorePlan:
+def plan_of(
+    sources: Sequence[Source], store: Path, settings: PrepareSettings
+) -> StorePlan:
     """Plan a store: find and hash the files of its sources.
 
     Raises:
@@ -191,13 +219,21 @@ def plan_of(sources: Sequence[Source], store: Path, settings: PrepareSettings) -
     recorded = settings.as_recorded() | {
         "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
         "code_version": CODE_VERSION,
-        "reader_versions": [version for source in sources for version in source.versions],
+        "reader_versions": [
+            version for source in sources for version in source.versions
+        ],
     }
     if any(file.reader.recorded_name.startswith(CONVERSATIONS) for file in files):
-        template = None if tokenizer is None else template_text(read_folder(tokenizer).settings)
+        template = (
+            None
+            if tokenizer is None
+            else template_text(read_folder(tokenizer).settings)
+        )
         digest = None if template is None else _sha256(template)
         recorded |= settings.of_conversations | {"own_template": digest}
-    elif any(getattr(settings, name) != getattr(PrepareSettings, name) for name in CHAT):
+    elif any(
+        getattr(settings, name) != getattr(PrepareSettings, name) for name in CHAT
+    ):
         raise ConfigError(
             "data.chat_template, data.chat_date and data.loss_on are for conversations, but no "
             "source of data.sources has any. Remove these settings, or name the field of the "
@@ -234,8 +270,14 @@ def store_differences(
         more: More requested values of the manifest's settings.
     """
     old = manifest.settings
-    chosen = {name: old[name] for name in settings.open_limits if name in old.get("chosen", ())}
-    new = msgspec.to_builtins(replace(settings, **chosen).as_recorded() | dict(more or {}))
+    chosen = {
+        name: old[name]
+        for name in settings.open_limits
+        if name in old.get("chosen", ())
+    }
+    new = msgspec.to_builtins(
+        replace(settings, **chosen).as_recorded() | dict(more or {})
+    )
     new |= {name: "auto" for name in LIMITS if new[name] is None}
     if sources:
         new.setdefault("max_files", None)
@@ -260,10 +302,15 @@ def store_differences(
     differences += _tokenizer_difference(store, old, settings.tokenizer, tokenizer)
 
     # Token ids have no encoding.
-    readers = {e.reader for e in manifest.sources if e.reader != TokenReader.recorded_name}
+    readers = {
+        e.reader for e in manifest.sources if e.reader != TokenReader.recorded_name
+    }
     old_encodings = {encoding_in(reader) for reader in readers} - {encoding}
     if encoding is not None and old_encodings:
-        return [*differences, f"data.encoding was {min(old_encodings)} and is {encoding}"]
+        return [
+            *differences,
+            f"data.encoding was {min(old_encodings)} and is {encoding}",
+        ]
 
     entries = manifest.sources
     if split_difference:  # only training sources can be compared
@@ -287,7 +334,9 @@ def _split_difference(manifest: StoreManifest, new: Mapping[str, Any]) -> list[s
                 "data.validation (in Python the argument validation) to use this store"
             )
         ]
-    held_out = named(entry.path for entry in manifest.sources if entry.source >= old_start)
+    held_out = named(
+        entry.path for entry in manifest.sources if entry.source >= old_start
+    )
     return [
         (
             f"{held_out} was held out as data.validation, but data.validation is empty now, which "
@@ -306,7 +355,9 @@ def _tokenizer_difference(
     if old_settings.get("tokenizer_sha256") == hash_of_folder(folder):
         return []
     try:
-        differences = tokenizer_differences(load_codec(store / "tokenizer"), load_codec(folder))
+        differences = tokenizer_differences(
+            load_codec(store / "tokenizer"), load_codec(folder)
+        )
     except DataError as error:
         differences = [str(error)]
     if not differences:  # the tokenizer was saved again, e.g. with a finished model
@@ -325,7 +376,9 @@ def _source_differences(
     if sources and len(numbers) != len(sources):
         old_files = named(entry.path for entry in entries)
         new_paths = named(path for path, _ in sources)
-        setting = "data.sources" if settings.held_out_from is None else "the data section"
+        setting = (
+            "data.sources" if settings.held_out_from is None else "the data section"
+        )
         return [
             (
                 f"it was prepared from {len(numbers)} sources (files such as {old_files}), but "
@@ -339,7 +392,9 @@ def _source_differences(
         if settings.holds_out(i):
             source = f"data.validation[{i - (settings.held_out_from or 0)}] is {path}"
         if files is not None:
-            differences += [f"{source}: {how}" for how in _file_differences(source_entries, files)]
+            differences += [
+                f"{source}: {how}" for how in _file_differences(source_entries, files)
+            ]
         elif not all(_names(path, entry.path) for entry in source_entries):
             names = named(entry.path for entry in source_entries)
             differences.append(
@@ -348,19 +403,25 @@ def _source_differences(
     return differences
 
 
-def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile]) -> list[str]:
+def _file_differences(
+    entries: Sequence[SourceEntry], files: Sequence[SourceFile]
+) -> list[str]:
     """Describe the differences of a source's files by content and reader, not by path."""
     hashes = [file.sha256 for file in files]
     readers = {entry.sha256: entry.reader for entry in entries}
     new = [file.name for file in files if file.sha256 not in readers]
     gone = [entry.path for entry in entries if entry.sha256 not in hashes]
     reread = [
-        f.name for f in files if readers.get(f.sha256, "") not in ("", f.reader.recorded_name)
+        f.name
+        for f in files
+        if readers.get(f.sha256, "") not in ("", f.reader.recorded_name)
     ]
     differences = []
     if new:
         old = named(entry.path for entry in entries)
-        differences.append(f"{named(new)} is new or has changed since (it was prepared from {old})")
+        differences.append(
+            f"{named(new)} is new or has changed since (it was prepared from {old})"
+        )
     elif gone:
         differences.append(f"{named(gone)}, from which it was prepared, is missing")
     elif [entry.sha256 for entry in entries] != hashes:

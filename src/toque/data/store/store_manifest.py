@@ -19,7 +19,9 @@ from toque.storage.json_files import KEY, decode_json, seal_of, sealed
 FORMAT = 1
 """Version of the format. It increases when older code cannot read new stores."""
 NAME = "manifest.json"
-_MAX_BYTES = 1 << 28  # more than a manifest of a million files; limits the reading of forged ones
+_MAX_BYTES = (
+    1 << 28
+)  # more than a manifest of a million files; limits the reading of forged ones
 _SIDES = ("prompt", "target")
 _COLUMN_TYPES = ("float32", "uint8", "uint16", "uint64")
 _END_BYTES = 8  # bytes of an int64, the end of a row
@@ -96,7 +98,9 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[StoreFile]  # files outside the shards: the split and the tokenizer
     columns: dict[str, str]  # numpy dtypes of the per-example columns, by name
     settings: dict[str, Any]
-    cut: dict[str, int]  # counts of sides cut to their limit, and of the tokens that they lost
+    cut: dict[
+        str, int
+    ]  # counts of sides cut to their limit, and of the tokens that they lost
     self_sha256: str  # SHA-256 of this file without these digits
 
 
@@ -156,14 +160,22 @@ def _faults(manifest: StoreManifest) -> Iterator[str]:
     """Yield the faults of an untrusted manifest: files outside the store and false numbers."""
     names = [entry.file for entry in [*manifest.shards, *manifest.files]]
     for name in names:
-        if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\0" in name or "\\" in name:
+        if (
+            not {"", ".", ".."}.isdisjoint(name.split("/"))
+            or "\0" in name
+            or "\\" in name
+        ):
             yield f"lists the file {name!r}, which is not in the store's folder"
     for entry in manifest.shards:
         if len(entry.file.split("/")) != 3 or not entry.file.startswith("shards/"):
             yield f"lists {entry.file!r} as a file of a shard, which must be shards/NAME/FILE"
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
         yield f"lists {', '.join(repeated[:5])} more than once"
-    wrong = {name: kind for name, kind in manifest.columns.items() if kind not in _COLUMN_TYPES}
+    wrong = {
+        name: kind
+        for name, kind in manifest.columns.items()
+        if kind not in _COLUMN_TYPES
+    }
     if wrong:
         yield f"has columns of types other than {', '.join(_COLUMN_TYPES)}: {wrong}"
     n_bytes = {entry.file: entry.bytes for entry in manifest.shards}
@@ -180,7 +192,9 @@ def _faults(manifest: StoreManifest) -> Iterator[str]:
 def manifest_bytes(manifest: StoreManifest) -> bytes:
     """Encode a manifest as indented JSON, with its own hash last."""
     blank = msgspec.structs.replace(manifest, self_sha256="")
-    return sealed(msgspec.json.format(msgspec.json.encode(blank, order="deterministic"), indent=1))
+    return sealed(
+        msgspec.json.format(msgspec.json.encode(blank, order="deterministic"), indent=1)
+    )
 
 
 def form_of(readers: Iterable[str]) -> Form:
@@ -194,7 +208,9 @@ def form_of(readers: Iterable[str]) -> Form:
     others = [name for name in names if not name.startswith(documents)]
     if names and not others:
         return "documents"
-    if not others or not all(name.startswith((PAIRS, CONVERSATIONS)) for name in others):
+    if not others or not all(
+        name.startswith((PAIRS, CONVERSATIONS)) for name in others
+    ):
         return "recipes"
     has_conversations = any(name.startswith(CONVERSATIONS) for name in others)
     return "conversations" if has_conversations else "pairs"

@@ -33,19 +33,29 @@ class TokenColumn:
     """
 
     def __init__(
-        self, name: str, shards: Sequence[Path], bounds: Sequence[int], dtype: np.dtype[np.generic]
+        self,
+        name: str,
+        shards: Sequence[Path],
+        bounds: Sequence[int],
+        dtype: np.dtype[np.generic],
     ) -> None:
         self.name = name
         self.dtype = dtype
         self._shards = shards
         self._bounds = bounds
         self.lengths = np.zeros(bounds[-1], np.int32)  # [rows] tokens per row
-        self._starts = np.zeros(bounds[-1], np.uint32)  # [rows] index of the first id in the shard
+        self._starts = np.zeros(
+            bounds[-1], np.uint32
+        )  # [rows] index of the first id in the shard
         for shard, (first, last) in zip(shards, pairwise(bounds), strict=True):
             path = shard / f"{name}_ends.npy"
             ends = mapped_array(path)
             lengths = np.diff(ends, prepend=0)
-            if len(ends) != last - first or (lengths < 0).any() or ends[-1:].sum() >= 1 << 32:
+            if (
+                len(ends) != last - first
+                or (lengths < 0).any()
+                or ends[-1:].sum() >= 1 << 32
+            ):
                 raise DataError(
                     f"{path} must have {last - first} ascending numbers below 2^32, the ends of "
                     "the rows. The store is damaged. Prepare the data again."
@@ -74,9 +84,13 @@ class TokenColumn:
                 for shard, start, size in zip(shards, starts, sizes, strict=True)
             ]
         except OSError as error:
-            raise DataError(f"A file of the store cannot be read: {error.strerror}.") from error
+            raise DataError(
+                f"A file of the store cannot be read: {error.strerror}."
+            ) from error
         if sum(map(len, parts)) != sum(sizes):
-            cut = next(s for s, p, n in zip(shards, parts, sizes, strict=True) if len(p) < n)
+            cut = next(
+                s for s, p, n in zip(shards, parts, sizes, strict=True) if len(p) < n
+            )
             raise DataError(
                 f"{self._path(cut)} was truncated while it was being read. Another process writes "
                 "to the store. Restore the file or prepare the data again, then continue with the "
@@ -144,7 +158,9 @@ def mapped_array(path: Path) -> NDArray[np.generic]:
             )
         array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
-        raise DataError(f"{path} is not an array of a store: {error}. {again}") from error
+        raise DataError(
+            f"{path} is not an array of a store: {error}. {again}"
+        ) from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. {again}") from error
     return array
@@ -182,14 +198,20 @@ class Pieces:
     def without_last(self) -> Pieces:
         """Drop the last id of each example. No example may be empty."""
         size = self.dtype.itemsize
-        return Pieces(self.lengths - 1, [part[:-size] for part in self.parts], self.dtype)
+        return Pieces(
+            self.lengths - 1, [part[:-size] for part in self.parts], self.dtype
+        )
 
     def last(self) -> Ids:
         """Return the last id of each example, [examples]. No example may be empty."""
         size = self.dtype.itemsize
-        return np.frombuffer(b"".join([part[-size:] for part in self.parts]), self.dtype)
+        return np.frombuffer(
+            b"".join([part[-size:] for part in self.parts]), self.dtype
+        )
 
     def followed_by(self, other: Pieces) -> Pieces:
         """Append the ids of each example of `other`, which must have the same type."""
         pairs = zip(self.parts, other.parts, strict=True)
-        return Pieces(self.lengths + other.lengths, [b"".join(p) for p in pairs], self.dtype)
+        return Pieces(
+            self.lengths + other.lengths, [b"".join(p) for p in pairs], self.dtype
+        )

@@ -56,7 +56,10 @@ class TokenStore:
         self.n_rows = manifest.rows
         rows_of = {f.file.split("/")[1]: f.examples for f in manifest.shards}
         self._shards = list(rows_of)
-        self._bounds = [0, *accumulate(rows_of.values())]  # first row of each shard, then all rows
+        self._bounds = [
+            0,
+            *accumulate(rows_of.values()),
+        ]  # first row of each shard, then all rows
         self._files = {f.file for f in manifest.shards}
 
     @classmethod
@@ -128,7 +131,9 @@ class TokenStore:
         lengths: list[int] = self._read_row(self._spans, row).tolist()
         return lengths
 
-    def prompt_and_answer(self, row: int, /) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    def prompt_and_answer(
+        self, row: int, /
+    ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
         """Read the prompt and answer of a row.
 
         The prompt of a conversation is everything before its last answer.
@@ -159,7 +164,9 @@ class TokenStore:
 
     def _unlearnt_lengths(self, shard: int) -> NDArray[np.int32]:
         """Count the tokens of a shard's targets that are not learnt: every second span."""
-        spans = mapped_array(self._shard(shard) / f"{SPANS}_tokens.npy").astype(np.int64)
+        spans = mapped_array(self._shard(shard) / f"{SPANS}_tokens.npy").astype(
+            np.int64
+        )
         ends = mapped_array(self._shard(shard) / f"{SPANS}_ends.npy").astype(np.int64)
         n_spans = np.diff(ends, prepend=0)
         starts = np.repeat(ends - n_spans, n_spans)
@@ -214,7 +221,10 @@ class TokenStore:
 
     @cached_property
     def _spans(self) -> TokenColumn | None:
-        if not self._shards or f"shards/{self._shards[0]}/{SPANS}_ends.npy" not in self._files:
+        if (
+            not self._shards
+            or f"shards/{self._shards[0]}/{SPANS}_ends.npy" not in self._files
+        ):
             return None
         return self._token_column(SPANS, np.dtype(np.uint32))
 
@@ -328,7 +338,9 @@ def store_to_write(store: Path) -> Iterator[AcquiredLock]:
 
 def check_tokenizer(store: TokenStore) -> None:
     """Compare the files of the store's tokenizer with its manifest."""
-    entries = [entry for entry in store.manifest.files if entry.file.startswith("tokenizer/")]
+    entries = [
+        entry for entry in store.manifest.files if entry.file.startswith("tokenizer/")
+    ]
     check_files(store.path, entries, verify=True)
 
 
@@ -341,7 +353,10 @@ def refuse_replaced(store: TokenStore) -> None:
     original = store.manifest
     try:
         current = read_manifest(store.path)
-        if (current.fingerprint, current.tokenizer) == (original.fingerprint, original.tokenizer):
+        if (current.fingerprint, current.tokenizer) == (
+            original.fingerprint,
+            original.tokenizer,
+        ):
             check_tokenizer(store)
             return
         problem = f"its fingerprint is now {current.fingerprint[:12]}"

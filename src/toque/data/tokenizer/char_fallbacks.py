@@ -95,14 +95,20 @@ class Rewriter:
         self._first_of_specials = {special[0] for special in self.misread}
 
     def _can_encode(self, text: str) -> bool:
-        return self.unk_id not in self.tokenizer.encode(text, add_special_tokens=False).ids
+        return (
+            self.unk_id not in self.tokenizer.encode(text, add_special_tokens=False).ids
+        )
 
     def __call__(self, text: str) -> str:
         """Replace the characters that the vocabulary lacks: "1½ ñ" becomes "1 1/2 n"."""
         text = self._rewrite(text)
         # Searching for one character takes a hundredth of the time of the pattern.
-        if self._specials is not None and any(c in text for c in self._first_of_specials):
-            text = self._specials.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        if self._specials is not None and any(
+            c in text for c in self._first_of_specials
+        ):
+            text = self._specials.sub(
+                lambda match: f"{match[0][0]} {match[0][1:]}", text
+            )
         return text
 
     def drops(self, char: str) -> bool:
@@ -143,7 +149,8 @@ class Rewriter:
             return text
         # Some vocabularies (T5's) fold a line break into a space, so fold each line alone.
         return "\n".join(
-            line if self._is_plain(line) else self._rewrite_line(line) for line in text.split("\n")
+            line if self._is_plain(line) else self._rewrite_line(line)
+            for line in text.split("\n")
         )
 
     def _rewrite_line(self, line: str) -> str:
@@ -155,7 +162,9 @@ class Rewriter:
                 continue
             start = line.rfind(" ", 0, odd.start()) + 1
             if unicodedata.category(line[start])[0] in "MC":
-                return self._word(line)  # a mark or joiner combines with the space before it
+                return self._word(
+                    line
+                )  # a mark or joiner combines with the space before it
             parts.append(line[end:start])
             end = line.find(" ", start)
             if end < 0:
@@ -174,7 +183,9 @@ class Rewriter:
         return rewritten if rewritten == word else self._fold(rewritten)
 
     def _fold(self, line: str) -> str:
-        return str(self.tokenizer.normalizer.normalize_str(line)) if self.folds else line
+        return (
+            str(self.tokenizer.normalizer.normalize_str(line)) if self.folds else line
+        )
 
     def _is_plain(self, text: str) -> bool:
         odd = self._odd_ascii

@@ -35,10 +35,14 @@ from toque.errors import DataError
 from toque.models.loading.provenance import Form
 from toque.sources.records import Turn
 
-_MAX_GROWTH: Final = 4  # characters that a template may write per character of the messages
+_MAX_GROWTH: Final = (
+    4  # characters that a template may write per character of the messages
+)
 _MAX_ADDED: Final = 1 << 16  # characters that a template may write in addition
 _MAX_SECONDS: Final = 2.0  # processor time of a rendering
-_MAX_MEMORY: Final = 1 << 30  # bytes of the child's address space; its libraries take a fifth
+_MAX_MEMORY: Final = (
+    1 << 30
+)  # bytes of the child's address space; its libraries take a fifth
 _PLAIN: Final = """\
 {%- if bos_token is defined %}{{ bos_token }}{% endif %}
 {%- for message in messages %}{{ '### ' + message['role'].title() + '\\n' + message['content'] }}
@@ -50,21 +54,28 @@ _CHATML: Final = """\
 {{- '<|im_end|>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 _PROBE: Final = "Yes, chef!"  # an answer that shows how a template ends turns
-_MAX_REST: Final = 1 << 12  # characters after an answer that depend on whether a turn follows
+_MAX_REST: Final = (
+    1 << 12
+)  # characters after an answer that depend on whether a turn follows
 TEMPLATES: Final = {"plain": _PLAIN, "chatml": _CHATML}
 """Templates by name: Markdown headings, and OpenAI's ChatML."""
 _GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 CLOCK: Final = "strftime_now"
 """Function that templates call to read the clock, e.g. in Llama 3 and Granite."""
 _DATED: Final = re.compile(
-    rf"\A\{{%- macro {CLOCK}\(format\) %\}}.*?\{{%- endmacro %\}}\{{\{{ '' \}}\}}", re.DOTALL
+    rf"\A\{{%- macro {CLOCK}\(format\) %\}}.*?\{{%- endmacro %\}}\{{\{{ '' \}}\}}",
+    re.DOTALL,
 )
 _DIRECTIVE: Final = re.compile(r"%[-_0^#:]*[A-Za-z]")
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """Names of the same field. transformers copies it to the first two."""
-_MIN_UNIQUE: Final = 20  # characters of a text that does not occur in a conversation by chance
+_MIN_UNIQUE: Final = (
+    20  # characters of a text that does not occur in a conversation by chance
+)
 Render = Callable[..., Any]
-Message = Mapping[str, Any]  # `role`, `content`, and other fields that a template may write
+Message = Mapping[
+    str, Any
+]  # `role`, `content`, and other fields that a template may write
 
 
 @dataclass(frozen=True)
@@ -72,10 +83,14 @@ class Conversation:
     """Ids of a conversation, and the positions of its answers with their end tokens."""
 
     ids: NDArray[np.uint32]
-    answers: list[tuple[int, int]]  # index of the first id of each answer, and after its last
+    answers: list[
+        tuple[int, int]
+    ]  # index of the first id of each answer, and after its last
     unended: int  # answers that the template does not end
     moved: int  # answers with a prompt that has other ids when it is encoded alone
-    unwritten: list[str]  # names of fields that the template does not write, once per message
+    unwritten: list[
+        str
+    ]  # names of fields that the template does not write, once per message
 
 
 class ChatTemplate:
@@ -89,8 +104,12 @@ class ChatTemplate:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
-        self._special = {number: token.content for number, token in added.items() if token.special}
-        self._added_end: int | None = None  # end of an answer if the template does not write it
+        self._special = {
+            number: token.content for number, token in added.items() if token.special
+        }
+        self._added_end: int | None = (
+            None  # end of an answer if the template does not write it
+        )
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = 0  # process that started the child; a fork needs another child
         # The child renders one conversation at a time.
@@ -141,8 +160,14 @@ class ChatTemplate:
             DataError: The template writes an earlier answer that is learnt in another way than the
                 last one.
         """
-        messages = [{**turn.fields, "role": turn.role, "content": turn.text} for turn in turns]
-        learnt = [n for n, turn in enumerate(turns) if turn.role == "assistant" and turn.learnt]
+        messages = [
+            {**turn.fields, "role": turn.role, "content": turn.text} for turn in turns
+        ]
+        learnt = [
+            n
+            for n, turn in enumerate(turns)
+            if turn.role == "assistant" and turn.learnt
+        ]
         if last:
             learnt = learnt[-1:]
         rendered = self._render(messages, answers=learnt)
@@ -169,7 +194,9 @@ class ChatTemplate:
             answers[-1] = (first, stop + 1)
             unended -= 1
         unwritten = [name for _, name in rendered["unwritten"]]
-        return Conversation(np.array(ids, np.uint32), answers, unended, moved, unwritten)
+        return Conversation(
+            np.array(ids, np.uint32), answers, unended, moved, unwritten
+        )
 
     def _spans(self, rendered: Mapping[str, Any]) -> list[tuple[int, int]]:
         """Find the start and end of each answer in the text."""
@@ -198,7 +225,9 @@ class ChatTemplate:
             end = start + len(stripped) - len(name)
         return end
 
-    def _turn_end(self, encoding: Encoding, text: str, first: int, stop: int) -> int | None:
+    def _turn_end(
+        self, encoding: Encoding, text: str, first: int, stop: int
+    ) -> int | None:
         """Find the index after the end token of an answer. None if the template writes no end.
 
         More special tokens may follow the end, such as a line break and the end of the text.
@@ -234,7 +263,9 @@ class ChatTemplate:
         question: Message = {"role": "user", "content": "?"}
         probe = [question, {"role": "assistant", "content": _PROBE}]
         tokens = self._tokens_after_probe(probe)
-        end = next((t for t in tokens if t in self._special or t in codec.end_ids), None)
+        end = next(
+            (t for t in tokens if t in self._special or t in codec.end_ids), None
+        )
         if end is None:
             following = self._tokens_after_probe([*probe, question])[:1]
             end = next((t for t in following if t in codec.end_ids), None)
@@ -256,7 +287,9 @@ class ChatTemplate:
         with tokenizer_faults(self._codec.name):
             return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _render(self, turns: Sequence[Message], answers: list[int] | None = None) -> dict[str, Any]:
+    def _render(
+        self, turns: Sequence[Message], answers: list[int] | None = None
+    ) -> dict[str, Any]:
         """Render a conversation in the child. After a failure, start another child."""
         n_chars = sum(len(str(value)) for turn in turns for value in turn.values())
         request = {
@@ -271,7 +304,10 @@ class ChatTemplate:
             child = self._child = _start_child()
             self._owner = os.getpid()
             weakref.finalize(self, _end_child, child)
-        to_child, from_child = cast("IO[bytes]", child.stdin), cast("IO[bytes]", child.stdout)
+        to_child, from_child = (
+            cast("IO[bytes]", child.stdin),
+            cast("IO[bytes]", child.stdout),
+        )
         try:
             to_child.write(json.dumps(request).encode() + b"\n")
             to_child.flush()
@@ -298,7 +334,9 @@ def _end_child(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
-        with suppress(OSError):  # a broken pipe: the child did not read the entire request
+        with suppress(
+            OSError
+        ):  # a broken pipe: the child did not read the entire request
             cast("IO[bytes]", pipe).close()
 
 
@@ -363,7 +401,9 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
     """Find the chat template in a tokenizer's settings. A list of templates has a default."""
     template = settings.get("chat_template")
     if isinstance(template, list):
-        by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        by_name = {
+            t.get("name"): t.get("template") for t in template if isinstance(t, dict)
+        }
         template = by_name.get("default")
     return template if isinstance(template, str) else None
 
@@ -394,17 +434,27 @@ def _render_conversation(
         return str(render(**arguments, add_generation_prompt=for_answer)[0][0])
 
     text = text_of(turns, for_answer=answers is None)
-    unwritten = _unwritten_fields(turns, text, partial(text_of, for_answer=answers is None))
+    unwritten = _unwritten_fields(
+        turns, text, partial(text_of, for_answer=answers is None)
+    )
     spans: list[tuple[int, int, str, int]] = []
     if answers and _GENERATION.search(request["chat_template"]):
         random.seed(0)
-        marked = render(conversations=[turns], **request, return_assistant_tokens_mask=True)
-        parts = _marked_spans(turns, cast("list[tuple[int, int]]", marked[1][0]), answers)
+        marked = render(
+            conversations=[turns], **request, return_assistant_tokens_mask=True
+        )
+        parts = _marked_spans(
+            turns, cast("list[tuple[int, int]]", marked[1][0]), answers
+        )
         spans = [(start, end, "", 0) for start, end in parts]
     else:
         for n in answers or ():
             prompt = text_of(turns[:n], for_answer=True)
-            until = text if n + 1 == len(turns) else text_of(turns[: n + 1], for_answer=False)
+            until = (
+                text
+                if n + 1 == len(turns)
+                else text_of(turns[: n + 1], for_answer=False)
+            )
             same = len(os.path.commonprefix([text, until]))  # noqa: RUF071  # by character
             rest = until[same:]
             if not until.startswith(prompt) or len(rest) > _MAX_REST:
@@ -422,7 +472,9 @@ def _marked_spans(
     if answers == all_answers:
         return spans
     if len(spans) == len(all_answers):
-        return [span for n, span in zip(all_answers, spans, strict=True) if n in answers]
+        return [
+            span for n, span in zip(all_answers, spans, strict=True) if n in answers
+        ]
     if answers == all_answers[-1:]:
         return spans[-1:]
     raise ValueError(
@@ -439,7 +491,8 @@ def _unwritten_fields(
         (n, name)
         for n, turn in enumerate(turns)
         for name, value in turn.items()
-        if name not in ("role", "content") and (not isinstance(value, str) or value.strip())
+        if name not in ("role", "content")
+        and (not isinstance(value, str) or value.strip())
     ]
 
     def is_written(some: list[tuple[int, str]]) -> bool:
@@ -447,7 +500,9 @@ def _unwritten_fields(
         removed = set(some)
         for n, name in some:
             if name in _REASONING_FIELDS:
-                twins = [t for t in _REASONING_FIELDS if turns[n].get(t) == turns[n][name]]
+                twins = [
+                    t for t in _REASONING_FIELDS if turns[n].get(t) == turns[n][name]
+                ]
                 removed.update((n, twin) for twin in twins)
         rest = [
             {name: value for name, value in turn.items() if (n, name) not in removed}
@@ -468,7 +523,9 @@ def _unwritten_fields(
         elif len(of_name) > 1:
             # A long value that occurs once per message is surely written, without a rendering.
             values = {field: turns[field[0]][name] for field in of_name}
-            texts = Counter(value.strip() for value in values.values() if isinstance(value, str))
+            texts = Counter(
+                value.strip() for value in values.values() if isinstance(value, str)
+            )
             written = {
                 value
                 for value, n in texts.items()
@@ -501,9 +558,13 @@ def _render_requests() -> None:
         # Without a handler, the signal ends the process immediately.
         signal.setitimer(signal.ITIMER_PROF, _MAX_SECONDS)
         try:
-            answer = _render_conversation(render_jinja_template, request, request.pop("answers"))
+            answer = _render_conversation(
+                render_jinja_template, request, request.pop("answers")
+            )
             if (n := len(answer["text"])) > limit:
-                raise ValueError(f"it writes {n:,} characters, but {limit:,} is the limit")
+                raise ValueError(
+                    f"it writes {n:,} characters, but {limit:,} is the limit"
+                )
         except MemoryError:
             answer = {"error": "it needs more memory than a template may use"}
         except Exception as error:  # an untrusted template may raise any error  # noqa: BLE001

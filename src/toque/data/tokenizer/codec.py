@@ -37,7 +37,9 @@ NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
 _PROBE = "Fold\n\n- 2 eggs\n1. Stir."
 _SAMPLE_TEXTS = 32  # texts per batch for which the ids of the cache are checked
-_SAMPLE_CHARS = 4096  # characters checked per text: an entire recipe, the beginning of a book
+_SAMPLE_CHARS = (
+    4096  # characters checked per text: an entire recipe, the beginning of a book
+)
 _CONTEXT_IDS = 8  # ids before a token that decide its text: a character's bytes, a line's beginning
 
 
@@ -63,7 +65,9 @@ class Codec:
         self.newline_id = None if has_newline else _newline_token(tokenizer)
         self.tokenizer_json = source.json  # the content of tokenizer.json in `save`
         if self.newline_id is None and not has_newline:
-            tokenizer.add_special_tokens([AddedToken(NEWLINE, special=True, normalized=False)])
+            tokenizer.add_special_tokens(
+                [AddedToken(NEWLINE, special=True, normalized=False)]
+            )
             self.newline_id = _id_of(tokenizer, NEWLINE)
             self.tokenizer_json = tokenizer.to_str()
         self.sha256 = hashlib.sha256(self.tokenizer_json.encode()).hexdigest()
@@ -75,9 +79,15 @@ class Codec:
             n_entries = max(tokenizer.get_vocab().values()) + 1
         self.vocab_size = n_entries  # entries, including an added marker
         self.special_tokens = dict(source.special_tokens)
-        ids_of = {name: _id_of(tokenizer, token) for name, token in self.special_tokens.items()}
+        ids_of = {
+            name: _id_of(tokenizer, token)
+            for name, token in self.special_tokens.items()
+        }
         self.eos_id = eos_id = ids_of["eos_token"]
-        if source.eos_id is not None and tokenizer.id_to_token(source.eos_id) is not None:
+        if (
+            source.eos_id is not None
+            and tokenizer.id_to_token(source.eos_id) is not None
+        ):
             self.eos_id = source.eos_id
         self.pad_id = ids_of["pad_token"]  # the end token, if padding has no token
         self.bos_id = ids_of.get("bos_token")
@@ -90,12 +100,16 @@ class Codec:
         special = {number for number, token in added.items() if token.special}
         sentinels = {i for i in special if _EXTRA.fullmatch(added[i].content)}
         # Tokens that are not shown in a model's texts. Sentinels are shown: a T5 answers with them.
-        self.hidden = self.silent | (special - sentinels - {self.unk_id, self.newline_id})
+        self.hidden = self.silent | (
+            special - sentinels - {self.unk_id, self.newline_id}
+        )
         self._other_ends = frozenset[int]()
         self.end_also((eos_id, *source.end_ids))
 
         self.rewriter = Rewriter(
-            tokenizer, unk_id=self.unk_id, specials=[added[i].content for i in sorted(special)]
+            tokenizer,
+            unk_id=self.unk_id,
+            specials=[added[i].content for i in sorted(special)],
         )
         self.word_kind = kind = kind_of(self.tokenizer_json)
         self._words = kind and WordTable(
@@ -124,7 +138,9 @@ class Codec:
             sample = [text[:_SAMPLE_CHARS] for text in texts[::step]]
             fast = self._encode_words(self._words, sample)
             slow = self._encode_slowly(sample)
-            if np.array_equal(fast.flat, slow.flat) and np.array_equal(fast.ends, slow.ends):
+            if np.array_equal(fast.flat, slow.flat) and np.array_equal(
+                fast.ends, slow.ends
+            ):
                 return self._encode_words(self._words, texts)
             return replace(self._encode_slowly(texts), disagreed=True)
 
@@ -138,7 +154,9 @@ class Codec:
         for name, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
             lengths[number] = len(name)
         for number, token in self._tokenizer.get_added_tokens_decoder().items():
-            lengths[number] = 0 if number in self.silent else len(token.content.encode())
+            lengths[number] = (
+                0 if number in self.silent else len(token.content.encode())
+            )
         return lengths
 
     def read_as_written(self) -> None:
@@ -174,7 +192,9 @@ class Codec:
         them.
         """
         added = self._tokenizer.get_added_tokens_decoder()
-        ends = {token for token in ids if self._tokenizer.id_to_token(token) is not None}
+        ends = {
+            token for token in ids if self._tokenizer.id_to_token(token) is not None
+        }
         self._other_ends |= ends if ordinary else ends & added.keys()
 
     @property
@@ -268,10 +288,14 @@ class Codec:
         slow = self._encode_slowly([texts[i] for i in odd.tolist()])
         lengths = np.diff(cached.ends, prepend=0)
         ends = cached.ends[odd]
-        parts = np.split(cached.flat, np.column_stack([ends - lengths[odd], ends]).ravel())
+        parts = np.split(
+            cached.flat, np.column_stack([ends - lengths[odd], ends]).ravel()
+        )
         parts[1::2] = np.split(slow.flat, slow.ends[:-1])
         lengths[odd] = np.diff(slow.ends, prepend=0)
-        return Encoded(np.concatenate(parts), np.cumsum(lengths), cached.lost + slow.lost)
+        return Encoded(
+            np.concatenate(parts), np.cumsum(lengths), cached.lost + slow.lost
+        )
 
     def _encode_slowly(self, texts: Sequence[str]) -> Encoded:
         rewritten = [self.normalise(text) for text in texts]
@@ -319,15 +343,21 @@ def _newline_token(tokenizer: Tokenizer) -> int | None:
     if tokenizer.token_to_id(NEWLINE) is not None:
         return _id_of(tokenizer, NEWLINE)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    if "\n" in added:  # the marker in a tokenizer that was exported to plain transformers
+    if (
+        "\n" in added
+    ):  # the marker in a tokenizer that was exported to plain transformers
         return _id_of(tokenizer, "\n")
     for tokens in (added, tokenizer.get_vocab()):
-        if numbers := [int(match[1]) for match in map(_EXTRA.fullmatch, tokens) if match]:
+        if numbers := [
+            int(match[1]) for match in map(_EXTRA.fullmatch, tokens) if match
+        ]:
             return _id_of(tokenizer, f"<extra_id_{max(numbers)}>")
     return None
 
 
-def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, int | None]:
+def prompt_bounds(
+    codec: Codec, family_kind: FamilyKind
+) -> tuple[int | None, int | None]:
     """Return the ids before and after the text of a stored prompt."""
     if family_kind == "encoder-decoder":
         return None, codec.eos_id
@@ -384,7 +414,9 @@ class TextStream:
         if token in self._codec.hidden:
             return self._codec.piece(token)
         context = self._ids[-_CONTEXT_IDS:]
-        complete = self._codec.decode(context).rstrip("\ufffd")  # without half a character
+        complete = self._codec.decode(context).rstrip(
+            "\ufffd"
+        )  # without half a character
         return self._codec.decode([*context, token])[len(complete) :]
 
     def rest(self) -> str:

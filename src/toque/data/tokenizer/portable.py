@@ -71,7 +71,9 @@ def portable_files(
     if not is_for_chat:
         _make_ordinary(state, codec)
     state["normalizer"] = _normalizer(state["normalizer"], codec)
-    state["post_processor"] = _post_processor(state["post_processor"], codec, begin, end)
+    state["post_processor"] = _post_processor(
+        state["post_processor"], codec, begin, end
+    )
     text = json.dumps(state, ensure_ascii=False)
     if not _agrees(text, codec, begin, end):
         return None
@@ -80,8 +82,12 @@ def portable_files(
     if not talks:
         config.pop("chat_template", None)
     if is_for_chat:
-        names = [token["content"] for token in state["added_tokens"] if token["special"]]
-        config["additional_special_tokens"] = [n for n in names if n not in config.values()]
+        names = [
+            token["content"] for token in state["added_tokens"] if token["special"]
+        ]
+        config["additional_special_tokens"] = [
+            n for n in names if n not in config.values()
+        ]
     elif codec.unk_id not in codec.silent:
         config.pop("unk_token", None)  # AutoTokenizer would make it special
     config |= {
@@ -127,18 +133,28 @@ def _add_line_break(state: dict[str, Any], codec: Codec) -> None:
     marker = codec.piece(codec.newline_id)
     vocab = state["model"]["vocab"]
     if not isinstance(vocab, dict):
-        state["model"]["vocab"] = [["\n" if p == marker else p, score] for p, score in vocab]
+        state["model"]["vocab"] = [
+            ["\n" if p == marker else p, score] for p, score in vocab
+        ]
     elif marker in vocab:
         vocab["\n"] = vocab.pop(marker)
 
     added = [t for t in state["added_tokens"] if t["id"] != codec.newline_id]
-    line_break = {"id": codec.newline_id, "content": "\n", "special": False, "normalized": False}
+    line_break = {
+        "id": codec.newline_id,
+        "content": "\n",
+        "special": False,
+        "normalized": False,
+    }
     line_break |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     state["added_tokens"] = sorted([*added, line_break], key=lambda token: token["id"])
     # The codec decodes each line alone, which drops its leading space.
     strip = {"type": "Replace", "pattern": {"String": "\n "}, "content": "\n"}
     steps = [state["decoder"], {"type": "Fuse"}, strip]
-    state["decoder"] = {"type": "Sequence", "decoders": [step for step in steps if step]}
+    state["decoder"] = {
+        "type": "Sequence",
+        "decoders": [step for step in steps if step],
+    }
 
 
 def _make_ordinary(state: dict[str, Any], codec: Codec) -> None:
@@ -162,10 +178,16 @@ def _append_tokens(state: dict[str, Any], shown: set[int], codec: Codec) -> set[
     """
     vocab = state["model"]["vocab"]
     id_of_piece = {piece: number for number, (piece, _) in enumerate(vocab)}
-    score = min(score for _, score in vocab)  # another minimum would change the unknown tokens
+    score = min(
+        score for _, score in vocab
+    )  # another minimum would change the unknown tokens
     for token in sorted(state["added_tokens"], key=lambda token: token["id"]):
         name = token["content"]
-        if name not in id_of_piece and token["id"] == len(vocab) and codec.rewriter.drops(PRIVATE):
+        if (
+            name not in id_of_piece
+            and token["id"] == len(vocab)
+            and codec.rewriter.drops(PRIVATE)
+        ):
             if token["id"] in shown and name.startswith("<"):
                 vocab.append([PRIVATE + name[1:], score])
             else:
@@ -187,10 +209,15 @@ def _normalizer(original: Any, codec: Codec) -> Any:
 
     before = [replacement("Regex", pattern, " ") for pattern in rewriter.gaps()]
     stand_ins = rewriter.stand_ins()
-    after = [replacement("Regex", _char_class(chars), to) for to, chars in stand_ins.items()]
+    after = [
+        replacement("Regex", _char_class(chars), to) for to, chars in stand_ins.items()
+    ]
     if after and rewriter.folds:
         after += folding  # a stand-in may complete a pair that folds again
-    after += [replacement("String", name, f"{name[0]} {name[1:]}") for name in rewriter.misread]
+    after += [
+        replacement("String", name, f"{name[0]} {name[1:]}")
+        for name in rewriter.misread
+    ]
     if not before and not after:
         return original
     return {"type": "Sequence", "normalizers": [*before, *folding, *after]}
@@ -219,17 +246,26 @@ def _post_processor(
     ids = {codec.piece(token): token for token in (begin, end) if token is not None}
 
     def special(token: int | None) -> list[Any]:
-        return [] if token is None else [{"SpecialToken": {"id": codec.piece(token), "type_id": 0}}]
+        return (
+            []
+            if token is None
+            else [{"SpecialToken": {"id": codec.piece(token), "type_id": 0}}]
+        )
 
     def side(name: str) -> list[Any]:
-        return [*special(begin), {"Sequence": {"id": name, "type_id": 0}}, *special(end)]
+        return [
+            *special(begin),
+            {"Sequence": {"id": name, "type_id": 0}},
+            *special(end),
+        ]
 
     template = {
         "type": "TemplateProcessing",
         "single": side("A"),
         "pair": [*side("A"), *side("B")],
         "special_tokens": {
-            name: {"id": name, "ids": [token], "tokens": [name]} for name, token in ids.items()
+            name: {"id": name, "ids": [token], "tokens": [name]}
+            for name, token in ids.items()
         },
     }
     if original is not None and original["type"] == "ByteLevel":  # it trims offsets
@@ -244,7 +280,9 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
     except Exception:  # tokenizers raises the bare class  # noqa: BLE001
         return False
     portable.encode_special_tokens = True
-    portable_pieces = {n: piece.replace(PRIVATE, "<") for piece, n in portable.get_vocab().items()}
+    portable_pieces = {
+        n: piece.replace(PRIVATE, "<") for piece, n in portable.get_vocab().items()
+    }
     if _pieces_by_id(codec) != portable_pieces:
         return False
     added = portable.get_added_tokens_decoder()
@@ -252,7 +290,9 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
     silent = sorted(codec.silent)
     for probe in PROBES:
         text_ids = codec.encode(codec.normalise(probe))
-        if portable.encode(probe).ids != [i for i in (begin, *text_ids, end) if i is not None]:
+        if portable.encode(probe).ids != [
+            i for i in (begin, *text_ids, end) if i is not None
+        ]:
             return False
         for ids in (text_ids, [*silent, *text_ids, *text_ids, *silent]):
             shown = [token for token in ids if token not in special]
@@ -261,18 +301,24 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
     return True
 
 
-def tokenizer_differences(one: Codec, other: Codec, texts: Iterable[str] = ()) -> list[str]:
+def tokenizer_differences(
+    one: Codec, other: Codec, texts: Iterable[str] = ()
+) -> list[str]:
     """Describe the differences of two tokenizers: special ids, entries, and ids of sample texts."""
     if one.sha256 == other.sha256 and one.special_ids == other.special_ids:
         return []
     differences = [
         f"{name} is {a} in one and {b} in the other"
-        for (name, a), b in zip(one.special_ids.items(), other.special_ids.values(), strict=True)
+        for (name, a), b in zip(
+            one.special_ids.items(), other.special_ids.values(), strict=True
+        )
         if a != b
     ]
     ours = _pieces_by_id(one)
     theirs = _pieces_by_id(other)
-    differing = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+    differing = sorted(
+        n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n)
+    )
     if differing:
         first = differing[0]
         differences.append(
@@ -288,7 +334,9 @@ def tokenizer_differences(one: Codec, other: Codec, texts: Iterable[str] = ()) -
 
 def _pieces_by_id(codec: Codec) -> dict[int, str]:
     """List the tokens by id, without the changes of the portable files."""
-    pieces = {number: piece.replace(PRIVATE, "<") for piece, number in codec.pieces().items()}
+    pieces = {
+        number: piece.replace(PRIVATE, "<") for piece, number in codec.pieces().items()
+    }
     if codec.newline_id is not None:
         pieces[codec.newline_id] = "\n"
     return pieces

@@ -44,7 +44,9 @@ _OPTIONAL: Final = (
     "config.json",
 )
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
-_MAX_GROWTH: Final = 1 << 16  # bytes that one byte may become; 15,246 in our export of T5
+_MAX_GROWTH: Final = (
+    1 << 16
+)  # bytes that one byte may become; 15,246 in our export of T5
 _MAX_TEXT: Final = 256  # characters that a step may insert; usually a space or a mark
 _MAX_ENTRY: Final = 1 << 14  # characters of an entry of the vocabulary
 _GROWING_STEPS: Final = ("BertNormalizer", "ByteLevel", "NFC", "NFD", "NFKC", "NFKD")
@@ -53,7 +55,9 @@ _LETTERS: Final = [chr(code) for code in (*range(32, 127), *range(161, 256))]
 _MAX_LETTER_GROWTH: Final = 32  # characters that one of these letters may become
 _ONE_OF: Final = re.compile(r"\[[^\[\]]+\]")  # a class, which matches single characters
 _CHARSMAP: Final = "precompiled_charsmap"
-_read_object: Final = partial(json_object, error=DataError, todo="Download the tokenizer again.")
+_read_object: Final = partial(
+    json_object, error=DataError, todo="Download the tokenizer again."
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
             'the name of a tokenizer on the hub, or "trained:8192" to train one on the data.'
         )
     if not path.is_file():
-        slow = sorted(p.name for p in folder.iterdir() if p.suffix in {".model", ".vocab"})
+        slow = sorted(
+            p.name for p in folder.iterdir() if p.suffix in {".model", ".vocab"}
+        )
         hint = f"Convert {', '.join(slow)} with" if slow else "Write it with"
         raise DataError(
             f"{folder} has no tokenizer.json. {hint} "
@@ -165,13 +171,17 @@ def end_ids_in(folder: Path) -> tuple[int, ...]:
     """
     files = ("generation_config.json", "config.json")
     configs = [read_json(folder / name, dict[str, Any]) or {} for name in files]
-    return tuple(number for config in configs for number in _ids(config.get("eos_token_id")))
+    return tuple(
+        number for config in configs for number in _ids(config.get("eos_token_id"))
+    )
 
 
 def _ids(value: Any) -> list[int]:
     """List the token ids of a setting: an id or a list of ids. Anything else is ignored."""
     values = value if isinstance(value, list) else [value]
-    return [number for number in values if type(number) is int and 0 <= number < 1 << 32]
+    return [
+        number for number in values if type(number) is int and 0 <= number < 1 << 32
+    ]
 
 
 def _refuse_harmful(text: str, path: Path) -> None:
@@ -244,7 +254,9 @@ def tokenizer_here(name: str) -> Path | None:
     return folder_here(name, needs=_NEEDED, also=_OPTIONAL)
 
 
-def _find_specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> dict[str, str]:
+def _find_specials(
+    tokenizer: Tokenizer, config: dict[str, Any], folder: Path
+) -> dict[str, str]:
     """Find the begin, end, padding and unknown tokens of a vocabulary."""
 
     def find(key: str, *usual: str) -> str | None:
@@ -252,7 +264,9 @@ def _find_specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -
         content = entry.get("content") if isinstance(entry, dict) else entry
         for token in (content, *usual):
             # Half a surrogate pair makes the library fail.
-            if not isinstance(token, str) or any("\ud800" <= c <= "\udfff" for c in token):
+            if not isinstance(token, str) or any(
+                "\ud800" <= c <= "\udfff" for c in token
+            ):
                 continue
             if tokenizer.token_to_id(token) is not None:
                 return token
@@ -291,7 +305,9 @@ def _describe_harm(parts: _Parts) -> str | None:
         return f"may turn one byte into {growth:,.0f} bytes, but {_MAX_GROWTH:,} is the limit"
 
     steps = [step for side in sides for step in steps_of(side)]
-    inserted = [text for step in steps for key, text in step.items() if key != _CHARSMAP]
+    inserted = [
+        text for step in steps for key, text in step.items() if key != _CHARSMAP
+    ]
     inserted += [model.continuing_subword_prefix, model.end_of_word_suffix]
     entries = [*vocab] if isinstance(vocab, dict) else [entry[0] for entry in vocab]
     entries += [token["content"] for token in parts.added_tokens or ()]
@@ -303,13 +319,17 @@ def _describe_harm(parts: _Parts) -> str | None:
         if longest > limit:
             return f"has {what} of {longest:,} characters, but {limit:,} is the limit"
 
-    state = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": parts.normalizer}
+    state = {
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+        "normalizer": parts.normalizer,
+    }
     normalizer = Tokenizer.from_str(json.dumps(state)).normalizer
     for letter in _LETTERS if normalizer else ():
         size = len(normalizer.normalize_str(letter))
         if size > _MAX_LETTER_GROWTH:
             return (
-                f"turns {letter!r} into {size:,} characters, but {_MAX_LETTER_GROWTH} is the limit"
+                f"turns {letter!r} into {size:,} characters, but "
+                f"{_MAX_LETTER_GROWTH} is the limit"
             )
     return None
 
@@ -350,9 +370,13 @@ def _growth(side: Any) -> float:
             inserted += step["prepend"]
         else:
             step_growth = _STEP_GROWTH if step["type"] in _GROWING_STEPS else 1.0
-            if _CHARSMAP in step:  # SentencePiece's replacements, after an index of their texts
+            if (
+                _CHARSMAP in step
+            ):  # SentencePiece's replacements, after an index of their texts
                 table = base64.b64decode(step[_CHARSMAP])
-                replacements = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+                replacements = table[4 + int.from_bytes(table[:4], "little") :].split(
+                    b"\0"
+                )
                 step_growth = max(1.0, *map(len, replacements))
             growth *= largest * step_growth
             largest = 1.0

@@ -15,7 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
 from toque.config.schema import TRAINED
@@ -65,7 +72,9 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
     settings: dict[str, Any] = {"toque_name": name}
     if cut:
         settings[WORDS_CUT] = cut.total()
-    return Codec(TokenizerFolder(name, text, Tokenizer.from_str(text), specials, settings))
+    return Codec(
+        TokenizerFolder(name, text, Tokenizer.from_str(text), specials, settings)
+    )
 
 
 @contextmanager
@@ -144,7 +153,10 @@ def _train_unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     )
 
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Metaspace(prepend_scheme="always"),
+        ]
     )
 
     # Drop the rarest characters, so that they do not take the entries of words.
@@ -152,12 +164,17 @@ def _train_unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     rare = sorted(counts, key=lambda char: (-counts[char], char))[n_pieces // 2 :]
     without_rare = dict.fromkeys(map(ord, rare), "")
 
-    tokenizer.train_from_iterator([line.translate(without_rare) for line in lines], trainer)
+    tokenizer.train_from_iterator(
+        [line.translate(without_rare) for line in lines], trainer
+    )
     tokenizer.model = _reproducible(tokenizer, n_pieces)
 
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    names = [*_UNIGRAM_SPECIALS, *(f"<extra_id_{n}>" for n in reversed(range(_N_EXTRA)))]
+    names = [
+        *_UNIGRAM_SPECIALS,
+        *(f"<extra_id_{n}>" for n in reversed(range(_N_EXTRA))),
+    ]
     tokenizer.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in names]
     )
@@ -181,7 +198,11 @@ def _reproducible(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
     }
     ranked = sorted(scores, key=lambda p: (-scores[p], p))
     letters = [piece for piece in ranked if len(piece) == 1]
-    words = [piece for piece in ranked if len(piece) > 1][: max(0, n_pieces - len(letters))]
+    words = [piece for piece in ranked if len(piece) > 1][
+        : max(0, n_pieces - len(letters))
+    ]
     pieces = sorted(letters + words, key=lambda p: (-scores[p], p))
     vocabulary = [(special, 0.0) for special in _UNIGRAM_SPECIALS]
-    return models.Unigram(vocabulary + [(p, scores[p]) for p in pieces], 2, byte_fallback=False)
+    return models.Unigram(
+        vocabulary + [(p, scores[p]) for p in pieces], 2, byte_fallback=False
+    )

@@ -43,7 +43,9 @@ class Encoded:
     flat: NDArray[np.uint32]  # concatenated ids
     ends: NDArray[np.int64]  # [texts] index after the last id of each text
     lost: Counter[str]  # counts of characters that became unknown tokens
-    disagreed: bool = False  # whether a sample's ids from the cache differed from the tokenizer's
+    disagreed: bool = (
+        False  # whether a sample's ids from the cache differed from the tokenizer's
+    )
 
 
 class _Table(dict[bytes, bytes | bytearray]):
@@ -80,7 +82,9 @@ class WordTable:
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._added = [token.content for token in added if not token.special]
         # NeoX has tokens of several spaces.
-        self._splits_runs = self._keeps_spaces and not any(map(str.isspace, self._added))
+        self._splits_runs = self._keeps_spaces and not any(
+            map(str.isspace, self._added)
+        )
 
         # Two ids above the vocabulary mark the end of a text and an odd word.
         bits = 16 if vocab_size < (1 << 16) - 1 else 32
@@ -93,7 +97,9 @@ class WordTable:
         """Encode texts, and list the indices of texts with an odd word. Their ids are wrong."""
         lost: Counter[str] = Counter()
         starts = range(0, len(texts), _SLICE_TEXTS)
-        joined = b"".join([self._slice(texts[at : at + _SLICE_TEXTS], lost) for at in starts])
+        joined = b"".join(
+            [self._slice(texts[at : at + _SLICE_TEXTS], lost) for at in starts]
+        )
         ids = np.frombuffer(joined, self._dtype)
         ends = np.flatnonzero(ids == self._end_id)
         odd = np.unique(np.searchsorted(ends, np.flatnonzero(ids == self._odd_id)))
@@ -120,7 +126,9 @@ class WordTable:
         if raw.count(_END) >= len(texts) or any(mark in raw for mark in _MARKS[1:]):
             # Replace a text that contains mark bytes by a mark without a word, which is odd.
             has_mark = [any(mark.decode() in text for mark in _MARKS) for text in texts]
-            safe = ["\1" if bad else text for text, bad in zip(texts, has_mark, strict=True)]
+            safe = [
+                "\1" if bad else text for text, bad in zip(texts, has_mark, strict=True)
+            ]
             raw = "\0".join(safe).encode()
         if not self._keeps_spaces:
             return raw.replace(b"\n", b" \n ").replace(_END, b" \0 ") + b" \0"
@@ -132,7 +140,9 @@ class WordTable:
             # before a word give a piece of k - 1. Spaces before two line breaks would join the
             # first break, so mark them as odd.
             marked = marked.replace(b"  \2", b"  \1 \2")
-            marked = _SPACES.sub(lambda run: b" " + _SPACE * (len(run[0]) - 1) + b" ", marked)
+            marked = _SPACES.sub(
+                lambda run: b" " + _SPACE * (len(run[0]) - 1) + b" ", marked
+            )
         return marked
 
     def _learn(self) -> None:
@@ -169,7 +179,9 @@ class WordTable:
 
     def _fill(self, word: bytes, ids: list[int]) -> None:
         data = array("H" if self._dtype.itemsize == 2 else "I", ids).tobytes()
-        self._table[word] += data  # in place, because `_slice` has a list of these arrays
+        self._table[word] += (
+            data  # in place, because `_slice` has a list of these arrays
+        )
         self._table[word] = data
 
     def _is_odd(self, text: str) -> bool:
@@ -215,7 +227,9 @@ def kind_of(tokenizer_json: str) -> Kind | None:
     if any(_SPACED.search(token["content"]) for token in state.added_tokens or ()):
         return None
     match [piece["type"] for piece in pieces]:
-        case ["WhitespaceSplit", "Metaspace"] if pieces[1].get("prepend_scheme") == "always":
+        case ["WhitespaceSplit", "Metaspace"] if (
+            pieces[1].get("prepend_scheme") == "always"
+        ):
             return "sentencepiece"
         case ["ByteLevel"] if pieces[0].get("use_regex", True):
             return None if pieces[0].get("add_prefix_space") else "byte-level"

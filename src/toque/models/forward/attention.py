@@ -49,7 +49,8 @@ def attention_of(model: nn.Module, device: torch.device) -> AttentionChoice:
             return AttentionChoice("flex")
         # With segments, the compiler would compile again for every division of a row.
         is_compiled = torch.compiler.is_compiling() or any(
-            getattr(module, "_compiled_call_impl", None) is not None for module in core.modules()
+            getattr(module, "_compiled_call_impl", None) is not None
+            for module in core.modules()
         )
         return AttentionChoice("dense" if is_compiled else "segments")
     if setting == "segments":
@@ -68,4 +69,6 @@ def attention_of(model: nn.Module, device: torch.device) -> AttentionChoice:
         reason = (plain if plain.options is None else biased).why
         return AttentionChoice("dense", (f"attention by flex is not used: {reason}",))
     blocks = str(plain) if plain == biased else f"{plain}; with T5's bias, {biased}"
-    return AttentionChoice("flex", options=(plain.options, biased.options), blocks=blocks)
+    return AttentionChoice(
+        "flex", options=(plain.options, biased.options), blocks=blocks
+    )

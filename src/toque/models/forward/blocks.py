@@ -21,7 +21,9 @@ from toque.models.forward.keyed_dropout import draw_again, key_compiled_code
 from toque.models.forward.varlen_attention import PLAN, attending_by, configs_of
 
 
-def compile_blocks(model: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> int:
+def compile_blocks(
+    model: nn.Module, *, backend: str | Callable[..., Any] = "inductor"
+) -> int:
     """Compile every transformer block in place. Return the number of blocks."""
     found_blocks = list(blocks(model))
     key_compiled_code(model)
@@ -90,7 +92,9 @@ def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
     for block in found_blocks:
         compiled = block._compiled_call_impl  # noqa: SLF001  # it has no public name
         if compiled is not None:
-            block._compiled_call_impl = _recomputed(configs, block, compiled, offload=offload)  # noqa: SLF001
+            block._compiled_call_impl = _recomputed(  # noqa: SLF001
+                configs, block, compiled, offload=offload
+            )
         else:
             block.forward = _recomputed(configs, block, block.forward, offload=offload)
     return len(found_blocks)
@@ -106,7 +110,9 @@ def stop_recomputing(model: nn.Module) -> None:
 
 
 @contextmanager
-def _attending_again(block: nn.Module, attending: AbstractContextManager[None]) -> Iterator[None]:
+def _attending_again(
+    block: nn.Module, attending: AbstractContextManager[None]
+) -> Iterator[None]:
     """Context in which a block repeats its last forward: the same masks and attention."""
     draw_again(block)
     with attending:
@@ -126,12 +132,18 @@ def _recomputed(
         name = configs[0]._attn_implementation  # noqa: SLF001  # the same for all parts
         plan = PLAN.get()
 
-        def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-            return nullcontext(), _attending_again(block, attending_by(configs, name, plan))
+        def contexts() -> tuple[
+            AbstractContextManager[Any], AbstractContextManager[Any]
+        ]:
+            return nullcontext(), _attending_again(
+                block, attending_by(configs, name, plan)
+            )
 
         # The inputs of a T5's block include the bias and the encoder's states.
         with save_on_cpu(pin_memory=args[0].is_cuda) if offload else nullcontext():
-            return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+            return checkpoint(
+                original, *args, use_reentrant=False, context_fn=contexts, **kwargs
+            )
 
     forward._toque_original = original  # type: ignore[attr-defined]  # noqa: SLF001
     return forward

@@ -15,8 +15,16 @@ from torch.nn import functional
 from transformers.activations import SiLUActivation
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
-from transformers.models.t5.modeling_t5 import T5Attention, T5DenseGatedActDense, T5LayerNorm
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+)
+from transformers.models.t5.modeling_t5 import (
+    T5Attention,
+    T5DenseGatedActDense,
+    T5LayerNorm,
+)
 from transformers.pytorch_utils import Conv1D
 
 from toque.models.forward.cpu_linear import (
@@ -38,7 +46,9 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor, eps: float) -> Tensor:
         # PyTorch's own norm needs another pass to square all of `values`.
-        scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.linalg.vector_norm(
+            values, dim=-1, keepdim=True, dtype=torch.float32
+        )
         scale = scale.square_().mul_(1.0 / len(weight)).add_(eps).rsqrt_()
         ctx.save_for_backward(values, weight, scale)
         normed: Tensor = (values * scale).mul_(weight)
@@ -62,7 +72,9 @@ class _RmsNorm(torch.autograd.Function):
             None,
             [True, ctx.needs_input_grad[1], False],
         )
-        through_mean = (slope @ factors).unsqueeze(-1).mul_(scale).mul_(1.0 / len(weight))
+        through_mean = (
+            (slope @ factors).unsqueeze(-1).mul_(scale).mul_(1.0 / len(weight))
+        )
         return back.add_(through_mean).to(values.dtype), of_weight, None
 
 
@@ -107,7 +119,9 @@ class _Gate(torch.autograd.Function):
     def forward(ctx: Any, both: Tensor, gelu: bool) -> Tensor:  # noqa: FBT001  # by position
         ctx.gelu = gelu
         gate, up = both.chunk(2, -1)
-        active = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
+        active = (
+            functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
+        )
         ctx.save_for_backward(both, active)
         return active * up
 
@@ -121,7 +135,9 @@ class _Gate(torch.autograd.Function):
         torch.mul(grads[0], active, out=of_up)
         slope = grads[0] * up
         if ctx.gelu:
-            _ATEN.gelu_backward.grad_input(slope, gate, approximate="tanh", grad_input=of_gate)
+            _ATEN.gelu_backward.grad_input(
+                slope, gate, approximate="tanh", grad_input=of_gate
+            )
         else:
             _ATEN.silu_backward.grad_input(slope, gate, grad_input=of_gate)
         return back, None
@@ -139,7 +155,9 @@ class _LlamaMLP16(LlamaMLP):
 class _T5DenseGatedActDense16(T5DenseGatedActDense):
     def forward(self, hidden_states: Tensor) -> Tensor:
         gelu = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
-        if not (in_bf16(hidden_states) and gelu and is_plain(self.wi_0, self.wi_1, self.wo)):
+        if not (
+            in_bf16(hidden_states) and gelu and is_plain(self.wi_0, self.wi_1, self.wo)
+        ):
             return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
         both = one_product(self, hidden_states, (self.wi_0, self.wi_1))
         hidden = _Gate.apply(both, True)  # type: ignore[no-untyped-call]
@@ -153,7 +171,9 @@ class _Rotate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    def forward(
+        ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor, heads: int
+    ) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.heads = heads
         ctx.mark_dirty(packed)
@@ -180,7 +200,9 @@ def _rotate(packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
     part.copy_(turned)
 
 
-def _rotated(product: Tensor, size: int, heads: int, embeddings: tuple[Tensor, Tensor]) -> Tensor:
+def _rotated(
+    product: Tensor, size: int, heads: int, embeddings: tuple[Tensor, Tensor]
+) -> Tensor:
     """Reshape [N, H * d] to [N, H, d], and rotate the first heads by their positions."""
     cos, sin = (angles[0].float().contiguous() for angles in embeddings)
     packed = product.view(len(product), -1, size)
@@ -198,23 +220,36 @@ def _rotated(product: Tensor, size: int, heads: int, embeddings: tuple[Tensor, T
 class _GPT2Attention16(GPT2Attention):
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         plan = kwargs.get("plan")
-        if plan is None or args or self.is_cross_attention or not in_bf16(hidden_states):
+        if (
+            plan is None
+            or args
+            or self.is_cross_attention
+            or not in_bf16(hidden_states)
+        ):
             return super().forward(hidden_states, *args, **kwargs)
         product = self.c_attn(hidden_states)[0].to(torch.bfloat16)
         packed = product.view(len(product), -1, self.head_dim)
         dropout = self.attn_dropout.p if self.training else 0.0
-        attended = attend_packed(self, packed, None, plan, scale=self.scaling, dropout=dropout)
+        attended = attend_packed(
+            self, packed, None, plan, scale=self.scaling, dropout=dropout
+        )
         return self.resid_dropout(self.c_proj(attended.view(1, len(product), -1))), None
 
 
 class _GPTNeoXAttention16(GPTNeoXAttention):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan, layer = kwargs.get("plan"), self.query_key_value
-        if plan is None or args or not (in_bf16(hidden_states) and type(layer) is CpuLinear):
+        if (
+            plan is None
+            or args
+            or not (in_bf16(hidden_states) and type(layer) is CpuLinear)
+        ):
             return super().forward(hidden_states, *args, **kwargs)
         # In the weight, each head's query, key and value are together. Here all queries come first.
         weight, bias = (
-            None if t is None else t.view(-1, 3, self.head_size, *t.shape[1:]).transpose(0, 1)
+            None
+            if t is None
+            else t.view(-1, 3, self.head_size, *t.shape[1:]).transpose(0, 1)
             for t in (layer.weight, layer.bias)
         )
         product = product_of(
@@ -225,7 +260,9 @@ class _GPTNeoXAttention16(GPTNeoXAttention):
         heads = 2 * (product.shape[1] // self.head_size // 3)
         packed = _rotated(product, self.head_size, heads, kwargs["position_embeddings"])
         dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
-        attended = attend_packed(self, packed, None, plan, scale=self.scaling, dropout=dropout)
+        attended = attend_packed(
+            self, packed, None, plan, scale=self.scaling, dropout=dropout
+        )
         return self.dense(attended.view(1, len(product), -1)), None
 
 
@@ -236,16 +273,24 @@ class _LlamaAttention16(LlamaAttention):
         if plan is None or args or not (in_bf16(hidden_states) and is_plain(*layers)):
             return super().forward(hidden_states, *args, **kwargs)
         product = one_product(self, hidden_states[0], layers)
-        n_queries, n_keys = (layer.out_features // self.head_dim for layer in layers[:2])
+        n_queries, n_keys = (
+            layer.out_features // self.head_dim for layer in layers[:2]
+        )
         n_rotated = n_queries + n_keys
-        packed = _rotated(product, self.head_dim, n_rotated, kwargs["position_embeddings"])
+        packed = _rotated(
+            product, self.head_dim, n_rotated, kwargs["position_embeddings"]
+        )
         if n_keys < n_queries:
             # For each query head, the heads of its query, key and value: [3 * n_queries].
-            key_of = n_queries + torch.arange(n_keys).repeat_interleave(n_queries // n_keys)
+            key_of = n_queries + torch.arange(n_keys).repeat_interleave(
+                n_queries // n_keys
+            )
             heads = torch.cat((torch.arange(n_queries), key_of, n_keys + key_of))
             packed = packed.index_select(1, heads)
         dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
-        attended = attend_packed(self, packed, None, plan, scale=self.scaling, dropout=dropout)
+        attended = attend_packed(
+            self, packed, None, plan, scale=self.scaling, dropout=dropout
+        )
         return self.o_proj(attended.view(1, len(product), -1)), None
 
 
@@ -297,7 +342,9 @@ def use_cpu_layers(model: nn.Module) -> int:
     n_exchanged = 0
     for module in model.modules():
         faster = _CLASSES.get(type(module))
-        if faster is not None and all(p.device.type == "cpu" for p in module.parameters()):
+        if faster is not None and all(
+            p.device.type == "cpu" for p in module.parameters()
+        ):
             if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
                 continue  # frozen bfloat16 weights need no copy
             module.__class__ = faster

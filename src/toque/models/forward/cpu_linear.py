@@ -19,10 +19,15 @@ from transformers.pytorch_utils import Conv1D
 
 from toque.hardware.onednn import onednn_is_faster, product
 
-_COPY, _PADDED_COPY = "_toque_bf16", "_toque_bf16_padded"  # attributes of parameters and modules
+_COPY, _PADDED_COPY = (
+    "_toque_bf16",
+    "_toque_bf16_padded",
+)  # attributes of parameters and modules
 AS_A_GPU: Final = ContextVar("AS_A_GPU", default=False)
 """True in the outline of a run on a GPU, which has tensors on the CPU."""
-_PADDED_ROWS = 64  # the rows of an output head are padded to a multiple of it, see `padded_copy`
+_PADDED_ROWS = (
+    64  # the rows of an output head are padded to a multiple of it, see `padded_copy`
+)
 
 
 def padded_length(n: int) -> int:
@@ -85,7 +90,9 @@ def _cached_copy(owner: Any, name: str, weights: Sequence[Tensor], rows: int) ->
         else:
             copy = weights[0].new_zeros(shape, dtype=torch.bfloat16)
         sizes = [*map(len, weights)]
-        for part, weight in zip(torch.split(copy[: sum(sizes)], sizes), weights, strict=True):
+        for part, weight in zip(
+            torch.split(copy[: sum(sizes)], sizes), weights, strict=True
+        ):
             part.copy_(weight)
     setattr(owner, name, (state, copy))
     return copy
@@ -107,7 +114,9 @@ def in_bf16(tensor: Tensor) -> bool:
     )
 
 
-def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
+def one_product(
+    owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]
+) -> Tensor:
     """Multiply by all plain layers of `owner`: [..., I] to [..., sum of O] in bfloat16."""
     weights = [layer.weight for layer in layers]
     copy = _cached_copy(owner, _COPY, weights, sum(map(len, weights)))
@@ -138,7 +147,11 @@ def _times(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `left @ right.T + bias` of matrices, in float32 by oneDNN or in bfloat16."""
     if left.dtype == torch.float32:
         return product(left, right, bias)
-    return torch.mm(left, right.T) if bias is None else torch.addmm(bf16_copy(bias), left, right.T)
+    return (
+        torch.mm(left, right.T)
+        if bias is None
+        else torch.addmm(bf16_copy(bias), left, right.T)
+    )
 
 
 class _Product(torch.autograd.Function):

@@ -47,7 +47,11 @@ from toque.models.forward.keyed_dropout import (
     next_pair,
     pair_number,
 )
-from toque.models.forward.varlen_attention import as_attended, is_cross_attention, planned
+from toque.models.forward.varlen_attention import (
+    as_attended,
+    is_cross_attention,
+    planned,
+)
 
 NAME: Final = "toque_flex"  # name of this attention in transformers' registry
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -66,7 +70,9 @@ _FORWARD: Final = tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in _SIZES)
 """Blocks of M queries x N keys, in the order of the attempts. A bias needs shared memory and
 registers: on an H100, a bias like T5's was faster with 128 x 64
 (github.com/pytorch/pytorch/issues/138493)."""
-_BACKWARD: Final = tuple({f"BLOCK_{m}": n for m in ("M1", "N1", "M2", "N2")} for n in (64, 32))
+_BACKWARD: Final = tuple(
+    {f"BLOCK_{m}": n for m in ("M1", "N1", "M2", "N2")} for n in (64, 32)
+)
 
 
 @dataclass(frozen=True)
@@ -74,13 +80,20 @@ class BlockMasks:
     """Pairs of positions that attend to each other, for every layer of a micro-batch."""
 
     own: BlockMask  # self-attention
-    across: BlockMask | None = None  # cross-attention from decoder to encoder, if there is one
+    across: BlockMask | None = (
+        None  # cross-attention from decoder to encoder, if there is one
+    )
     kernels: Kernels = DEFAULT_KERNELS
-    near: BlockMask | None = None  # `own` within the sliding window, for layers that have one
+    near: BlockMask | None = (
+        None  # `own` within the sliding window, for layers that have one
+    )
 
 
 def decoder_masks(
-    batch: DecoderBatch, kernels: Kernels = DEFAULT_KERNELS, *, window: int | None = None
+    batch: DecoderBatch,
+    kernels: Kernels = DEFAULT_KERNELS,
+    *,
+    window: int | None = None,
 ) -> BlockMasks:
     """Build the masks of a decoder-only model's micro-batch."""
     segments = batch.segments
@@ -97,7 +110,10 @@ def encoder_decoder_masks(
     """Build the masks of a T5's encoder and decoder."""
     source, target = batch.source_segments, batch.target_segments
     encoder = BlockMasks(_block_mask(source, source), kernels=kernels)
-    causal, across = _block_mask(target, target, causal=True), _block_mask(target, source)
+    causal, across = (
+        _block_mask(target, target, causal=True),
+        _block_mask(target, source),
+    )
     return encoder, BlockMasks(causal, across, kernels)
 
 
@@ -122,7 +138,11 @@ def _block_mask(
     by_segment = together_and_earlier if causal else together
     attends = near if window else by_segment
     # The compiled function checks every pair without a tensor of all pairs.
-    create = create_block_mask if queries.device.type == "cpu" else _compiled(create_block_mask)
+    create = (
+        create_block_mask
+        if queries.device.type == "cpu"
+        else _compiled(create_block_mask)
+    )
     mask: BlockMask = create(
         attends,
         len(queries),
@@ -156,7 +176,9 @@ def _attend(
     mask = plan.across if is_across else plan.own
     if sliding_window and plan.near is not None:
         mask = plan.near
-    bias = None if is_across else position_bias  # T5 gives its cross-attention a bias of zeros
+    bias = (
+        None if is_across else position_bias
+    )  # T5 gives its cross-attention a bias of zeros
 
     output = attend(
         query,
@@ -211,14 +233,20 @@ def attend(
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
     kernel = kernel or _kernel(query, rows)
     change = with_bias(rows) if cap is None else _with_cap(cap)
-    settings: dict[str, Any] = {"block_mask": block_mask, "scale": scale, "kernel_options": options}
+    settings: dict[str, Any] = {
+        "block_mask": block_mask,
+        "scale": scale,
+        "kernel_options": options,
+    }
     if dropout == 0.0:
         output: Tensor = kernel(query, key, value, score_mod=change, **settings)
         return output
 
     if pair is None:
         query_keys, key_keys = (
-            torch.randint(-(2**31), 2**31, (len(query), side.shape[2]), device=query.device)
+            torch.randint(
+                -(2**31), 2**31, (len(query), side.shape[2]), device=query.device
+            )
             for side in (query, key)
         )
     else:
@@ -277,7 +305,9 @@ def _with_dropout(
 
 def _kernel(query: Tensor, bias: Tensor | None) -> Callable[..., Any]:
     if query.device.type == "cpu":
-        return reference if kind_of(query) == "cpu" else partial(kernel_shapes, bias=bias)
+        return (
+            reference if kind_of(query) == "cpu" else partial(kernel_shapes, bias=bias)
+        )
     if torch.compiler.is_compiling():
         return cast("Callable[..., Any]", flex_attention)
     return _compiled(flex_attention)
@@ -321,7 +351,9 @@ class _KernelShapes(torch.autograd.Function):
 
 
 @cache
-def _compiled(function: Callable[..., Any], *, strict: bool = False) -> Callable[..., Any]:
+def _compiled(
+    function: Callable[..., Any], *, strict: bool = False
+) -> Callable[..., Any]:
     """Compile FlexAttention for each pair of mask and score function.
 
     Args:
@@ -355,12 +387,18 @@ def reference(
     scores = (query @ key.transpose(-1, -2)).to(exact) * scale
     if score_mod is not None:
         sizes = (rows, heads, queries, keys)
-        indices = [torch.arange(n, dtype=torch.int32, device=query.device) for n in sizes]
+        indices = [
+            torch.arange(n, dtype=torch.int32, device=query.device) for n in sizes
+        ]
         each: Callable[..., Tensor] = score_mod
         for dim in (3, 2, 1, 0):
-            each = torch.vmap(each, in_dims=(0, *(0 if n == dim else None for n in range(4))))
+            each = torch.vmap(
+                each, in_dims=(0, *(0 if n == dim else None for n in range(4)))
+            )
         scores = each(scores, *indices)
-    attends = create_mask(block_mask.mask_mod, rows, None, queries, keys, device=query.device)
+    attends = create_mask(
+        block_mask.mask_mod, rows, None, queries, keys, device=query.device
+    )
     scores = scores.masked_fill(~attends, -torch.inf)
 
     is_empty = scores.isneginf().all(-1, keepdim=True)
@@ -396,7 +434,9 @@ class KernelChoice:
         if "BLOCK_M" in options:
             sizes.append(f"blocks of {options['BLOCK_M']} x {options['BLOCK_N']}")
         if "BLOCK_M1" in options:
-            sizes.append(f"backward blocks of {options['BLOCK_M1']} x {options['BLOCK_M1']}")
+            sizes.append(
+                f"backward blocks of {options['BLOCK_M1']} x {options['BLOCK_M1']}"
+            )
         return f"{' and '.join(sizes) or 'none'}, since {self.why}"
 
 
@@ -426,7 +466,11 @@ def kernels_on(
             message = _RAISED_BY.sub("", str(error).strip()) or repr(error)
 
         needs = _SHARED_MEMORY.search(message)
-        reason = _TOO_MUCH.format(*map(int, needs.groups())) if needs else message.splitlines()[0]
+        reason = (
+            _TOO_MUCH.format(*map(int, needs.groups()))
+            if needs
+            else message.splitlines()[0]
+        )
         first_reason = first_reason or reason
         smaller = backward if "_backward" in message else forward
         if not smaller:
@@ -435,7 +479,12 @@ def kernels_on(
 
 
 def _error(
-    device: torch.device, dtype: torch.dtype, size: int, options: Options, *, biased: bool
+    device: torch.device,
+    dtype: torch.dtype,
+    size: int,
+    options: Options,
+    *,
+    biased: bool,
 ) -> float:
     """Largest error of outputs and gradients relative to the definition of attention."""
     torch.manual_seed(0)
@@ -467,7 +516,9 @@ def _error(
             options=options,
             kernel=kernel,
         )
-        gradients = torch.autograd.grad(output, (q, k, v, *biases), slope.to(output.dtype))
+        gradients = torch.autograd.grad(
+            output, (q, k, v, *biases), slope.to(output.dtype)
+        )
         return [output.detach(), *gradients]
 
     is_real = (segments > 0).to(device)[:, None, :, None]
@@ -477,7 +528,9 @@ def _error(
         compute(dtype, kernels), compute(torch.float32, reference), strict=True
     ):
         has_padding = expected.shape[-1] == size  # all but the gradient of the bias
-        counted = is_real if has_padding else torch.ones_like(expected, dtype=torch.bool)
+        counted = (
+            is_real if has_padding else torch.ones_like(expected, dtype=torch.bool)
+        )
         difference = (result.float() - expected) * counted
         errors.append(difference.abs().max() / (expected * counted).abs().max())
     return float(torch.stack(errors).max())  # NaN if one of the errors is NaN

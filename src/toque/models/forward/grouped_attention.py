@@ -29,10 +29,16 @@ from torch.nn import functional
 from toque.models.forward.keyed_dropout import keep_mask, keys_by_head, next_keys
 
 MULTIPLE = 32  # lengths are padded to it, for few shapes of products and entire tiles of kernels
-MAX_PADDED = 1.3  # largest ratio of computed to real scores; above it, another group is faster
-MAX_SCORES = 1 << 19  # scores of one head in a group of several examples; they fit the cache
+MAX_PADDED = (
+    1.3  # largest ratio of computed to real scores; above it, another group is faster
+)
+MAX_SCORES = (
+    1 << 19
+)  # scores of one head in a group of several examples; they fit the cache
 
-Example = tuple[int, int, int, int]  # first query, number of queries, first key, number of keys
+Example = tuple[
+    int, int, int, int
+]  # first query, number of queries, first key, number of keys
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,9 @@ class AttentionPlan:
     """Examples of a flat row, for every layer of one forward."""
 
     own: list[Example]  # self-attention
-    across: list[Example] | None = None  # cross-attention from decoder to encoder, if there is one
+    across: list[Example] | None = (
+        None  # cross-attention from decoder to encoder, if there is one
+    )
 
     @property
     def longest(self) -> int:
@@ -138,7 +146,9 @@ class _Group:
 
     queries: _Side
     keys: _Side
-    masked: Tensor | None  # [G, 1, s] bfloat16, -inf at padded keys, else 0; None without any
+    masked: (
+        Tensor | None
+    )  # [G, 1, s] bfloat16, -inf at padded keys, else 0; None without any
 
 
 @dataclass(frozen=True)
@@ -155,7 +165,9 @@ def _groups_of(examples: Sequence[Example], *, causal: bool) -> _Groups:
     each = [_group(part, causal=causal) for part in _similar(examples)]
     queries = _Places.of([group.queries for group in each])
     is_shared = all(group.queries is group.keys for group in each)
-    return _Groups(each, queries, queries if is_shared else _Places.of([g.keys for g in each]))
+    return _Groups(
+        each, queries, queries if is_shared else _Places.of([g.keys for g in each])
+    )
 
 
 def rounded(length: int) -> int:
@@ -171,7 +183,9 @@ def _similar(examples: Sequence[Example]) -> Iterator[list[Example]]:
         _, queries, _, keys = example
         widest = max(longest_keys, keys)
         scores = (len(part) + 1) * longest_queries * widest
-        if part and (scores > MAX_PADDED * (real + queries * keys) or scores > MAX_SCORES):
+        if part and (
+            scores > MAX_PADDED * (real + queries * keys) or scores > MAX_SCORES
+        ):
             yield part
             part, real = [], 0
             longest_queries = longest_keys = 0
@@ -193,7 +207,9 @@ def _group(part: Sequence[Example], *, causal: bool) -> _Group:
     if keys.padding is None:
         return _Group(queries, keys, None)
     hidden = torch.arange(keys.length)[None] >= torch.tensor(n_keys)[:, None]
-    masked = torch.zeros(hidden.shape, dtype=torch.bfloat16).masked_fill_(hidden, -torch.inf)
+    masked = torch.zeros(hidden.shape, dtype=torch.bfloat16).masked_fill_(
+        hidden, -torch.inf
+    )
     return _Group(queries, keys, masked[:, None])
 
 
@@ -227,7 +243,14 @@ def attend_packed(
         groups = plan.causal_groups if causal else plan.groups
     own_bias = None if bias is None or others is not None else bias[0]
     output: Tensor = _GroupedAttention.apply(  # type: ignore[no-untyped-call]
-        packed, others, own_bias, groups, causal, scale, dropout, next_keys(module, dropout)
+        packed,
+        others,
+        own_bias,
+        groups,
+        causal,
+        scale,
+        dropout,
+        next_keys(module, dropout),
     )
     return output
 
@@ -272,7 +295,9 @@ class _GroupedAttention(torch.autograd.Function):
                 saved.append(keep_mask(shares, dropout, queries))
                 shares = shares * saved[-1]
 
-            group.queries.unstack(torch.bmm(shares, v.flatten(0, 1)).view(q.shape), part)
+            group.queries.unstack(
+                torch.bmm(shares, v.flatten(0, 1)).view(q.shape), part
+            )
 
         ctx.save_for_backward(*saved)
         ctx.groups, ctx.scale = groups, scale
@@ -287,7 +312,9 @@ class _GroupedAttention(torch.autograd.Function):
         groups, (packed_shape, others_shape) = ctx.groups, ctx.shapes
         needs_bias = ctx.bias is not None and ctx.needs_input_grad[2]
         of_bias = torch.zeros(ctx.bias[0], dtype=torch.float32) if needs_bias else None
-        rows, parts = groups.queries.allocate(grads[0], packed_shape[1] * packed_shape[2])
+        rows, parts = groups.queries.allocate(
+            grads[0], packed_shape[1] * packed_shape[2]
+        )
         other_rows = None
         other_parts: Sequence[Tensor | None] = [None] * len(parts)
         if others_shape is not None:
@@ -302,7 +329,9 @@ class _GroupedAttention(torch.autograd.Function):
             used = shares if keep is None else shares * keep
             # Gradients of tensors that were stacked as one are one tensor too.
             sizes = [len(q), len(k), len(v)]
-            joint = k.new_empty(sum(sizes) if other is None else sum(sizes[1:]), *k.shape[1:])
+            joint = k.new_empty(
+                sum(sizes) if other is None else sum(sizes[1:]), *k.shape[1:]
+            )
             of_q = joint[: len(q)] if other is None else torch.empty_like(q)
             of_k, of_v = joint[-2 * len(k) : -len(k)], joint[-len(k) :]
 
@@ -313,7 +342,10 @@ class _GroupedAttention(torch.autograd.Function):
             # The gradient of softmax in one pass: p * (g - sum(p * g)).
             inner = torch._softmax_backward_data(inner, shares, -1, shares.dtype)  # noqa: SLF001
             if of_bias is not None:
-                t, s = (min(n, m) for n, m in zip(inner.shape[1:], ctx.bias[0][1:], strict=True))
+                t, s = (
+                    min(n, m)
+                    for n, m in zip(inner.shape[1:], ctx.bias[0][1:], strict=True)
+                )
                 by_example = inner.view(len(q), -1, *inner.shape[1:])[:, :, :t, :s]
                 # torch's sum over the examples takes four times as long.
                 for example in by_example.unbind(1):
@@ -329,7 +361,9 @@ class _GroupedAttention(torch.autograd.Function):
         of_packed = groups.queries.gather(rows, packed_shape[0]).view(packed_shape)
         of_others = None
         if other_rows is not None:
-            of_others = groups.keys.gather(other_rows, others_shape[0]).view(others_shape)
+            of_others = groups.keys.gather(other_rows, others_shape[0]).view(
+                others_shape
+            )
         if of_bias is not None:
             of_bias = of_bias.to(ctx.bias[1])
         return of_packed, of_others, of_bias, None, None, None, None, None
@@ -340,12 +374,19 @@ def _bias_and_mask(bias: Tensor | None, *, causal: bool) -> Tensor | None:
     if bias is None:
         return None
     height, width = bias.shape[1:]
-    padding = (0, rounded(width) - width, 0, rounded(height) - height)  # these scores are not used
+    padding = (
+        0,
+        rounded(width) - width,
+        0,
+        rounded(height) - height,
+    )  # these scores are not used
     added = functional.pad(bias.to(torch.bfloat16), padding)
     return added + causal_mask(added.shape[1]) if causal else added
 
 
-def _initial_scores(group: _Group, added: Tensor | None, *, causal: bool) -> Tensor | None:
+def _initial_scores(
+    group: _Group, added: Tensor | None, *, causal: bool
+) -> Tensor | None:
     """Return the initial scores of a group, broadcastable to [H, G, t, s]; None for zeros."""
     t, s = group.queries.length, group.keys.length
     if added is None:

@@ -66,7 +66,9 @@ def kept_elements(
     """
     dropped = round(p * _STEPS)
     if dropped == _STEPS or not keys.numel():
-        return torch.zeros(*keys.shape, columns, dtype=torch.bool, device=keys.device), 0.0
+        return torch.zeros(
+            *keys.shape, columns, dtype=torch.bool, device=keys.device
+        ), 0.0
     scale = _STEPS / (_STEPS - dropped)
     if table is not None:
         added, shift = table[:, :columns]
@@ -141,8 +143,12 @@ class Site:
 
     def __init__(self, reads: str, others: str) -> None:
         self.sides = (reads, others)
-        self.tokens: Tensor | None = None  # [R, T] keys of the layer's tokens, or of the queries
-        self.others: Tensor | None = None  # [R, S] keys of the tokens that are attended to
+        self.tokens: Tensor | None = (
+            None  # [R, T] keys of the layer's tokens, or of the queries
+        )
+        self.others: Tensor | None = (
+            None  # [R, S] keys of the tokens that are attended to
+        )
         self.key: Any = None  # [] int64
         self.table: Any = None  # `column_table`
         self.calls = 0
@@ -184,7 +190,9 @@ class Dropout(nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
         """Zero some elements and scale the rest. In evaluation mode return the input."""
-        return self.site.drop(input, self.p) if self.training and self.p > 0.0 else input
+        return (
+            self.site.drop(input, self.p) if self.training and self.p > 0.0 else input
+        )
 
 
 class _Calls(TorchFunctionMode):
@@ -201,7 +209,13 @@ class _Calls(TorchFunctionMode):
             return self._dropped(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _dropped(self, input: Tensor, p: float = 0.5, training: bool = True, **_: Any) -> Tensor:  # noqa: A002, FBT001, FBT002  # as functional.dropout is called
+    def _dropped(
+        self,
+        input: Tensor,  # noqa: A002 - as functional.dropout is called
+        p: float = 0.5,
+        training: bool = True,  # noqa: FBT001, FBT002
+        **_: Any,
+    ) -> Tensor:
         return self.site.drop(input, p) if training and p > 0.0 else input
 
 
@@ -299,7 +313,9 @@ def drop_rates(layer: nn.Module) -> dict[str, float]:
 def dropout_settings(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
     """List layers that drop elements, each with the name and value of its probability."""
     return [
-        (layer, name, rate) for layer in model.modules() for name, rate in drop_rates(layer).items()
+        (layer, name, rate)
+        for layer in model.modules()
+        for name, rate in drop_rates(layer).items()
     ]
 
 

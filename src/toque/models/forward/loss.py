@@ -18,12 +18,21 @@ from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch, DecoderBatch
 from toque.hardware.onednn import product
-from toque.models.forward.cpu_linear import by_onednn, kind_of, padded_copy, padded_length
+from toque.models.forward.cpu_linear import (
+    by_onednn,
+    kind_of,
+    padded_copy,
+    padded_length,
+)
 from toque.models.forward.packed import hidden_states, logit_cap, output_head
 
 
 def loss_sum(
-    model: nn.Module, batch: Batch, *, smoothing: float = 0.0, chunk_rows: int | None = None
+    model: nn.Module,
+    batch: Batch,
+    *,
+    smoothing: float = 0.0,
+    chunk_rows: int | None = None,
 ) -> Tensor:
     """Compute the cross-entropy of the batch's labels in nats, [] float32: a sum, not an average.
 
@@ -50,10 +59,14 @@ def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
     is_labelled = batch.labels != IGNORE
     inputs, labels = hidden[is_labelled], batch.labels[is_labelled]
     chunk_rows = usual_chunk_rows(weight.shape[0], labels.device.type)
-    chunks = zip(torch.split(inputs, chunk_rows), torch.split(labels, chunk_rows), strict=True)
+    chunks = zip(
+        torch.split(inputs, chunk_rows), torch.split(labels, chunk_rows), strict=True
+    )
     nats = []
     for chunk, targets in chunks:
-        logits = capped(F.linear(chunk, weight.to(chunk.dtype), bias).float(), logit_cap(model))
+        logits = capped(
+            F.linear(chunk, weight.to(chunk.dtype), bias).float(), logit_cap(model)
+        )
         nats.append(F.cross_entropy(logits, targets, reduction="none"))
     result = torch.zeros(batch.labels.shape, device=labels.device)
     result[is_labelled] = -torch.cat(nats)
@@ -67,10 +80,14 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
 
 def nats_by_example(model: nn.Module, batch: Batch) -> list[list[float]]:
     """Compute the loss of each example in nats, by row, in the order of `batch.example_ids`."""
-    segments = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
+    segments = (
+        batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
+    )
     nats = -log_probabilities(model, batch)
     n_segments = max(map(len, batch.example_ids), default=0)
-    sums = nats.new_zeros(batch.n_rows, n_segments + 1).scatter_add_(1, segments.long(), nats)
+    sums = nats.new_zeros(batch.n_rows, n_segments + 1).scatter_add_(
+        1, segments.long(), nats
+    )
     table = sums[:, 1:].tolist()
     return [row[: len(ids)] for row, ids in zip(table, batch.example_ids, strict=True)]
 
@@ -82,14 +99,20 @@ _BF16_CHUNK: Final = 4
 """Size of a chunk of bfloat16 logits, in default chunks. It uses as many bytes as float32 logits
 and their gradient. The products of 1,344 rows with GPT-2's head reach 770 GFLOP/s, and of 672 rows
 720 (two cores)."""
-_BLOCK_ELEMENTS: Final = 1 << 21  # elements of a float32 block of the softmax: 8 MiB fit the cache
-_COLUMNS: Final = 4096  # columns per product of slopes and matrix; with 32,128 it is 14 % slower
+_BLOCK_ELEMENTS: Final = (
+    1 << 21
+)  # elements of a float32 block of the softmax: 8 MiB fit the cache
+_COLUMNS: Final = (
+    4096  # columns per product of slopes and matrix; with 32,128 it is 14 % slower
+)
 _TINY: Final = 1e-30  # smaller shares are computed from the logits again
 
 
 def usual_chunk_rows(vocab_size: int, device_type: str) -> int:
     """Return the number of positions in an efficient chunk."""
-    return max(64, _CHUNK_ELEMENTS.get(device_type, _CHUNK_ELEMENTS["cuda"]) // vocab_size)
+    return max(
+        64, _CHUNK_ELEMENTS.get(device_type, _CHUNK_ELEMENTS["cuda"]) // vocab_size
+    )
 
 
 def logits_bytes(vocab_size: int, device_type: str, *, positions: int) -> int:
@@ -159,7 +182,9 @@ class _Gradients:
     """Gradients that are needed, summed over chunks."""
 
     hidden: Tensor | None  # zero at positions without a label
-    weight: Tensor | None  # set by the first chunk, because zeroing V x D takes time on a CPU
+    weight: (
+        Tensor | None
+    )  # set by the first chunk, because zeroing V x D takes time on a CPU
     bias: Tensor | None
     _product: Tensor | None = None
     _is_first: bool = True
@@ -194,7 +219,9 @@ class _Gradients:
             return
         if padded:
             self._product = torch.mm(slope.T, chunk, out=self._product)
-            _add_in_pieces(self.weight, self._product[: len(self.weight)], first=self._is_first)
+            _add_in_pieces(
+                self.weight, self._product[: len(self.weight)], first=self._is_first
+            )
         elif slope.dtype == self.weight.dtype and not fast:
             # With beta = 0, BLAS ignores the previous content, even NaN.
             self.weight.addmm_(slope.T, chunk, beta=0.0 if self._is_first else 1.0)
@@ -228,29 +255,42 @@ class _CrossEntropySum(torch.autograd.Function):
         gradients = _Gradients(
             torch.zeros_like(hidden) if needs[0] else None,
             torch.empty_like(weight, dtype=exact) if needs[1] else None,
-            torch.zeros_like(bias, dtype=exact) if needs[2] and bias is not None else None,
+            torch.zeros_like(bias, dtype=exact)
+            if needs[2] and bias is not None
+            else None,
         )
         loss = torch.zeros((), dtype=exact, device=hidden.device)
 
         kind, on_cpu = hidden.device.type, kind_of(hidden) == "cpu"
         compute = (
-            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+            torch.get_autocast_dtype(kind)
+            if torch.is_autocast_enabled(kind)
+            else hidden.dtype
         )
         fast = on_cpu and compute == exact == torch.float32 and by_onednn(hidden.device)
         with torch.autocast(kind, enabled=False):
             # Smoothing needs the logarithm of every share, and has no special path.
-            rounded = on_cpu and compute == torch.bfloat16 and smoothing == 0.0 and cap is None
+            rounded = (
+                on_cpu
+                and compute == torch.bfloat16
+                and smoothing == 0.0
+                and cap is None
+            )
             # Once per call and not per chunk; on a CPU once per update.
             matrix = padded_copy(weight) if rounded else weight.to(compute)
             # In ascending order. With a known count, the host does not wait for a GPU.
             if on_cpu or n_labels is None:
                 labelled = (labels != IGNORE).nonzero().squeeze(1)
             else:
-                labelled = (labels == IGNORE).to(torch.uint8).argsort(stable=True)[:n_labels]
+                labelled = (
+                    (labels == IGNORE).to(torch.uint8).argsort(stable=True)[:n_labels]
+                )
             if rounded:
                 # Equal chunks, at most a quarter larger than usual. A short last chunk would need
                 # another pass over the weight's entire gradient.
-                chunks = max(1, -(-len(labelled) // (_BF16_CHUNK * chunk_rows * 5 // 4)))
+                chunks = max(
+                    1, -(-len(labelled) // (_BF16_CHUNK * chunk_rows * 5 // 4))
+                )
                 chunk_rows = max(1, -(-len(labelled) // chunks))
             longest = min(chunk_rows, len(labelled))
             # All chunks share this memory. On a GPU new memory costs nothing.
@@ -264,7 +304,12 @@ class _CrossEntropySum(torch.autograd.Function):
                 targets = labels.index_select(0, rows)
                 if rounded:
                     part, chunk, slope = _loss_and_slopes(
-                        chunk, matrix, targets, products, bias=bias, vocabulary=len(weight)
+                        chunk,
+                        matrix,
+                        targets,
+                        products,
+                        bias=bias,
+                        vocabulary=len(weight),
                     )
                     grad_logits = slope[:, : len(weight)]
                 else:
@@ -273,7 +318,9 @@ class _CrossEntropySum(torch.autograd.Function):
                     if bias is not None:
                         logits += bias
                     slopes = None
-                    if cap is not None:  # the derivative of c * tanh(x / c) is 1 - tanh(x / c)^2
+                    if (
+                        cap is not None
+                    ):  # the derivative of c * tanh(x / c) is 1 - tanh(x / c)^2
                         logits = capped(logits, cap)
                         slopes = (logits / cap).square_().neg_().add_(1.0)
                     part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
@@ -309,7 +356,9 @@ class _CrossEntropySum(torch.autograd.Function):
 _uncompiled_sum: Any = torch.compiler.disable(_CrossEntropySum.apply)  # type: ignore[no-untyped-call]
 
 
-def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def _loss_and_gradient(
+    logits: Tensor, targets: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
     """Compute the sum in nats, and its gradient p - (1 - e) * onehot - e/V, [C, V].
 
     The loss is -(1 - e) * log p[y] - e * mean(log p). The gradient replaces `logits`. Few
@@ -330,7 +379,9 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tup
     return losses.sum(), logits
 
 
-def _times(left: Tensor, right: Tensor, *, fast: bool, out: Tensor | None = None) -> Tensor:
+def _times(
+    left: Tensor, right: Tensor, *, fast: bool, out: Tensor | None = None
+) -> Tensor:
     """Compute `left @ right.T`. With `fast`, oneDNN computes it in new memory, not in `out`."""
     return product(left, right) if fast else torch.mm(left, right.T, out=out)
 
@@ -395,7 +446,9 @@ def _add_in_pieces(total: Tensor, part: Tensor, *, first: bool) -> None:
     The pieces fit into the cache. torch would copy all of `part` to float32 in new memory.
     """
     rows = max(1, _BLOCK_ELEMENTS // total.shape[1])
-    for sums, piece in zip(torch.split(total, rows), torch.split(part, rows), strict=True):
+    for sums, piece in zip(
+        torch.split(total, rows), torch.split(part, rows), strict=True
+    ):
         if first:
             sums.copy_(piece)
         else:

@@ -53,7 +53,10 @@ def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
     examples = rows.rows * rows.examples
     targets = _equal_examples(rows.rows * rows.target, examples)
     sources = _equal_examples(rows.rows * rows.source, examples)
-    across = [(*target[:2], *source[:2]) for target, source in zip(targets, sources, strict=True)]
+    across = [
+        (*target[:2], *source[:2])
+        for target, source in zip(targets, sources, strict=True)
+    ]
     encoder = AttentionPlan(sources)
     decoder = AttentionPlan(targets, across if rows.source else None)
 
@@ -65,7 +68,9 @@ def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
 
 
 def outlined_hidden(
-    model: PreTrainedModel, rows: OutlinedRows, plans: tuple[AttentionPlan, AttentionPlan]
+    model: PreTrainedModel,
+    rows: OutlinedRows,
+    plans: tuple[AttentionPlan, AttentionPlan],
 ) -> Tensor:
     """Outline a training forward on a CPU. Return the input of the output head, [1, N, D]."""
     target = torch.zeros(1, rows.rows * rows.target, dtype=torch.int64)
@@ -77,7 +82,9 @@ def outlined_hidden(
         if not family_of(model.config).is_encoder_decoder:
             return decoder_rows(model, target, target, plans[1])
         longest = plans[0].longest, plans[1].longest
-        return scale_outputs(model, t5_rows(model, source, target, plans, longest=longest))
+        return scale_outputs(
+            model, t5_rows(model, source, target, plans, longest=longest)
+        )
 
 
 def outlined_batch(rows: OutlinedRows) -> Batch:
@@ -91,7 +98,9 @@ def outlined_batch(rows: OutlinedRows) -> Batch:
     labelled = (n,) * rows.rows
     segments = zeros(n, torch.int32)
     if not rows.source:
-        return DecoderBatch(zeros(n), ids, zeros(n), segments, zeros(n), labelled=labelled)
+        return DecoderBatch(
+            zeros(n), ids, zeros(n), segments, zeros(n), labelled=labelled
+        )
     source, source_segments = zeros(rows.source), zeros(rows.source, torch.int32)
     return EncoderDecoderBatch(
         zeros(n), ids, source, source_segments, zeros(n), segments, labelled=labelled
@@ -125,13 +134,24 @@ class _GpuOperators(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _dropout(values: Tensor, p: float = 0.5, training: object = 1, *_: Any, **__: Any) -> Tensor:
+def _dropout(
+    values: Tensor, p: float = 0.5, training: object = 1, *_: Any, **__: Any
+) -> Tensor:
     """Save a byte per element for backward, as a GPU does. A CPU saves a factor per element."""
-    return torch.native_dropout(values, p, train=True)[0] if training and p > 0.0 else values
+    return (
+        torch.native_dropout(values, p, train=True)[0]
+        if training and p > 0.0
+        else values
+    )
 
 
 def sdpa_shapes(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *_: Any,
+    **__: Any,
 ) -> Tensor:
     """Outline `F.scaled_dot_product_attention` on a GPU: the tensors that it saves and returns."""
     device = query.device.type

@@ -51,8 +51,12 @@ def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
     family = family_of(core.config)
     masks = masks_of(core)
     if family.is_encoder_decoder != isinstance(batch, EncoderDecoderBatch):
-        expected = "an EncoderDecoderBatch" if family.is_encoder_decoder else "a DecoderBatch"
-        raise TypeError(f"a {family.name} model needs {expected}, not a {type(batch).__name__}")
+        expected = (
+            "an EncoderDecoderBatch" if family.is_encoder_decoder else "a DecoderBatch"
+        )
+        raise TypeError(
+            f"a {family.name} model needs {expected}, not a {type(batch).__name__}"
+        )
     if isinstance(batch, EncoderDecoderBatch):
         return _encoder_decoder(core, batch, masks)
     return _decoder_only(core, batch, masks)
@@ -66,7 +70,11 @@ def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """
     head = unwrapped(model).get_submodule("lm_head")
     # peft wraps a table to train some of its rows. The wrapper's weight is the entire table.
-    inner = getattr(head, "original_module", None) if hasattr(head, "token_adapter") else head
+    inner = (
+        getattr(head, "original_module", None)
+        if hasattr(head, "token_adapter")
+        else head
+    )
     if not isinstance(inner, nn.Linear):
         raise ConfigError(
             f"The model's output head is a {type(head).__name__}, but the loss needs a plain "
@@ -110,7 +118,9 @@ def _encoder_decoder(
                 target=target.without_padding(target_keys),
             )
         encoder_plan = AttentionPlan(examples_in(sources))
-        decoder_plan = AttentionPlan(examples_in(targets), examples_in(targets, sources))
+        decoder_plan = AttentionPlan(
+            examples_in(targets), examples_in(targets, sources)
+        )
         with attending_by(configs_of(core), varlen.NAME):
             hidden = t5_rows(
                 core,
@@ -151,7 +161,9 @@ def _encoder_decoder(
     return scale_outputs(core, hidden)
 
 
-def _decoder_only(core: PreTrainedModel, batch: DecoderBatch, masks: Masks | None) -> Tensor:
+def _decoder_only(
+    core: PreTrainedModel, batch: DecoderBatch, masks: Masks | None
+) -> Tensor:
     choice = attention_of(core, batch.labels.device)
     segments, positions = batch.segments, batch.positions
     # transformers' fused kernels ignore the caps that a model of this family may have.
@@ -160,7 +172,9 @@ def _decoder_only(core: PreTrainedModel, batch: DecoderBatch, masks: Masks | Non
     fits = limit is None or batch.tokens.shape[1] <= limit
     # If each row has one example and then padding, causality hides the padding. PyTorch's fused
     # causal kernels then need no mask. The example ids are on the host, so no wait for the device.
-    is_causal = not may_have_caps and fits and all(len(row) <= 1 for row in batch.example_ids)
+    is_causal = (
+        not may_have_caps and fits and all(len(row) <= 1 for row in batch.example_ids)
+    )
     # The fused kernels' own dropout depends on the rows that are computed together.
     is_causal = is_causal and not (masks is not None and masks.in_attention)
 
@@ -176,7 +190,9 @@ def _decoder_only(core: PreTrainedModel, batch: DecoderBatch, masks: Masks | Non
     if masks is not None:
         masks.begin(target=batch.token_keys())
     if choice.name == "flex" and not is_causal:
-        blocks = flex.decoder_masks(batch, choice.options, window=window_of(core.config))
+        blocks = flex.decoder_masks(
+            batch, choice.options, window=window_of(core.config)
+        )
         with attending_by(configs_of(core), flex.NAME, blocks):
             return decoder_rows(core, batch.tokens, positions, blocks)
     if may_have_caps:
@@ -191,7 +207,9 @@ def _decoder_only(core: PreTrainedModel, batch: DecoderBatch, masks: Masks | Non
     with attending_by(configs_of(core), varlen.MASKED):
         # Embeddings and not tokens: without a mask, GPT-2 would look for padding in the tokens.
         embeddings = core.get_input_embeddings()(batch.tokens)
-        output = core.base_model(inputs_embeds=embeddings, use_cache=False, **mask_inputs)
+        output = core.base_model(
+            inputs_embeds=embeddings, use_cache=False, **mask_inputs
+        )
     return cast("Tensor", output.last_hidden_state)
 
 
@@ -276,7 +294,8 @@ def _embed_both(
     """
     tables = [stack.get_submodule("embed_tokens") for stack in (encoder, decoder)]
     is_shared = tables[0] is tables[1] or (
-        type(tables[0]) is type(tables[1]) is nn.Embedding and tables[0].weight is tables[1].weight
+        type(tables[0]) is type(tables[1]) is nn.Embedding
+        and tables[0].weight is tables[1].weight
     )
     if not (is_shared and in_bf16(source)):
         return tables[0](source), tables[1](target)
@@ -286,7 +305,12 @@ def _embed_both(
 
 
 def _t5_stack(
-    stack: nn.Module, embedded: Tensor, plan: object, states: Tensor | None, *, longest: int
+    stack: nn.Module,
+    embedded: Tensor,
+    plan: object,
+    states: Tensor | None,
+    *,
+    longest: int,
 ) -> Tensor:
     """Compute T5Stack.forward of transformers 5, with the position bias of the longest example.
 
@@ -313,7 +337,10 @@ def _t5_stack(
         else:
             bias = first.compute_bias(longest, longest)  # type: ignore[operator]
         # Without a bias for cross-attention, the layer would create one of zeros. It is not used.
-        arguments |= {"position_bias": bias, "encoder_decoder_position_bias": bias.new_empty(0)}
+        arguments |= {
+            "position_bias": bias,
+            "encoder_decoder_position_bias": bias.new_empty(0),
+        }
 
     dropout = stack.get_submodule("dropout")
     hidden = dropout(embedded)
@@ -327,7 +354,9 @@ def _t5_stack(
 class _PackedUMT5Attention(UMT5Attention):
     """UMT5's attention, with a bias in each layer, for the positions of the longest example."""
 
-    def forward(self, hidden_states: Tensor, *args: Any, plan: object = None, **kwargs: Any) -> Any:
+    def forward(
+        self, hidden_states: Tensor, *args: Any, plan: object = None, **kwargs: Any
+    ) -> Any:
         """Compute [1, N, D] to [1, N, D] by a plan. Without a plan, call transformers' forward."""
         if plan is None:
             return super().forward(hidden_states, *args, **kwargs)
@@ -336,7 +365,11 @@ class _PackedUMT5Attention(UMT5Attention):
         read = hidden_states if states is None else states
         query, key, value = (
             project(inputs).view(shape).transpose(1, 2)
-            for project, inputs in ((self.q, hidden_states), (self.k, read), (self.v, read))
+            for project, inputs in (
+                (self.q, hidden_states),
+                (self.k, read),
+                (self.v, read),
+            )
         )
         longest = kwargs["longest"]
         attended, _ = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation](  # noqa: SLF001

@@ -80,7 +80,11 @@ class _Watch:
         if self.module or _equal(self.states(), before):
             return
         self.module = f"{path or 'The model'} ({type(module).__name__})"
-        rates = [f"{name}={rate:g}" for name, rate in drop_rates(module).items() if name != "p"]
+        rates = [
+            f"{name}={rate:g}"
+            for name, rate in drop_rates(module).items()
+            if name != "p"
+        ]
         self.settings = f" (it has {', '.join(rates)})" if rates else ""
 
 

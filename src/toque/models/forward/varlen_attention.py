@@ -134,7 +134,13 @@ def _attend(
         packed = queries if is_across else torch.cat([queries, keys, values], 1)
         others = torch.cat([keys, values], 1) if is_across else None
         attended = attend_packed(
-            module, packed, others, plan, scale=scale, dropout=dropout, bias=position_bias
+            module,
+            packed,
+            others,
+            plan,
+            scale=scale,
+            dropout=dropout,
+            bias=position_bias,
         )
         return attended[None], None
     if position_bias is None and dropout == 0.0 and module.is_causal:
@@ -166,7 +172,9 @@ def planned(plan: object, arguments: Mapping[str, Any]) -> Any:
         NotImplementedError: The model needs an attention that is not implemented here.
     """
     if arguments.get("s_aux") is not None:
-        raise NotImplementedError("its attention has sinks, which are not computed here")
+        raise NotImplementedError(
+            "its attention has sinks, which are not computed here"
+        )
     return PLAN.get() if plan is None else plan
 
 
@@ -252,7 +260,9 @@ def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
     return (query @ key.transpose(-1, -2)).to(exact) * scale
 
 
-def _weighted(scores: Tensor, value: Tensor, dropout: float, pair: Pair | None) -> Tensor:
+def _weighted(
+    scores: Tensor, value: Tensor, dropout: float, pair: Pair | None
+) -> Tensor:
     """Compute softmax(scores) @ v, with dropout."""
     shares = scores.softmax(-1).to(value.dtype)
     return (drop_pairs(shares, dropout, pair) if dropout > 0.0 else shares) @ value
@@ -277,24 +287,37 @@ def _attend_masked(
     """
     if dropout == 0.0:
         output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
-            module, query, key, value, mask, scaling=scaling, position_bias=position_bias, **more
+            module,
+            query,
+            key,
+            value,
+            mask,
+            scaling=scaling,
+            position_bias=position_bias,
+            **more,
         )
         return output, None
     query, key, value = as_attended(query, key, value)
-    scores = _scores(query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = _scores(
+        query, key, query.shape[-1] ** -0.5 if scaling is None else scaling
+    )
     if position_bias is not None:
         scores = scores + position_bias
     if mask is None:
         position = torch.arange(query.shape[2], device=query.device)
         mask = position[:, None] >= position
     scores = scores.masked_fill(~mask, -torch.inf)
-    return _weighted(scores, value, dropout, next_pair(module, dropout)).transpose(1, 2), None
+    return _weighted(scores, value, dropout, next_pair(module, dropout)).transpose(
+        1, 2
+    ), None
 
 
 AttentionInterface.register(MASKED, _attend_masked)
 
 
-def as_attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def as_attended(
+    query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Repeat shared keys and values for every query head, and cast all to autocast's precision."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -321,7 +344,9 @@ def _fused_causal(
     outputs = []
     for parts in zip(*flat, strict=True):
         q, k, v = (part.transpose(0, 1)[None] for part in parts)
-        output = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        output = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale
+        )
         outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)[None]
 
@@ -349,7 +374,10 @@ class _ExamplesAttention(torch.autograd.Function):
         added = _bias_and_mask(bias, examples, causal=causal, dtype=query.dtype)
         saved: list[Tensor] = []
         for first, n, first_key, n_keys in examples:
-            rows, columns = slice(first, first + n), slice(first_key, first_key + n_keys)
+            rows, columns = (
+                slice(first, first + n),
+                slice(first_key, first_key + n_keys),
+            )
             scores = query[0, :, rows] @ key[0, :, columns].transpose(1, 2)
             scores = scores.to(added.dtype)
             if scale != 1.0:  # T5 does not scale
@@ -358,7 +386,9 @@ class _ExamplesAttention(torch.autograd.Function):
             shares = scores.softmax(-1).to(value.dtype)
             saved.append(shares)
             if dropout > 0.0:
-                queries = None if keys is None else keys_by_head(keys[0, rows], len(shares))
+                queries = (
+                    None if keys is None else keys_by_head(keys[0, rows], len(shares))
+                )
                 saved.append(keep_mask(shares, dropout, queries))
                 shares = shares * saved[-1]
             output[0, rows] = (shares @ value[0, :, columns]).transpose(0, 1)
@@ -374,10 +404,15 @@ class _ExamplesAttention(torch.autograd.Function):
         query, key, value, *saved = ctx.saved_tensors
         of_query, of_key, of_value = (torch.zeros_like(t) for t in (query, key, value))
         needs_bias = ctx.bias is not None and ctx.needs_input_grad[3]
-        of_bias = query.new_zeros(ctx.bias[0], dtype=ctx.bias[1]) if needs_bias else None
+        of_bias = (
+            query.new_zeros(ctx.bias[0], dtype=ctx.bias[1]) if needs_bias else None
+        )
         remaining = iter(saved)
         for first, n, first_key, n_keys in ctx.examples:
-            rows, columns = slice(first, first + n), slice(first_key, first_key + n_keys)
+            rows, columns = (
+                slice(first, first + n),
+                slice(first_key, first_key + n_keys),
+            )
             shares = next(remaining)
             keep = next(remaining) if ctx.dropped else None
             slope = grads[0][0, rows].transpose(0, 1)
@@ -391,7 +426,9 @@ class _ExamplesAttention(torch.autograd.Function):
             if of_bias is not None:
                 of_bias[:, :n, :n_keys] += inner
             of_query[0, :, rows] = (inner @ key[0, :, columns]) * ctx.scale
-            of_key[0, :, columns] = (inner.transpose(1, 2) @ query[0, :, rows]) * ctx.scale
+            of_key[0, :, columns] = (
+                inner.transpose(1, 2) @ query[0, :, rows]
+            ) * ctx.scale
         return of_query, of_key, of_value, of_bias, None, None, None, None, None
 
 

@@ -21,7 +21,12 @@ from toque.models.forward.varlen_attention import (
     configs_of,
     planned,
 )
-from toque.models.generation.kv_cache import AttentionWindow, KVCache, padded, prefilled_together
+from toque.models.generation.kv_cache import (
+    AttentionWindow,
+    KVCache,
+    padded,
+    prefilled_together,
+)
 
 
 class CausalDecoding:
@@ -30,7 +35,9 @@ class CausalDecoding:
     `columns` is the final length of the longest row, with its prompt.
     """
 
-    def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
+    def __init__(
+        self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int
+    ) -> None:
         self.core, self.pad_id = core, pad_id
         self._configs = configs_of(core)
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
@@ -52,7 +59,9 @@ class CausalDecoding:
             return
         # Padding is on the right, where causality hides it: the fused kernels need no mask.
         tokens = padded(prompts, self.pad_id, self.core.device)
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(
+            tokens
+        )
         with attending_by(self._configs, NAME, _Cached(self.cache, places)):
             decoder_rows(self.core, tokens, positions)
 
@@ -110,7 +119,9 @@ def _attend(
         return output.view(len(output), 1, query.shape[1], -1), None
     plan.cache.store(layer, plan.places, key, value)
     query, key, value = as_attended(query, key, value)
-    output = attend_causally(query, key, value, window=sliding_window, scale=scale, softcap=softcap)
+    output = attend_causally(
+        query, key, value, window=sliding_window, scale=scale, softcap=softcap
+    )
     return output.transpose(1, 2), None
 
 

@@ -29,7 +29,9 @@ r"""Generator of the patterns of a text's parts. It receives the text of each fi
 break is "\n", and "." is any other character. Every part except the last ends at the first match
 of its pattern.
 """
-_MAX_SCHEMA_LENGTH: Final = 100_000  # characters: 90,000 compiled in 1.7 s, 270,000 in 19 s
+_MAX_SCHEMA_LENGTH: Final = (
+    100_000  # characters: 90,000 compiled in 1.7 s, 270,000 in 19 s
+)
 _MAX_LEXER_STATES: Final = 50_000  # lexer states of a schema, at 1 to 2 KB each
 _MAX_REMAINDERS: Final = 10_000
 """Maximum number of remainders of a schema's multiples.
@@ -39,7 +41,11 @@ and 419 MB, and 99,999,989 ended the process.
 """
 _MAX_COMPILED: Final = 64  # grammars cached per vocabulary
 # Most JSON in texts is on one line. A weak model could write only spaces if they were allowed.
-_ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ONE_LINE: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 _JSON_TEXT: Final = '{}[]":,-.0123456789truefalsenull'
 
 
@@ -73,7 +79,9 @@ class ConstraintCompiler:
         self._starts_with_space = first_bytes.startswith(b" ")
         has_marker = spelling.newline_id is not None
         self._line_break = r"\n ?" if self._starts_with_space and has_marker else r"\n"
-        self._compiled = lru_cache(_MAX_COMPILED)(self._compile)  # prompts and schemas repeat
+        self._compiled = lru_cache(_MAX_COMPILED)(
+            self._compile
+        )  # prompts and schemas repeat
 
     def to_form(self, form: Form) -> Constraint:
         """Create the constraint of a text that consists of the parts of a form."""
@@ -104,7 +112,9 @@ class ConstraintCompiler:
                 "or remove multipleOf and check each answer yourself."
             )
         needed = {*_JSON_TEXT, *_literals(schema)}
-        missing = [character for character in sorted(needed) if not self._can_write(character)]
+        missing = [
+            character for character in sorted(needed) if not self._can_write(character)
+        ]
         if missing:
             raise ConfigError(
                 f"This model's vocabulary cannot write {' '.join(missing[:20])}, which JSON of "
@@ -113,7 +123,9 @@ class ConstraintCompiler:
             )
 
         space = '" "? ' if self._starts_with_space else ""
-        matcher = self._compiled(f"start: {space}json\njson: %json {text}", _MAX_LEXER_STATES)
+        matcher = self._compiled(
+            f"start: {space}json\njson: %json {text}", _MAX_LEXER_STATES
+        )
         if matcher.is_error():
             raise ConfigError(
                 f"The JSON schema is not supported: {_error_of(matcher)}. Remove or replace the "
@@ -127,10 +139,14 @@ class ConstraintCompiler:
         if self._starts_with_space and (has_marker or not continues):
             pattern = f" ?{pattern}"
         pattern = pattern.replace(r"\n", self._line_break)
-        return self._compiled(self._lib.LLMatcher.grammar_from_regex(pattern)).deep_copy()
+        return self._compiled(
+            self._lib.LLMatcher.grammar_from_regex(pattern)
+        ).deep_copy()
 
     def _compile(self, grammar: str, max_states: int | None = None) -> LLMatcher:
-        limits = self._lib.LLParserLimits(max_lexer_states=max_states, verbose_errors=False)
+        limits = self._lib.LLParserLimits(
+            max_lexer_states=max_states, verbose_errors=False
+        )
         matcher = self._lib.LLMatcher(self.tokens, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the slowest step; copies share its result
@@ -147,7 +163,9 @@ class Constraint:
 
     compiler: ConstraintCompiler
     matcher: LLMatcher
-    form: Form | None = None  # the next parts; None for a schema, or after the last part
+    form: Form | None = (
+        None  # the next parts; None for a schema, or after the last part
+    )
     fault: str = ""
     """Predicate of the error message with the subject "The text"; "" without an error."""
     _n_read: int = 0  # tokens that matchers have read
@@ -183,7 +201,9 @@ class Constraint:
         return self.fault
 
 
-def mask_logits(logits: Tensor, texts: Sequence[tuple[int, Constraint, Sequence[int]]]) -> None:
+def mask_logits(
+    logits: Tensor, texts: Sequence[tuple[int, Constraint, Sequence[int]]]
+) -> None:
     """Set logits [n, V] of tokens that must not come next to minus infinity.
 
     `texts` are rows, their constraints from one compiler, and their answers, which only grow.
@@ -226,7 +246,9 @@ def _literals(schema: Mapping[str, Any]) -> str:
     for part in _parts(schema):
         names = part.get("properties")
         names = [*names] if isinstance(names, Mapping) else None
-        literals += json.dumps([part.get("const"), part.get("enum"), names], ensure_ascii=False)
+        literals += json.dumps(
+            [part.get("const"), part.get("enum"), names], ensure_ascii=False
+        )
     return literals
 
 
@@ -273,7 +295,11 @@ def _tokens_of(spelling: Spelling) -> LLTokenizer:
     drops_spaces = decoder.get("type") == "Metaspace"
     if drops_spaces:
         # llguidance does not support Metaspace, but it supports this equivalent sequence.
-        space = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
+        space = {
+            "type": "Replace",
+            "pattern": {"String": decoder["replacement"]},
+            "content": " ",
+        }
         parts = [space, {"type": "ByteFallback"}, {"type": "Fuse"}]
         tokenizer["decoder"] = {"type": "Sequence", "decoders": parts}
 
@@ -290,7 +316,9 @@ def _tokens_of(spelling: Spelling) -> LLTokenizer:
 
     # Such a tokenizer has no token for a single " " or "\n", which llguidance requires.
     pieces = _Pieces(tokens, spelling)
-    return cast("LLTokenizer", lib.LLTokenizer(lib.TokenizerWrapper(pieces), eos_token=ends))
+    return cast(
+        "LLTokenizer", lib.LLTokenizer(lib.TokenizerWrapper(pieces), eos_token=ends)
+    )
 
 
 class _Pieces:
@@ -301,13 +329,17 @@ class _Pieces:
         self.eos_token_id = min(spelling.end_ids)
         self.bos_token_id = None
         self.tokens = [tokens.decode_bytes([token]) for token in ids]
-        self.special_token_ids = [token for token in ids if tokens.is_special_token(token)]
+        self.special_token_ids = [
+            token for token in ids if tokens.is_special_token(token)
+        ]
         if spelling.newline_id is not None:
             self.tokens[spelling.newline_id] = b"\n"
             if spelling.newline_id in self.special_token_ids:
                 self.special_token_ids.remove(spelling.newline_id)
         special = set(self.special_token_ids)
-        self._ids = {piece: t for t, piece in enumerate(self.tokens) if t not in special}
+        self._ids = {
+            piece: t for t, piece in enumerate(self.tokens) if t not in special
+        }
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: bytes) -> list[int]:

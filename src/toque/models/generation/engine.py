@@ -13,13 +13,23 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from toque.errors import ConfigError, argument
-from toque.hardware.memory import BESIDE_TRAINING, free_bytes, is_out_of_memory, release_memory
+from toque.hardware.memory import (
+    BESIDE_TRAINING,
+    free_bytes,
+    is_out_of_memory,
+    release_memory,
+)
 from toque.hardware.onednn import EMULATED_BF16, has_fast_bf16
 from toque.models.config_values import max_positions
 from toque.models.families import family_of, unwrapped, vocabulary_rows
 from toque.models.forward.blocks import compile_disabled
 from toque.models.generation.constraints import Constraint
-from toque.models.generation.kv_cache import SPARE, cache_dtype, cache_shape, layer_devices
+from toque.models.generation.kv_cache import (
+    SPARE,
+    cache_dtype,
+    cache_shape,
+    layer_devices,
+)
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.generation.packed_products import with_packed_products
@@ -75,7 +85,9 @@ def generate(
     """
     core, longest = unwrapped(model), options.max_new_tokens
     if longest is None:
-        raise ConfigError(f"{argument('max_new_tokens')} is missing; it must be at least 1.")
+        raise ConfigError(
+            f"{argument('max_new_tokens')} is missing; it must be at least 1."
+        )
     limits = _limits(core, prompts, longest, places)
     is_encoder_decoder = family_of(core.config).is_encoder_decoder
     columns = 0
@@ -85,14 +97,21 @@ def generate(
         # The cache of an encoder-decoder contains answers only.
         columns = max(columns, limit if is_encoder_decoder else len(prompt) + limit)
         form = constraints[number] if constraints else None
-        orders.append(Order(prompt, limit, options, number, n_likeliest, constraint=form))
+        orders.append(
+            Order(prompt, limit, options, number, n_likeliest, constraint=form)
+        )
 
     answers: list[list[int]] = [[] for _ in limits]
     n_finished = 0
     n_covered = 0
     report_token = on_token or (lambda *_: None)
     on_progress(0, len(answers), 0.0)
-    with torch.inference_mode(), compile_disabled(model), evaluating(model), computing(core):
+    with (
+        torch.inference_mode(),
+        compile_disabled(model),
+        evaluating(model),
+        computing(core),
+    ):
         core = with_packed_products(core, precision_here(options.precision, core))
         n_rows = options.batch_rows
         if n_rows is None:
@@ -109,7 +128,9 @@ def generate(
                 answer = answers[number]
                 if new.end == "stuck" and new.order.constraint is not None:
                     name = _name_of(number, places)
-                    raise ConfigError(f"{name} has a text that {new.order.constraint.fault}")
+                    raise ConfigError(
+                        f"{name} has a text that {new.order.constraint.fault}"
+                    )
                 if on_logprob is not None and new.logprob is not None:
                     on_logprob(number, new.logprob)
                 n_covered += 1 if new.end is None else limits[number] - len(answer)
@@ -123,9 +144,13 @@ def generate(
     return answers
 
 
-def precision_here(requested: Precision, model: PreTrainedModel) -> Literal["bf16", "float32"]:
+def precision_here(
+    requested: Precision, model: PreTrainedModel
+) -> Literal["bf16", "float32"]:
     """Resolve a requested precision. A model in 16 bits is used without conversion ("float32")."""
-    in_16_bits = model.dtype == torch.bfloat16 or format_of(model).dtype != torch.float32
+    in_16_bits = (
+        model.dtype == torch.bfloat16 or format_of(model).dtype != torch.float32
+    )
     if requested == "float32" or in_16_bits:
         return "float32"
     return "bf16" if requested == "bf16" or has_fast_bf16(model.device) else "float32"
@@ -197,7 +222,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _affordable_rows(core: PreTrainedModel, prompts: Sequence[Sequence[int]], columns: int) -> int:
+def _affordable_rows(
+    core: PreTrainedModel, prompts: Sequence[Sequence[int]], columns: int
+) -> int:
     """Compute the number of rows that fit into the share BESIDE_TRAINING of the free memory."""
     if not prompts:
         return 1
@@ -205,7 +232,14 @@ def _affordable_rows(core: PreTrainedModel, prompts: Sequence[Sequence[int]], co
     if family_of(core.config).is_encoder_decoder:
         columns += max(map(len, prompts))  # tokens of the source
     # A buffer that grows is up to a quarter larger than its content.
-    per_row = 2 * layers * heads * size * cache_dtype(core).itemsize * (columns * 5 // 4 + SPARE)
+    per_row = (
+        2
+        * layers
+        * heads
+        * size
+        * cache_dtype(core).itemsize
+        * (columns * 5 // 4 + SPARE)
+    )
     per_row += 8 * core.config.vocab_size  # logits, and the memory to sample from them
     free = min(map(free_bytes, {core.device, *layer_devices(core)}))
     return max(1, int(BESIDE_TRAINING * free / per_row))

@@ -81,9 +81,14 @@ class Tiles:
     def store(self, row: int, columns: slice, many: Tensor) -> None:
         """Write columns of a row, [H, columns, d]. Other columns of their tiles become zero."""
         tiles = _tiles(columns)
-        before, after = columns.start - tiles.start * TILE, tiles.stop * TILE - columns.stop
+        before, after = (
+            columns.start - tiles.start * TILE,
+            tiles.stop * TILE - columns.stop,
+        )
         padded = functional.pad(many, (0, 0, before, after))
-        self._tiles[row, tiles] = padded.view(len(many), -1, TILE, many.shape[-1]).transpose(0, 1)
+        self._tiles[row, tiles] = padded.view(
+            len(many), -1, TILE, many.shape[-1]
+        ).transpose(0, 1)
 
     def copy_row(self, row: int, source: int, columns: slice) -> None:
         """Copy columns from another row."""
@@ -129,7 +134,12 @@ class Gather:
         return (self.columns, self.tiles) == (other.columns, other.tiles)
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        scale: float,
     ) -> Tensor:
         """Compute softmax(scale * q @ k.T + mask) @ v with entire buffers, [n, H * G * d].
 
@@ -144,24 +154,36 @@ class Gather:
 
         scaled = (query * scale).to(DTYPE).view(-1, size).index_select(0, reads.queries)
         products = _sums(keys.view(-1, TILE), reads.key_rows, reads.key_ends, scaled)
-        scores = products.index_select(0, reads.scores).view(n, heads, n_queries // heads, -1)
+        scores = products.index_select(0, reads.scores).view(
+            n, heads, n_queries // heads, -1
+        )
         scores = scores.float()
         if mask is not None:
             scores = scores.add_(mask)
-        shares = scores.softmax(-1).to(DTYPE).view(-1, TILE).index_select(0, reads.shares)
-        output = _sums(values.view(-1, size), reads.value_rows, reads.value_ends, shares)
+        shares = (
+            scores.softmax(-1).to(DTYPE).view(-1, TILE).index_select(0, reads.shares)
+        )
+        output = _sums(
+            values.view(-1, size), reads.value_rows, reads.value_ends, shares
+        )
         return output.view(n, -1).to(query.dtype)
 
     def _find_reads(self, heads: int, group: int, keys: Tensor) -> _Reads:
         _, n_tiles, _, size, _ = keys.shape
-        kind = torch.int32 if keys.numel() // min(TILE, size) <= _MAX_INT32 else torch.int64
+        kind = (
+            torch.int32
+            if keys.numel() // min(TILE, size) <= _MAX_INT32
+            else torch.int64
+        )
 
         tile = torch.arange(self.columns.start // TILE, self.columns.stop // TILE)
         bounds = torch.tensor([[part.start, part.stop] for part in self.tiles]) // TILE
         used = (tile >= bounds[:, :1]) & (tile < bounds[:, 1:])
 
         row = torch.arange(len(self.tiles))[:, None, None, None]
-        of_cache = (row * n_tiles + tile[:, None, None]) * heads + torch.arange(heads)[:, None]
+        of_cache = (row * n_tiles + tile[:, None, None]) * heads + torch.arange(heads)[
+            :, None
+        ]
         of_cache = of_cache.to(kind).expand(-1, -1, -1, group)  # [n, K / T, H, G]
 
         places = torch.arange(of_cache.numel()).view(len(used), heads, group, len(tile))
@@ -197,5 +219,10 @@ def _ends(lengths: Tensor, kind: torch.dtype) -> Tensor:
 def _sums(table: Tensor, rows: Tensor, ends: Tensor, weights: Tensor) -> Tensor:
     """Sum weighted rows of a table between consecutive ends."""
     return functional.embedding_bag(
-        rows, table, ends, mode="sum", per_sample_weights=weights.view(-1), include_last_offset=True
+        rows,
+        table,
+        ends,
+        mode="sum",
+        per_sample_weights=weights.view(-1),
+        include_last_offset=True,
     )

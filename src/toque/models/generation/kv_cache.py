@@ -35,11 +35,14 @@ from toque.models.generation.packed_products import has_bf16_products
 
 SPARE = 64  # columns that are allocated in addition to the current need
 MAX_INITIAL_COLUMNS = 1024  # columns that are allocated before a row needs them
-MAX_WASTED_COLUMNS = 192  # padding in a group of rows: 40 us at 8 GB/s, the cost of another call
-PREFILL_TOKENS = 4096  # prompt tokens with padding in one forward, which limits its memory
-WASTED_TOKENS = (
-    128  # padding of a prefill on a CPU: 0.15 ms per token (30 M model), 2 to 3 per call
+MAX_WASTED_COLUMNS = (
+    192  # padding in a group of rows: 40 us at 8 GB/s, the cost of another call
 )
+PREFILL_TOKENS = (
+    4096  # prompt tokens with padding in one forward, which limits its memory
+)
+# Padding of a prefill on a CPU: 0.15 ms per token (30 M model), 2 to 3 per call.
+WASTED_TOKENS = 128
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
@@ -47,7 +50,11 @@ def cache_dtype(core: PreTrainedModel) -> torch.dtype:
     if has_bf16_products(core):
         return GATHERED if gathers(core) else torch.bfloat16
     kind = core.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else core.dtype
+    return (
+        torch.get_autocast_dtype(kind)
+        if torch.is_autocast_enabled(kind)
+        else core.dtype
+    )
 
 
 def gathers(core: PreTrainedModel) -> bool:
@@ -98,13 +105,19 @@ def neighbours(
         yield slice(start, len(lengths))
 
 
-def prefilled_together(prompts: Sequence[Sequence[int]], device: torch.device) -> Iterator[slice]:
+def prefilled_together(
+    prompts: Sequence[Sequence[int]], device: torch.device
+) -> Iterator[slice]:
     """Group consecutive prompts for the forwards of a prefill."""
     max_wasted = WASTED_TOKENS if device.type == "cpu" else PREFILL_TOKENS
-    return neighbours([*map(len, prompts)], max_wasted=max_wasted, max_tokens=PREFILL_TOKENS)
+    return neighbours(
+        [*map(len, prompts)], max_wasted=max_wasted, max_tokens=PREFILL_TOKENS
+    )
 
 
-def padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:
+def padded(
+    prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> Tensor:
     """Build token ids [prompts, P] with padding on the right."""
     width = max(map(len, prompts))
     rows = [list(prompt) + [pad_id] * (width - len(prompt)) for prompt in prompts]
@@ -117,7 +130,9 @@ class Columns:
     def __init__(
         self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.data = _zeroed(shape, dtype, device)  # a masked column must not contain NaN
+        self.data = _zeroed(
+            shape, dtype, device
+        )  # a masked column must not contain NaN
 
     def append(self, column: int, new: Tensor) -> None:
         """Write one column of the first n rows, [n, H, d]."""
@@ -138,7 +153,9 @@ class Columns:
         """Copy columns of the first rows from a buffer's data, to the columns after `start`."""
         source = other[:rows, :, columns]
         end = start + columns.stop - columns.start
-        self.data[:rows, :, start:end] = source.clone() if other is self.data else source
+        self.data[:rows, :, start:end] = (
+            source.clone() if other is self.data else source
+        )
 
 
 def _zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -160,7 +177,9 @@ class AttentionWindow:
 
     rows: slice
     columns: slice
-    mask: Tensor | None  # added to the scores, [rows or 1, H or 1, 1, K]; None without a mask
+    mask: (
+        Tensor | None
+    )  # added to the scores, [rows or 1, H or 1, 1, K]; None without a mask
     gather: Gather | None = None  # gathered attention, if it is used
     cap: float | None = None  # c of scores that become c * tanh(s / c) before the mask
 
@@ -171,11 +190,19 @@ class AttentionWindow:
 
     def near(self, width: int | None, cap: float | None) -> AttentionWindow:
         """Return a window with a cap, and with at most `width` columns at the end."""
-        first = max(self.columns.start, self.columns.stop - (width or self.columns.stop))
-        mask = None if self.mask is None else self.mask[..., first - self.columns.start :]
-        return replace(self, columns=slice(first, self.columns.stop), mask=mask, cap=cap)
+        first = max(
+            self.columns.start, self.columns.stop - (width or self.columns.stop)
+        )
+        mask = (
+            None if self.mask is None else self.mask[..., first - self.columns.start :]
+        )
+        return replace(
+            self, columns=slice(first, self.columns.stop), mask=mask, cap=cap
+        )
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
         """Compute attention for these rows of a query [n, H * G, d] and a layer's buffers."""
         query = query[self.rows]
         if self.gather is not None:
@@ -203,7 +230,9 @@ def _attend(
     if keys.device.type != "cpu" and cap is None:
         if mask is not None:
             mask = mask.expand(n, -1, grouped.shape[2], -1)
-        output = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+        output = functional.scaled_dot_product_attention(
+            grouped, keys, values, mask, scale=scale
+        )
         return output.reshape(n, -1)
     # On a CPU, two plain products: almost all time is spent on reading keys and values. PyTorch's
     # fused kernel for many queries is slower (5.2 ms instead of 4.2 ms for 64 rows, 6 heads, 180
@@ -228,7 +257,9 @@ def _flat(part: Tensor) -> Tensor:
     stride = part.stride()
     if stride[0] != heads * stride[1]:
         return part.reshape(n * heads, columns, size)
-    return part.as_strided((n * heads, columns, size), stride[1:], part.storage_offset())
+    return part.as_strided(
+        (n * heads, columns, size), stride[1:], part.storage_offset()
+    )
 
 
 class KVCache:
@@ -260,12 +291,16 @@ class KVCache:
         self._dtype, self._device = dtype, device
         self._gathers = gathers
         self.devices = tuple(devices) or (device,) * layers
-        self._layers: list[tuple[Columns | Tiles, Columns | Tiles]] = []  # keys and values
+        self._layers: list[
+            tuple[Columns | Tiles, Columns | Tiles]
+        ] = []  # keys and values
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
         self.starts: list[int] = []  # first column of every live row
         self.end = 0  # column of the next token
         self._width = self._rounded_width(min(columns, MAX_INITIAL_COLUMNS))
-        self._groups: list[slice] = []  # groups of rows; empty after a change of the rows
+        self._groups: list[
+            slice
+        ] = []  # groups of rows; empty after a change of the rows
         self._gather: Gather | None = None  # gathered attention of the last step
 
     @classmethod
@@ -303,7 +338,11 @@ class KVCache:
         return places
 
     def store(
-        self, layer: int, places: Sequence[tuple[int, slice]], keys: Tensor, values: Tensor
+        self,
+        layer: int,
+        places: Sequence[tuple[int, slice]],
+        keys: Tensor,
+        values: Tensor,
     ) -> None:
         """Store keys and values of new rows' prompts, [prompts, H, P, d], at places of `admit`."""
         for buffer, prompts in zip(self._layers[layer], (keys, values), strict=True):
@@ -348,7 +387,11 @@ class KVCache:
         windows = []
         for rows in self._groups:
             first = min(starts := self.starts[rows])
-            mask = self._blocked[rows, None, None, first:end] if max(starts) > first else None
+            mask = (
+                self._blocked[rows, None, None, first:end]
+                if max(starts) > first
+                else None
+            )
             windows.append(AttentionWindow(rows, slice(first, end), mask))
         return windows
 
@@ -358,13 +401,23 @@ class KVCache:
             buffer.append(self.end, new)
 
     def attend(
-        self, layer: int, query: Tensor, *, windows: Sequence[AttentionWindow], scale: float
+        self,
+        layer: int,
+        query: Tensor,
+        *,
+        windows: Sequence[AttentionWindow],
+        scale: float,
     ) -> Tensor:
         """Compute attention of one token per row, [n, H * G, d] to [n, H * G * d]."""
         keys, values = (buffer.data for buffer in self._layers[layer])
         if keys.device != self._device:
-            masks = [None if part.mask is None else part.mask.to(keys.device) for part in windows]
-            windows = [replace(part, mask=m) for part, m in zip(windows, masks, strict=True)]
+            masks = [
+                None if part.mask is None else part.mask.to(keys.device)
+                for part in windows
+            ]
+            windows = [
+                replace(part, mask=m) for part, m in zip(windows, masks, strict=True)
+            ]
         outputs = [window.attend(query, keys, values, scale) for window in windows]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 

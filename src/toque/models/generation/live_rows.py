@@ -42,10 +42,18 @@ class Order:
 
     prompt: Sequence[int]  # token ids, at least one
     most_tokens: int  # maximum length of the answer, within the model's positions
-    options: GenerationOptions  # sampling options; lengths, precision and rows are ignored
-    number: int = 0  # determines the random numbers, together with the seed and the position
-    n_likeliest: int | None = None  # number of alternatives with logprobs; None for no logprobs
-    begun: Sequence[int] = ()  # first tokens of the answer if they are fixed; not reported
+    options: (
+        GenerationOptions  # sampling options; lengths, precision and rows are ignored
+    )
+    number: int = (
+        0  # determines the random numbers, together with the seed and the position
+    )
+    n_likeliest: int | None = (
+        None  # number of alternatives with logprobs; None for no logprobs
+    )
+    begun: Sequence[
+        int
+    ] = ()  # first tokens of the answer if they are fixed; not reported
     constraint: Constraint | None = None  # form of the answer
 
 
@@ -56,8 +64,12 @@ class NewToken(NamedTuple):
     token: int
     end: End | None
     """Reason, for the last token only. With "stop" the token is not part of the answer."""
-    logprob: float | None  # in nats, after masks of form and n-grams, before temperature and top-k
-    likeliest: Sequence[tuple[int, float]]  # the most likely tokens and their logprobs, best first
+    logprob: (
+        float | None
+    )  # in nats, after masks of form and n-grams, before temperature and top-k
+    likeliest: Sequence[
+        tuple[int, float]
+    ]  # the most likely tokens and their logprobs, best first
 
 
 class Ngrams:
@@ -101,11 +113,15 @@ class LiveRows:
     ) -> None:
         self.core, self.rows = core, rows
         self.end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
-        family = T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding
+        family = (
+            T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding
+        )
         self._decoding = family(core, rows=rows, columns=columns, pad_id=pad_id)
         self._weight, self._bias = output_head(core)
         on_cpu = core.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        self._buffer = self._weight.new_empty(rows, len(self._weight)) if on_cpu else None
+        self._buffer = (
+            self._weight.new_empty(rows, len(self._weight)) if on_cpu else None
+        )
         self._cap = logit_cap(core)
         self._can_bound = self._cap is None and supports_int8(self._weight, self._bias)
         self._bounds: Int8Argmax | None = None
@@ -118,7 +134,9 @@ class LiveRows:
     def admit(self, orders: Sequence[Order]) -> None:
         """Prefill the prompts of new rows. The total must not exceed `rows`."""
         orders = sorted(orders, key=lambda order: -len(order.prompt))  # less padding
-        greedy = any(_is_bounded(o) and o.most_tokens >= WORTHWHILE_STEPS for o in orders)
+        greedy = any(
+            _is_bounded(o) and o.most_tokens >= WORTHWHILE_STEPS for o in orders
+        )
         if greedy and self._bounds is None and self._can_bound:
             self._bounds = Int8Argmax(self._weight, rows=self.rows)
         self._tokens += self._decoding.admit([order.prompt for order in orders])
@@ -134,14 +152,17 @@ class LiveRows:
         if n_likeliest is not None:
             tokens = torch.tensor([ids], device=self.core.device)
             positions = torch.arange(len(ids), device=tokens.device)[None]
-            for part in torch.split(decoder_rows(self.core, tokens, positions)[0, :-1], self.rows):
+            for part in torch.split(
+                decoder_rows(self.core, tokens, positions)[0, :-1], self.rows
+            ):
                 logs = self._logits(part).float().log_softmax(-1)
                 for row, token in zip(logs, ids[len(shares) :], strict=False):
                     shares.append((float(row[token]), _likeliest(row, n_likeliest)))
         else:
             shares *= len(ids)
         return [
-            NewToken(order, token, None, *share) for token, share in zip(ids, shares, strict=True)
+            NewToken(order, token, None, *share)
+            for token, share in zip(ids, shares, strict=True)
         ]
 
     @torch.inference_mode()
@@ -150,7 +171,9 @@ class LiveRows:
 
         Do not return the fixed first tokens of an answer.
         """
-        hidden = self._decoding.step(torch.tensor(self._tokens, device=self.core.device))
+        hidden = self._decoding.step(
+            torch.tensor(self._tokens, device=self.core.device)
+        )
         self._tokens, shares = self._choose(hidden)
 
         new_tokens = []
@@ -185,7 +208,12 @@ class LiveRows:
 
     def _drop(self, row: int) -> None:
         self._decoding.drop(row)
-        columns: tuple[list[Any], ...] = (self.orders, self._tokens, self._answers, self._ngrams)
+        columns: tuple[list[Any], ...] = (
+            self.orders,
+            self._tokens,
+            self._answers,
+            self._ngrams,
+        )
         for column in columns:
             column[row] = column[-1]
             column.pop()
@@ -198,7 +226,9 @@ class LiveRows:
         tokens = [0] * len(self.orders)
         shares: dict[int, Share] = {}
         alike: defaultdict[tuple[object, ...] | None, list[int]] = defaultdict(list)
-        for row, (order, answer) in enumerate(zip(self.orders, self._answers, strict=True)):
+        for row, (order, answer) in enumerate(
+            zip(self.orders, self._answers, strict=True)
+        ):
             options = order.options
             if len(answer) < len(order.begun):
                 tokens[row] = order.begun[len(answer)]
@@ -231,7 +261,9 @@ class LiveRows:
         """Return True if the row needs only the argmax of the unmasked logits."""
         order = self.orders[row]
         is_bounded = _is_bounded(order) and order.n_likeliest is None
-        return self._bounds is not None and is_bounded and not self._ngrams[row].repeating
+        return (
+            self._bounds is not None and is_bounded and not self._ngrams[row].repeating
+        )
 
     def _mask_repetitions(self, logits: Tensor, rows: Sequence[int]) -> None:
         """Set logits [n, V] of tokens that would repeat an n-gram to minus infinity.
@@ -249,15 +281,24 @@ class LiveRows:
         self, logits: Tensor, rows: Sequence[int], chosen: Sequence[int]
     ) -> dict[int, Share]:
         """Compute the logprobs of the rows that request them."""
-        places = [p for p, row in enumerate(rows) if self.orders[row].n_likeliest is not None]
+        places = [
+            p for p, row in enumerate(rows) if self.orders[row].n_likeliest is not None
+        ]
         if not places:
             return {}
         # All rows in one pass, because best-of-n requests the logprobs of every row of a batch.
-        logs = (logits if len(places) == len(rows) else logits[places]).float().log_softmax(-1)
+        logs = (
+            (logits if len(places) == len(rows) else logits[places])
+            .float()
+            .log_softmax(-1)
+        )
         tokens = torch.tensor([[chosen[place]] for place in places], device=logs.device)
         chosen_logs = logs.gather(1, tokens)[:, 0].tolist()
         return {
-            rows[place]: (log, _likeliest(row, self.orders[rows[place]].n_likeliest or 0))
+            rows[place]: (
+                log,
+                _likeliest(row, self.orders[rows[place]].n_likeliest or 0),
+            )
             for place, log, row in zip(places, chosen_logs, logs, strict=True)
         }
 
@@ -270,7 +311,9 @@ class LiveRows:
         if self._buffer is None:
             return capped(F.linear(hidden, self._weight, self._bias), self._cap)
         logits = torch.mm(hidden, self._weight.T, out=self._buffer[: len(hidden)])
-        return capped(logits if self._bias is None else logits.add_(self._bias), self._cap)
+        return capped(
+            logits if self._bias is None else logits.add_(self._bias), self._cap
+        )
 
     def _sample(self, logits: Tensor, rows: Sequence[int]) -> list[int]:
         """Sample tokens of rows with equal sampling options."""
@@ -278,10 +321,16 @@ class LiveRows:
         if options.is_greedy:
             return logits.argmax(-1).tolist()
         draws = [
-            uniform(self.orders[r].options.seed, self.orders[r].number, len(self._answers[r]))
+            uniform(
+                self.orders[r].options.seed,
+                self.orders[r].number,
+                len(self._answers[r]),
+            )
             for r in rows
         ]
-        return sampled(logits, draws, options.temperature, options.top_k, options.top_p).tolist()
+        return sampled(
+            logits, draws, options.temperature, options.top_k, options.top_p
+        ).tolist()
 
 
 def _is_bounded(order: Order) -> bool:

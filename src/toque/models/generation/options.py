@@ -17,7 +17,9 @@ def refuse_non_numbers(kind: type = Integral, **values: object) -> None:
     for name, value in values.items():
         if value is not None and not isinstance(value, kind):
             expected = "whole number" if kind is Integral else "number"
-            raise ConfigError(f"{argument(name)} must be a {expected}, not {value!r:.60}.")
+            raise ConfigError(
+                f"{argument(name)} must be a {expected}, not {value!r:.60}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +63,22 @@ class GenerationOptions:
                 f"{argument('precision')} must be one of {allowed}, not {self.precision!r}."
             )
         refuse_non_numbers(Real, temperature=self.temperature, top_p=self.top_p)
-        whole_numbers = ("max_new_tokens", "top_k", "no_repeat_ngram_size", "seed", "batch_rows")
+        whole_numbers = (
+            "max_new_tokens",
+            "top_k",
+            "no_repeat_ngram_size",
+            "seed",
+            "batch_rows",
+        )
         refuse_non_numbers(**{name: getattr(self, name) for name in whole_numbers})
         if not 0.0 <= self.temperature < math.inf:  # also refuses NaN
-            raise ConfigError(f"{argument('temperature')} is {self.temperature:g}; use 0 or more.")
-        for name, effect in (("top_k", "for all tokens"), ("no_repeat_ngram_size", "for no limit")):
+            raise ConfigError(
+                f"{argument('temperature')} is {self.temperature:g}; use 0 or more."
+            )
+        for name, effect in (
+            ("top_k", "for all tokens"),
+            ("no_repeat_ngram_size", "for no limit"),
+        ):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(
@@ -78,4 +91,6 @@ class GenerationOptions:
         for name in ("max_new_tokens", "batch_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{argument(name)} is {value}; it must be at least 1.")
+                raise ConfigError(
+                    f"{argument(name)} is {value}; it must be at least 1."
+                )

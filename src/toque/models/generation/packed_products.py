@@ -27,7 +27,9 @@ Packs = MutableMapping[nn.Module, nn.Module]  # packed layers by their original 
 
 
 def with_packed_products(
-    core: PreTrainedModel, precision: Literal["bf16", "float32"], packs: Packs | None = None
+    core: PreTrainedModel,
+    precision: Literal["bf16", "float32"],
+    packs: Packs | None = None,
 ) -> PreTrainedModel:
     """Copy a model with `PackedLinear` in place of every linear layer but the output head.
 
@@ -51,7 +53,9 @@ def with_packed_products(
             return twins[module]
         if isinstance(module, nn.Linear | Conv1D):
             if module not in packs:
-                weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
+                weight = (
+                    module.weight if isinstance(module, nn.Linear) else module.weight.T
+                )
                 packs[module] = layer(weight, module.bias)
             twins[module] = packs[module]
         elif getattr(module, "lora_variant", None):
@@ -71,7 +75,11 @@ def with_packed_products(
 
 def _pays_float32(core: PreTrainedModel) -> bool:
     """True if packed float32 products are faster here, and their weights are not too large."""
-    weights = [layer.weight for layer in core.modules() if isinstance(layer, nn.Linear | Conv1D)]
+    weights = [
+        layer.weight
+        for layer in core.modules()
+        if isinstance(layer, nn.Linear | Conv1D)
+    ]
     return (
         core.device.type == "cpu"
         and onednn_is_faster()
@@ -83,4 +91,7 @@ def _pays_float32(core: PreTrainedModel) -> bool:
 
 def has_bf16_products(core: nn.Module) -> bool:
     """True if `with_packed_products` made this model in bf16."""
-    return any(isinstance(m, PackedLinear) and m.dtype == torch.bfloat16 for m in core.modules())
+    return any(
+        isinstance(m, PackedLinear) and m.dtype == torch.bfloat16
+        for m in core.modules()
+    )

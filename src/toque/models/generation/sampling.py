@@ -21,11 +21,17 @@ from toque.keyed_random import mix
 
 _MASK = (1 << 64) - 1
 BLOCK: Final = 64  # consecutive tokens that share a scale and a bound
-WORTHWHILE_STEPS: Final = 32  # greedy steps that pay for the quantization of the head's weights
+WORTHWHILE_STEPS: Final = (
+    32  # greedy steps that pay for the quantization of the head's weights
+)
 _INT8_MAX: Final = 127
 _ZERO: Final = 128  # unsigned number for zero
-_BLOCKS_PER_STEP: Final = 64  # blocks that are quantized together: about 8 MB of weights
-MAX_BLOCKS: Final = 1 / 8  # share of blocks that may have the largest logit; above it, compute all
+_BLOCKS_PER_STEP: Final = (
+    64  # blocks that are quantized together: about 8 MB of weights
+)
+MAX_BLOCKS: Final = (
+    1 / 8
+)  # share of blocks that may have the largest logit; above it, compute all
 _ROUNDING: Final = 1.001  # factor of the bounds, because they are computed in float32
 _MIN_TEMPERATURE: Final = 1e-20
 """A lower temperature has the same effect, because this one already selects the larger of any two
@@ -64,7 +70,9 @@ def sampled(
     return (index if ids is None else ids.cpu().gather(-1, index)).squeeze(-1)
 
 
-def _from_nucleus(logits: Tensor, draws: Tensor, top_p: float, n_likely: int = 64) -> Tensor:
+def _from_nucleus(
+    logits: Tensor, draws: Tensor, top_p: float, n_likely: int = 64
+) -> Tensor:
     """Sample tokens [n] from the nucleus, searched among the `n_likely` most likely tokens.
 
     To sort a vocabulary of 8,192 tokens takes three times as long as the rest of a small model's
@@ -75,7 +83,9 @@ def _from_nucleus(logits: Tensor, draws: Tensor, top_p: float, n_likely: int = 6
     top, order = top.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, order)
     probabilities = logits.softmax(-1).gather(-1, ids).cpu().double()
-    tokens = ids.cpu().gather(-1, _sampled_index(probabilities, draws, top_p)).squeeze(-1)
+    tokens = (
+        ids.cpu().gather(-1, _sampled_index(probabilities, draws, top_p)).squeeze(-1)
+    )
     if n_likely >= logits.shape[-1]:
         return tokens
 
@@ -96,7 +106,9 @@ def _sampled_index(probabilities: Tensor, draws: Tensor, top_p: float) -> Tensor
     loses the tail of a large vocabulary.
     """
     if top_p < 1.0:
-        probabilities = probabilities.masked_fill(~_is_inside(probabilities, top_p), 0.0)
+        probabilities = probabilities.masked_fill(
+            ~_is_inside(probabilities, top_p), 0.0
+        )
     cumulative = probabilities.cumsum(-1)
     goal = draws[:, None] * cumulative[:, -1:]
     index = torch.searchsorted(cumulative, goal, right=True)
@@ -183,16 +195,22 @@ class Int8Argmax:
         floor = (tops - doubt).amax(1, keepdim=True)
         is_candidate = tops + doubt >= floor  # [n, B]
         is_doubtful = is_candidate.sum(1) > MAX_BLOCKS * is_candidate.shape[1]
-        row, block = is_candidate.logical_and_(~is_doubtful[:, None]).nonzero(as_tuple=True)
+        row, block = is_candidate.logical_and_(~is_doubtful[:, None]).nonzero(
+            as_tuple=True
+        )
         # The smallest int8 product with an upper bound at the floor, minus one for rounding.
         least = (floor - doubt)[row, block] / unit[row, block] - 1.0
-        candidate, within = (products[row, block] >= least[:, None]).nonzero(as_tuple=True)
+        candidate, within = (products[row, block] >= least[:, None]).nonzero(
+            as_tuple=True
+        )
         row, token = row[candidate], block[candidate] * BLOCK + within
         token = token.clamp_(max=len(self.weight) - 1)
         logits = (hidden[row] * self.weight[token]).sum(1)
 
         # Select the largest logit of each row, and the smallest token among equal logits.
-        largest = logits.new_full((n,), -torch.inf).scatter_reduce_(0, row, logits, "amax")
+        largest = logits.new_full((n,), -torch.inf).scatter_reduce_(
+            0, row, logits, "amax"
+        )
         is_largest = logits == largest[row]
         tokens = token.new_full((n,), torch.iinfo(token.dtype).max)
         tokens.scatter_reduce_(0, row[is_largest], token[is_largest], "amin")
@@ -214,7 +232,11 @@ class Int8Argmax:
         # The sum of D products in float32 may lose this much.
         slack = 2.0 * hidden.shape[1] * torch.finfo(torch.float32).eps
         doubt = length * (self._errors + slack * self._lengths) + error * self._lengths
-        return products.view(len(hidden), -1, BLOCK), scale * self._scales, doubt.mul_(_ROUNDING)
+        return (
+            products.view(len(hidden), -1, BLOCK),
+            scale * self._scales,
+            doubt.mul_(_ROUNDING),
+        )
 
 
 def _scale(values: Tensor, axis: int | tuple[int, ...]) -> Tensor:

@@ -28,15 +28,23 @@ class T5Decoding:
     or with `pad_id` without one.
     """
 
-    def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
+    def __init__(
+        self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int
+    ) -> None:
         self.core, self.pad_id = core, pad_id
         start = core.config.decoder_start_token_id
         self.start = pad_id if start is None else int(start)
         self.decoder: Any = core.get_submodule("decoder")
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
-        self.sources = KVCache.of_model(core, rows=rows)  # keys and values of the cross-attention
-        self._source_windows: list[AttentionWindow] = []  # empty after a change of the rows
-        self._position_bias: dict[int, Tensor] = {}  # bias by layer, if the layer has one
+        self.sources = KVCache.of_model(
+            core, rows=rows
+        )  # keys and values of the cross-attention
+        self._source_windows: list[
+            AttentionWindow
+        ] = []  # empty after a change of the rows
+        self._position_bias: dict[
+            int, Tensor
+        ] = {}  # bias by layer, if the layer has one
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Encode the prompts of new rows after the live ones. Return their start tokens."""
@@ -45,7 +53,9 @@ class T5Decoding:
         for part in prefilled_together(prompts, self.core.device):
             tokens = padded(prompts[part], self.pad_id, self.core.device)
             lengths = torch.tensor([*map(len, prompts[part])], device=tokens.device)
-            is_real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+            is_real = (
+                torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+            )
             mask = is_real[:, None, None, :].expand(-1, -1, tokens.shape[1], -1)
             source = encoder(input_ids=tokens, attention_mask=mask).last_hidden_state
             for number, block in enumerate(self.decoder.block):
@@ -73,7 +83,8 @@ class T5Decoding:
             if attention.has_relative_attention_bias:  # in T5 only the first layer
                 windows = self._biased(plain_windows, number, attention)
             query, key, value = (
-                project(normed).view(shape) for project in (attention.q, attention.k, attention.v)
+                project(normed).view(shape)
+                for project in (attention.q, attention.k, attention.v)
             )
             self.cache.append(number, key, value)
             # No 1/sqrt(d), because T5's query initialiser includes it (Raffel et al. 2020).
@@ -83,7 +94,9 @@ class T5Decoding:
             layer = block.layer[1]
             attention = layer.EncDecAttention
             query = attention.q(layer.layer_norm(hidden)).view(shape)
-            output = self.sources.attend(number, query, windows=self._source_windows, scale=1.0)
+            output = self.sources.attend(
+                number, query, windows=self._source_windows, scale=1.0
+            )
             hidden = hidden + attention.o(output)
 
             hidden = block.layer[2](hidden)
@@ -95,19 +108,28 @@ class T5Decoding:
     ) -> list[AttentionWindow]:
         """Add T5's relative position bias to the windows' masks, [1 or rows, H, 1, K]."""
         widest = max(part.columns.stop - part.masked.start for part in windows)
-        if layer not in self._position_bias or self._position_bias[layer].shape[-1] < widest:
+        if (
+            layer not in self._position_bias
+            or self._position_bias[layer].shape[-1] < widest
+        ):
             # [1, H, 1, columns]: bias of the newest position for each (Raffel et al. 2020, 2.1).
             columns = widest + 256
             bias = attention.compute_bias(1, columns, past_seen_tokens=columns - 1)
             # A CPU adds it to float32 scores. SDPA needs the precision of the keys.
             on_cpu = bias.device.type == "cpu"
-            self._position_bias[layer] = bias if on_cpu else bias.to(cache_dtype(self.core))
+            self._position_bias[layer] = (
+                bias if on_cpu else bias.to(cache_dtype(self.core))
+            )
         biased = []
         for part in windows:
-            bias = self._position_bias[layer][..., part.masked.start - part.columns.stop :]
+            bias = self._position_bias[layer][
+                ..., part.masked.start - part.columns.stop :
+            ]
             if part.masked.stop > part.columns.stop:  # the mask hides these columns
                 bias = functional.pad(bias, (0, part.masked.stop - part.columns.stop))
-            biased.append(replace(part, mask=bias if part.mask is None else bias + part.mask))
+            biased.append(
+                replace(part, mask=bias if part.mask is None else bias + part.mask)
+            )
         return biased
 
     def drop(self, row: int) -> None:

@@ -83,8 +83,12 @@ class ExportedGguf:
     unchanged: int  # prompts with the same tokens before rounding
     was_adapter: bool
     unnamed_ends: int = 0  # end tokens of the source that the file cannot name
-    widened: tuple[str, ...] = ()  # weights in float32, because they exceed the range of the type
-    composes: bool = False  # True if the tokenizer of the source composes letters (Unicode NFC)
+    widened: tuple[
+        str, ...
+    ] = ()  # weights in float32, because they exceed the range of the type
+    composes: bool = (
+        False  # True if the tokenizer of the source composes letters (Unicode NFC)
+    )
 
     def __str__(self) -> str:
         """Describe the file and the comparison."""
@@ -151,7 +155,12 @@ def export_gguf(
         with atomic_folder(to) as writer:
             path = writer.folder / file
             write_gguf(
-                model, path, name=to.name, kind=kind, tokenizer_json=tokenizer_json, tokens=tokens
+                model,
+                path,
+                name=to.name,
+                kind=kind,
+                tokenizer_json=tokenizer_json,
+                tokens=tokens,
             )
             widened = list[str]()
             for place in places(model):
@@ -177,11 +186,15 @@ def export_gguf(
             for name, text in files.items():
                 writer.put(name, text.encode())
     except OSError as error:
-        raise CheckpointError(f"The model could not be written to {to}: {error}.") from error
+        raise CheckpointError(
+            f"The model could not be written to {to}: {error}."
+        ) from error
     n_same = sum(a == b for a, b in zip(before, texts, strict=True))
     n_unnamed = max(0, len(tokens.ends) - MAX_ENDS)
     composes = composes_letters(tokenizer_json)
-    return ExportedGguf(to, file, len(texts), n_same, adapted, n_unnamed, tuple(widened), composes)
+    return ExportedGguf(
+        to, file, len(texts), n_same, adapted, n_unnamed, tuple(widened), composes
+    )
 
 
 def gguf_name(to: Path, kind: str) -> str:
@@ -230,7 +243,9 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
     if (frequencies := rotary(model)) is not None and _ROTARY in tensors:
         scaled, plain = frequencies
         scaled.copy_(plain / torch.from_numpy(np.array(tensors.pop(_ROTARY).data)))
-    if set(tensors) != {place.name for place in expected} or len(tensors) != len(expected):
+    if set(tensors) != {place.name for place in expected} or len(tensors) != len(
+        expected
+    ):
         raise CheckpointError(
             f"{path} has other weights than were written. Please report this, and export the model "
             "with format hf."
@@ -311,7 +326,11 @@ def _stored(place: Place, kind: str) -> tuple[NDArray[Any], Any, Sequence[int]]:
 def _type_of(place: Place, kind: str, shape: Sequence[int]) -> Any:
     """Return the type of a weight with this shape in a file. It does not depend on the values."""
     stored = TYPES[kind][0]
-    if len(shape) < 2 or place.name == _POSITIONS or place.name.endswith(_POSITION_BIAS):
+    if (
+        len(shape) < 2
+        or place.name == _POSITIONS
+        or place.name.endswith(_POSITION_BIAS)
+    ):
         return _Type.F32
     if stored not in _PLAIN and shape[-1] % gguf.GGML_QUANT_SIZES[stored][0] != 0:
         return _Type.F16

@@ -57,17 +57,83 @@ llama.cpp has more names for the same regexes.
 """
 _IGNORES_MERGES: Final = ("llama-bpe",)  # a word in the vocabulary is always one token
 _FRAGMENTS: Final = (
-    *("stir", "A", "MiX", "é", "Ж", "中文", "の", "한", "ก", "क", "ि", "\u0301", "ß", "\u2126"),
-    *("1", "22", "333", "4444", "½", "٣", "²", " ", " ", "  ", "   ", "\t", "\n", "\r\n", "\n\n"),
-    *("\u00a0", "\u3000", ".", ",", "!", "?", "-", "_", "(", "[", '"', "…", "。", "，", "'", "’"),
-    *("'s", "'S", "'re", "'LL", "$", "+", "=", "<", "~", "|", "`", "^", "🍲", "\u200d", "\u200b"),
+    *(
+        "stir",
+        "A",
+        "MiX",
+        "é",
+        "Ж",
+        "中文",
+        "の",
+        "한",
+        "ก",
+        "क",
+        "ि",
+        "\u0301",
+        "ß",
+        "\u2126",
+    ),
+    *(
+        "1",
+        "22",
+        "333",
+        "4444",
+        "½",
+        "٣",
+        "²",
+        " ",
+        " ",
+        "  ",
+        "   ",
+        "\t",
+        "\n",
+        "\r\n",
+        "\n\n",
+    ),
+    *(
+        "\u00a0",
+        "\u3000",
+        ".",
+        ",",
+        "!",
+        "?",
+        "-",
+        "_",
+        "(",
+        "[",
+        '"',
+        "…",
+        "。",
+        "，",
+        "'",
+        "’",
+    ),
+    *(
+        "'s",
+        "'S",
+        "'re",
+        "'LL",
+        "$",
+        "+",
+        "=",
+        "<",
+        "~",
+        "|",
+        "`",
+        "^",
+        "🍲",
+        "\u200d",
+        "\u200b",
+    ),
 )
 _SAMPLES: Final = 1500  # texts to compare two divisions into words
 MAX_ENDS: Final = 3  # end tokens that a file can name
 _BYTE: Final = re.compile("<0x[0-9A-F]{2}>")
 _UNUSED_SCORE: Final = -1000.0
 _NO_BOS: Final = "{%- set bos_token = '' -%}"
-_COMPOSING: Final = "NFC"  # llama.cpp leaves it out, which changes only texts of decomposed letters
+_COMPOSING: Final = (
+    "NFC"  # llama.cpp leaves it out, which changes only texts of decomposed letters
+)
 _BLANK: Final = "▁"  # SentencePiece's symbol for a blank
 
 
@@ -81,12 +147,18 @@ class PromptTokens:
     pad: int
     unk: int | None
     newline: int | None  # token for a line break, if it is not in the vocabulary
-    ends_with_eos: bool  # True if a prompt ends with the first end, as an encoder's does
+    ends_with_eos: (
+        bool  # True if a prompt ends with the first end, as an encoder's does
+    )
     template: str | None  # Jinja template that makes a prompt from `messages`
 
 
 def write_vocabulary(
-    writer: gguf.GGUFWriter, tokenizer_json: str, prompt_tokens: PromptTokens, *, rows: int
+    writer: gguf.GGUFWriter,
+    tokenizer_json: str,
+    prompt_tokens: PromptTokens,
+    *,
+    rows: int,
 ) -> None:
     """Write the fields `tokenizer.*`. Rows of the embedding without a token count as unused."""
     state = json.loads(tokenizer_json)
@@ -142,7 +214,9 @@ def write_vocabulary(
     template = prompt_tokens.template
     if template is not None:
         if bos is None and "bos_token" in template:
-            template = _NO_BOS + template  # the template would write the end as its bos_token
+            template = (
+                _NO_BOS + template
+            )  # the template would write the end as its bos_token
         writer.add_chat_template(template)
 
 
@@ -163,12 +237,18 @@ def composes_letters(tokenizer_json: str) -> bool:
     return any(step["type"] == _COMPOSING for step in _steps(state["normalizer"]))
 
 
-def _write_unigram_normalizer(writer: gguf.GGUFWriter, state: Mapping[str, Any]) -> None:
+def _write_unigram_normalizer(
+    writer: gguf.GGUFWriter, state: Mapping[str, Any]
+) -> None:
     """Write SentencePiece's table of replacements. Refuse steps that llama.cpp does not have."""
     for step in _steps(state["normalizer"]):
-        joins_blanks = step["type"] == "Replace" and step["pattern"] == {"Regex": " {2,}"}
+        joins_blanks = step["type"] == "Replace" and step["pattern"] == {
+            "Regex": " {2,}"
+        }
         if step["type"] == "Precompiled":
-            writer.add_precompiled_charsmap(base64.b64decode(step["precompiled_charsmap"]))
+            writer.add_precompiled_charsmap(
+                base64.b64decode(step["precompiled_charsmap"])
+            )
         # `remove_extra_whitespaces` also joins blanks and strips texts.
         elif not joins_blanks and step["type"] not in (_COMPOSING, "Strip"):
             raise _unknown(f"Unigram after the normalizer {step['type']}")
@@ -198,10 +278,16 @@ def _pre_tokenizer(tokenizer_json: str, model: Mapping[str, Any]) -> str:
         steps = [Split(Regex(pattern), "isolated") for pattern in patterns]
         bytewise = ByteLevel(add_prefix_space=False, use_regex=False)
         theirs = Steps([*steps, bytewise])
-        is_same = all(_words(tokenizer.pre_tokenizer, t) == _words(theirs, t) for t in texts)
-        if is_same and (ignores_merges == (name in _IGNORES_MERGES) or _merges_make_all(model)):
+        is_same = all(
+            _words(tokenizer.pre_tokenizer, t) == _words(theirs, t) for t in texts
+        )
+        if is_same and (
+            ignores_merges == (name in _IGNORES_MERGES) or _merges_make_all(model)
+        ):
             return name
-    kinds = [step["type"] for step in _steps(json.loads(tokenizer_json)["pre_tokenizer"])]
+    kinds = [
+        step["type"] for step in _steps(json.loads(tokenizer_json)["pre_tokenizer"])
+    ]
     raise _unknown(
         f"byte-level BPE with the pre-tokenizer {', then '.join(kinds)}, which divides words "
         f"differently from {', '.join(_CUTS)}"
@@ -214,11 +300,17 @@ def _words(cut: Any, text: str) -> list[str]:
 
 def _merges_make_all(model: Mapping[str, Any]) -> bool:
     """True if merges alone make every piece, so that ignoring merges changes no ids."""
-    state = {"version": "1.0", "model": {**model, "ignore_merges": False}, "added_tokens": []}
+    state = {
+        "version": "1.0",
+        "model": {**model, "ignore_merges": False},
+        "added_tokens": [],
+    }
     tokenizer = Tokenizer.from_str(json.dumps(state))
     pieces = [*model["vocab"]]
     encodings = tokenizer.encode_batch(pieces, add_special_tokens=False)
-    return all(each.tokens == [piece] for each, piece in zip(encodings, pieces, strict=True))
+    return all(
+        each.tokens == [piece] for each, piece in zip(encodings, pieces, strict=True)
+    )
 
 
 def _refuse_rewriting(state: Mapping[str, Any]) -> None:

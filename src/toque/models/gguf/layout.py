@@ -50,7 +50,10 @@ _COMPUTED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
         "hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
         "attention_bias": (True,),
     },
-    "t5": {"feed_forward_proj": ("relu", "gated-gelu"), "relative_attention_max_distance": (128,)},
+    "t5": {
+        "feed_forward_proj": ("relu", "gated-gelu"),
+        "relative_attention_max_distance": (128,),
+    },
 }
 
 _FACTOR_TYPES: Final = ("llama", "mistral")
@@ -111,7 +114,9 @@ def remove_output_scale(model: PreTrainedModel) -> None:
 
 def rotary(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
     """Return a model's rotary frequencies and the unscaled ones, if its file needs factors."""
-    if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") != "llama3":
+    if (getattr(model.config, "rope_parameters", None) or {}).get(
+        "rope_type"
+    ) != "llama3":
         return None
     scaled = cast("Tensor", cast("Any", model).get_decoder().rotary_emb.inv_freq)
     size = 2 * len(scaled)
@@ -123,7 +128,9 @@ def places(model: PreTrainedModel) -> Iterator[Place]:
     """Yield every weight of a model without output scale, in the order of the file."""
     config: Any = model.config
     arch = architecture_of(config)
-    blocks = max(config.num_hidden_layers, getattr(config, "num_decoder_layers", 0) or 0)
+    blocks = max(
+        config.num_hidden_layers, getattr(config, "num_decoder_layers", 0) or 0
+    )
     file_names = gguf.get_tensor_name_map(arch, blocks)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = [name for name, _ in model.named_parameters()]
@@ -142,7 +149,9 @@ def places(model: PreTrainedModel) -> Iterator[Place]:
 
 def _turns(config: Any, name: str) -> tuple[Turn, Turn]:
     kind = config.model_type
-    if kind == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+    if kind == "gpt2" and name.endswith(
+        (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    ):
         return (lambda t: t.T), (lambda t: t.T)
     if kind in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
         queries = ".q_proj." in name
@@ -153,7 +162,9 @@ def _turns(config: Any, name: str) -> tuple[Turn, Turn]:
         )
     if kind == "gpt_neox" and ".query_key_value." in name:
         heads = config.num_attention_heads
-        return partial(_swapped, outer=(heads, 3), at=0), partial(_swapped, outer=(3, heads), at=0)
+        return partial(_swapped, outer=(heads, 3), at=0), partial(
+            _swapped, outer=(3, heads), at=0
+        )
     return (lambda t: t), (lambda t: t)
 
 

@@ -6,7 +6,9 @@ from typing import Final
 
 from toque.errors import in_shell
 
-Example = str | list[dict[str, str]]  # a prompt, or the first messages of a conversation
+Example = (
+    str | list[dict[str, str]]
+)  # a prompt, or the first messages of a conversation
 HEADING: Final = "## Use it without Toque"
 _DECODER: Final = """from transformers import pipeline
 
@@ -26,7 +28,12 @@ print(tokenizer.decode(written[0], skip_special_tokens=True))"""
 
 
 def with_usage(
-    card: str, *, prompt: Example | None, encoder: bool, max_new_tokens: int, portable: bool
+    card: str,
+    *,
+    prompt: Example | None,
+    encoder: bool,
+    max_new_tokens: int,
+    portable: bool,
 ) -> str:
     """Add a usage section to a model card. Without an example prompt, remove the section."""
     if prompt is None:
@@ -37,7 +44,9 @@ def with_usage(
             "transformers reads this model's tokenizer differently than it was trained. Generate "
             "texts with `toque generate`.",
         )
-    code = (_ENCODER if encoder else _DECODER).format(prompt=prompt, most=max_new_tokens)
+    code = (_ENCODER if encoder else _DECODER).format(
+        prompt=prompt, most=max_new_tokens
+    )
     text = (
         "Run it in this folder, or replace the dot by the folder's path or hub name. The text is "
         "the same as from `toque generate` with temperature 0."
@@ -50,7 +59,13 @@ def with_usage(
 
 
 def with_gguf_usage(
-    card: str, *, file: str, prompt: Example | None, ends: str, encoder: bool, max_new_tokens: int
+    card: str,
+    *,
+    file: str,
+    prompt: Example | None,
+    ends: str,
+    encoder: bool,
+    max_new_tokens: int,
 ) -> str:
     """Add a usage section to a GGUF file's card. Ollama does not run encoder-decoders."""
     if prompt is None:
@@ -58,7 +73,9 @@ def with_gguf_usage(
     lines = []
     if isinstance(prompt, str):
         shell_prompt = in_shell(prompt + ends.encode("unicode_escape").decode())
-        lines = [f"llama-completion -m {file} -e -p {shell_prompt} -n {max_new_tokens} --temp 0"]
+        lines = [
+            f"llama-completion -m {file} -e -p {shell_prompt} -n {max_new_tokens} --temp 0"
+        ]
     text = "In llama.cpp, from this folder:"
     if not encoder:
         lines += [f"llama-server -m {file} --jinja", "ollama create NAME -f Modelfile"]

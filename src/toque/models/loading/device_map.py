@@ -54,7 +54,9 @@ def parts_of(model: nn.Module, dtype: torch.dtype) -> Parts:
     return Parts(rest, sizes)
 
 
-def device_map(parts: Parts, memory: Mapping[torch.device, int]) -> dict[str, torch.device] | None:
+def device_map(
+    parts: Parts, memory: Mapping[torch.device, int]
+) -> dict[str, torch.device] | None:
     """Assign parts to devices in order. Parts outside of blocks are on the first device.
 
     Returns:
@@ -75,7 +77,9 @@ def device_map(parts: Parts, memory: Mapping[torch.device, int]) -> dict[str, to
     return placed if free[first] >= 0 else None
 
 
-def placement_of(checked: CheckedFolder, memory: Mapping[torch.device, int]) -> Placement | None:
+def placement_of(
+    checked: CheckedFolder, memory: Mapping[torch.device, int]
+) -> Placement | None:
     """Place a model over devices, in float32 if it fits and else in bf16.
 
     Returns:
@@ -117,5 +121,6 @@ def placement_note(model: PreTrainedModel) -> str | None:
     names = ", ".join(dict.fromkeys(map(str, placed.values())))
     dtype = str(model.dtype).removeprefix("torch.")
     return (
-        f"one device has too little memory for this model in float32: it is on {names} in {dtype}"
+        "one device has too little memory for this model in float32: it is on "
+        f"{names} in {dtype}"
     )

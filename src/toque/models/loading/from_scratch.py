@@ -22,7 +22,11 @@ from transformers.activations import NewGELUActivation
 
 from toque.errors import CheckpointError, ConfigError, ToqueError, nearest_hint
 from toque.models.families import FAMILIES, Family, family_of, is_read
-from toque.models.loading.model_folder import allowed_share, check_config, read_config_json
+from toque.models.loading.model_folder import (
+    allowed_share,
+    check_config,
+    read_config_json,
+)
 
 _FROM_TOKENIZER = (
     "vocab_size",
@@ -34,12 +38,22 @@ _FROM_TOKENIZER = (
 _OLD_NAMES = ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
 """Old names that configs accept and convert to `rope_parameters`."""
 
-_SIZE = re.compile(r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)")  # names of counts
+_SIZE = re.compile(
+    r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)"
+)  # names of counts
 
-_DEFAULTS_TOO_LARGE = {"neox": ("GPT-NeoX-20B", "80 GB"), "llama": ("Llama-2-7B", "27 GB")}
+_DEFAULTS_TOO_LARGE = {
+    "neox": ("GPT-NeoX-20B", "80 GB"),
+    "llama": ("Llama-2-7B", "27 GB"),
+}
 """Model of a family's default config, and its size in float32."""
 
-_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_REQUIRED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
 
 
 def build_model(
@@ -88,7 +102,9 @@ def build_model(
         config: Any = built.config_class(**arguments)
         heads = config.num_attention_heads
         key_heads = getattr(config, "num_key_value_heads", None) or heads
-        if heads % key_heads != 0:  # Llama's config would fail only in the first forward
+        if (
+            heads % key_heads != 0
+        ):  # Llama's config would fail only in the first forward
             raise ConfigError(
                 f"model.shape.num_attention_heads ({heads}) must be a multiple of "
                 f"num_key_value_heads ({key_heads}). Change one of them, or remove "
@@ -204,7 +220,10 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
     """Check a shape before any allocation, because a default size can mean tens of gigabytes."""
     names = {f.name for f in dataclasses.fields(family.config_class)}
     base = {f.name for f in dataclasses.fields(PretrainedConfig)}
-    allowed = (names - base) | {"tie_word_embeddings", *family.config_class.attribute_map}
+    allowed = (names - base) | {
+        "tie_word_embeddings",
+        *family.config_class.attribute_map,
+    }
     if "rope_parameters" in names:
         allowed |= set(_OLD_NAMES)
     allowed -= {*_FROM_TOKENIZER, "use_cache", "is_decoder", "is_encoder_decoder"}
@@ -223,8 +242,14 @@ def _check_shape(family: Family, shape: Mapping[str, Any]) -> None:
         if _SIZE.fullmatch(name) and type(value) is int and value < 1:
             raise ConfigError(f"model.shape.{name} is {value}; it must be at least 1.")
         if allowed_range := allowed_share(name, value):
-            raise ConfigError(f"model.shape.{name} is {value}; it must be {allowed_range}.")
-        if name == "relative_attention_num_buckets" and type(value) is int and value < 4:
+            raise ConfigError(
+                f"model.shape.{name} is {value}; it must be {allowed_range}."
+            )
+        if (
+            name == "relative_attention_num_buckets"
+            and type(value) is int
+            and value < 4
+        ):
             raise ConfigError(
                 f"model.shape.{name} must be at least 4, not {value}. A T5's encoder divides the "
                 "buckets by direction and by distance."
@@ -256,7 +281,13 @@ def stock_activations(model: nn.Module) -> None:
 
 def _t5(width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
     """Shape of a T5 v1.1 (Shazeer 2020), on which FLAN-T5 is based."""
-    sizes = {"d_model": width, "d_kv": 64, "d_ff": inner, "num_layers": layers, "num_heads": heads}
+    sizes = {
+        "d_model": width,
+        "d_kv": 64,
+        "d_ff": inner,
+        "num_layers": layers,
+        "num_heads": heads,
+    }
     variant = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     return {"family": "t5", "shape": sizes | variant, "vocab_size": 32128}
 

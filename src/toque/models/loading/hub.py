@@ -14,7 +14,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _SHARD = re.compile(r"(.*)-\d+-of-(\d+)\.safetensors")
 _ANSWER_SECONDS = 5.0  # time limit of the hub's first answer
 _ALSO = ("*.json", "*.model", "*.txt", "README.md")
-_NOT = ("consolidated*.safetensors",)  # another copy of the weights, for another program
+_NOT = (
+    "consolidated*.safetensors",
+)  # another copy of the weights, for another program
 
 
 def folder_here(
@@ -46,7 +48,9 @@ def folder_here(
 
 def _has_every_shard(folder: Path) -> bool:
     """True unless an interrupted download left only some shards, which the library may ignore."""
-    shards = [shard for file in folder.iterdir() if (shard := _SHARD.fullmatch(file.name))]
+    shards = [
+        shard for file in folder.iterdir() if (shard := _SHARD.fullmatch(file.name))
+    ]
     counts = Counter((shard[1], int(shard[2])) for shard in shards)
     return all(n == count for (_, count), n in counts.items())
 
@@ -74,7 +78,9 @@ def resolve_folder(
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise error(f"{setting} is {path}, which is a file. Use the folder that contains it.")
+        raise error(
+            f"{setting} is {path}, which is a file. Use the folder that contains it."
+        )
     if not _names_repository(path):
         raise error(
             f"{setting} is {path}, but there is no such folder. Use a Hugging Face folder, or a "
@@ -97,7 +103,9 @@ def resolve_folder(
         # that accepted the connection and did not answer (huggingface_hub 2.4.0).
         HfApi(endpoint=constants.ENDPOINT).repo_info(path, timeout=_ANSWER_SECONDS)
         return Path(
-            snapshot_download(path, allow_patterns=[*needs, *also], ignore_patterns=[*_NOT])
+            snapshot_download(
+                path, allow_patterns=[*needs, *also], ignore_patterns=[*_NOT]
+            )
         )
     except (HfHubHTTPError, LocalEntryNotFoundError) as refusal:
         reason = str(refusal).strip().splitlines()[0]
@@ -105,7 +113,9 @@ def resolve_folder(
             f"{missing}, and {constants.ENDPOINT} refused the download: {reason} Check the name. "
             "For a private or gated model, log in with `hf auth login` first."
         ) from refusal
-    except Exception as failure:  # httpx's or httpx2's, depending on the library's version
+    except (
+        Exception
+    ) as failure:  # httpx's or httpx2's, depending on the library's version
         raise error(
             f"{missing} in {Path.cwd()}, and the hub at {constants.ENDPOINT} cannot be reached "
             f"({failure}). Use a folder, or connect to the network (set HTTPS_PROXY for a proxy)."
@@ -114,7 +124,9 @@ def resolve_folder(
 
 def hub_name(path: str) -> str | None:
     """Return the name of a model on the hub; None for a folder, or for scratch."""
-    is_hub_name = path != "scratch" and _names_repository(path) and not Path(path).exists()
+    is_hub_name = (
+        path != "scratch" and _names_repository(path) and not Path(path).exists()
+    )
     return path if is_hub_name else None
 
 
@@ -140,7 +152,9 @@ def refuse_push(name: str) -> None:
     if "/" not in name or not _names_repository(name):
         raise ConfigError(f"{shown} must be a repository of the hub: owner/name.")
     if constants.HF_HUB_OFFLINE:
-        raise ConfigError(f"{shown} needs the network, but HF_HUB_OFFLINE is set. Unset it.")
+        raise ConfigError(
+            f"{shown} needs the network, but HF_HUB_OFFLINE is set. Unset it."
+        )
     if get_token() is None:
         raise ConfigError(
             f"{shown} needs a token with write access. Log in with `hf auth login`, or set "
@@ -159,8 +173,12 @@ def push(folder: Path, name: str) -> None:
     api = HfApi(endpoint=constants.ENDPOINT)
     try:
         api.create_repo(name, private=True, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"Upload {folder.name}")
-    except Exception as failure:  # httpx's or httpx2's, depending on the library's version
+        api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=f"Upload {folder.name}"
+        )
+    except (
+        Exception
+    ) as failure:  # httpx's or httpx2's, depending on the library's version
         reason = str(failure).strip().partition("\n")[0]
         raise ConfigError(
             f"{folder} is complete, but {constants.ENDPOINT} refused the upload to {name}: "

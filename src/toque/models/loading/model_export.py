@@ -39,7 +39,13 @@ _TOKENIZER_FILES = (
 )
 _CHAT = "chat_template.jinja"
 _INHERITED_SETTINGS: Final = (
-    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "use_cache"),
+    *(
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "decoder_start_token_id",
+        "use_cache",
+    ),
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "length_penalty"),
 )
 """Generation settings that a trained model inherits from its base.
@@ -96,9 +102,14 @@ def save_adapter(
 
 
 def _write_folder(
-    folder: Path, write: Callable[[Path], None], codec_folder: Path | None, files: Mapping[str, str]
+    folder: Path,
+    write: Callable[[Path], None],
+    codec_folder: Path | None,
+    files: Mapping[str, str],
 ) -> None:
-    is_model = any((folder / mark).exists() for mark in ("config.json", "adapter_config.json"))
+    is_model = any(
+        (folder / mark).exists() for mark in ("config.json", "adapter_config.json")
+    )
     if not is_model and any((folder / name).exists() for name in WRITTEN):
         raise CheckpointError(
             f"{folder} exists and does not contain a model, so it is not replaced. Choose another "
@@ -108,7 +119,9 @@ def _write_folder(
         with atomic_folder(folder) as writer:
             write(writer.folder)
             # The other tokenizer files would describe the tokenizer.json that is replaced.
-            copied = (_CHAT,) if "tokenizer.json" in files else (*_TOKENIZER_FILES, _CHAT)
+            copied = (
+                (_CHAT,) if "tokenizer.json" in files else (*_TOKENIZER_FILES, _CHAT)
+            )
             for name in copied:
                 if codec_folder is not None and (codec_folder / name).exists():
                     writer.put(name, (codec_folder / name).read_bytes())
@@ -132,7 +145,11 @@ def _keep_users_files(folder: Path, new: Path) -> None:
 
 
 def _write_model(
-    model: PreTrainedModel, folder: Path, *, record: Provenance | None, end_ids: Sequence[int]
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    record: Provenance | None,
+    end_ids: Sequence[int],
 ) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -148,7 +165,9 @@ def _write_model(
         generation = _generation_config(model.generation_config, record, end_ids)
         # save_pretrained rejects fields without effect, such as a temperature without do_sample.
         # Many published models have such fields, and they are retained.
-        generation.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
+        generation.to_json_file(
+            folder / "generation_config.json", keys_to_pop=["compile_config"]
+        )
 
     # named_parameters lists a shared tensor once, by the embedding's name, as transformers needs.
     tensors = {name: p.detach() for name, p in model.named_parameters()}
@@ -238,13 +257,19 @@ def export_model(
     """
     refuse_taken(to)
     was_adapter = is_adapter_folder(source)
-    model = load_with_adapter(source, merge=False) if was_adapter else load_model(str(source))
+    model = (
+        load_with_adapter(source, merge=False)
+        if was_adapter
+        else load_model(str(source))
+    )
     before = sample_logits(model)
 
     plain = merged(model)
     plain.to(DTYPES[dtype])  # type: ignore[arg-type]  # transformers annotates it away
     tokenizer = codec_folder or source
-    save_model(plain, tokenizer, to, card=card, files=files, record=record, end_ids=end_ids)
+    save_model(
+        plain, tokenizer, to, card=card, files=files, record=record, end_ids=end_ids
+    )
     plain.to(torch.float32)  # type: ignore[arg-type]
     expected = before if dtype == "f32" else sample_logits(plain)
 
@@ -313,6 +338,8 @@ def sample_logits(model: PreTrainedModel) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     rows = int(model.config.vocab_size)
     ids = torch.randint(rows, (_ROWS, _TOKENS), generator=generator)
-    extra = {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
+    extra = (
+        {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
+    )
     logits: Tensor = model.train(mode=False)(input_ids=ids, **extra).logits
     return logits.float()

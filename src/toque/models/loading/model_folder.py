@@ -21,10 +21,14 @@ from toque.storage.no_follow import refuse_endless_files
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MAX_BYTES: Final = 8 << 20  # bytes of a config.json; 1 MiB is enough for names of 20,000 classes
+_MAX_BYTES: Final = (
+    8 << 20
+)  # bytes of a config.json; 1 MiB is enough for names of 20,000 classes
 _MAX_LAYERS: Final = 1_000
 _LARGEST: Final = (1 << 31) - 1
-_SIZE = re.compile(r"(?:.*_)?(?:n|num|d)_.*|.*_(?:size|dim|positions)|max_position_embeddings")
+_SIZE = re.compile(
+    r"(?:.*_)?(?:n|num|d)_.*|.*_(?:size|dim|positions)|max_position_embeddings"
+)
 _LAYERS = re.compile(r"n_layers?|(?:num_)?(?:hidden_|decoder_)?layers")
 _SHARE = re.compile(r".*(?:dropout|pdrop)(?:_rate|_prob)?|dropout_rate")
 _SMALL = re.compile(r".*_(?:eps|epsilon)")
@@ -44,7 +48,9 @@ def read_config_json(folder: Path) -> dict[str, Any]:
             )
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON: {error}. Copy it again.") from error
+        raise CheckpointError(
+            f"{file} cannot be read as JSON: {error}. Copy it again."
+        ) from error
     if not isinstance(raw, dict):
         raise CheckpointError(
             f"{file} must contain an object, not a {type(raw).__name__}. Copy it again."
@@ -65,7 +71,9 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
         if _SIZE.fullmatch(name) and value is not None:
             largest = _MAX_LAYERS if _LAYERS.fullmatch(name) else _LARGEST
             if type(value) is not int or not 1 <= value <= largest:
-                raise _out_of_range(file, name, value, f"a whole number from 1 to {largest:,}")
+                raise _out_of_range(
+                    file, name, value, f"a whole number from 1 to {largest:,}"
+                )
         elif allowed := allowed_share(name, value):
             raise _out_of_range(file, name, value, allowed)
         elif isinstance(value, float) and not math.isfinite(value):
@@ -89,11 +97,15 @@ def _check_tokens(raw: Mapping[str, Any], file: Path) -> None:
     """Check entries that count things outside the model: its tokens, and names of classes."""
     labels = raw.get("num_labels", 1)
     if not (type(labels) is int and 0 <= labels <= _MAX_BYTES):
-        raise _out_of_range(file, "num_labels", labels, f"a whole number from 0 to {_MAX_BYTES:,}")
+        raise _out_of_range(
+            file, "num_labels", labels, f"a whole number from 0 to {_MAX_BYTES:,}"
+        )
     for name in (name for name in raw if name.endswith("_token_id")):
         ids = raw[name] if isinstance(raw[name], list) else [raw[name]]
         if not all(i is None or (type(i) is int and -1 <= i <= _LARGEST) for i in ids):
-            raise _out_of_range(file, name, raw[name], f"null or a token id below {_LARGEST:,}")
+            raise _out_of_range(
+                file, name, raw[name], f"null or a token id below {_LARGEST:,}"
+            )
 
 
 def _min_weights(entries: Mapping[str, Any]) -> int:
@@ -106,7 +118,9 @@ def _min_weights(entries: Mapping[str, Any]) -> int:
     """
 
     def first(*names: str, default: int = 0) -> int:
-        return next((int(entries[n]) for n in names if entries.get(n) is not None), default)
+        return next(
+            (int(entries[n]) for n in names if entries.get(n) is not None), default
+        )
 
     width = first("n_embd", "hidden_size", "d_model")
     inner = first("n_inner", "intermediate_size", "d_ff", default=4 * width)
@@ -143,7 +157,9 @@ def _size_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
         for name, field in config_class.__dataclass_fields__.items()
         if name not in base and isinstance(field.default, int | float | None)
     }
-    values = {config_class.attribute_map.get(name, name): value for name, value in raw.items()}
+    values = {
+        config_class.attribute_map.get(name, name): value for name, value in raw.items()
+    }
     return {name: values.get(name, default) for name, default in defaults.items()}
 
 
@@ -157,10 +173,16 @@ def allowed_share(name: str, value: object) -> str:
 
 
 def _is_between(value: object, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
+    return (
+        isinstance(value, int | float)
+        and type(value) is not bool
+        and low <= value <= high
+    )
 
 
-def _out_of_range(file: Path, name: str, value: object, allowed: str) -> CheckpointError:
+def _out_of_range(
+    file: Path, name: str, value: object, allowed: str
+) -> CheckpointError:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
     return CheckpointError(f"{file}: {name} is {shown}. Allowed: {allowed}. {_DAMAGED}")
@@ -201,7 +223,9 @@ def stored_weights(folder: Path) -> StoredWeights:
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(folder):
-        with opened_weights(file, missing=f", and {folder / _INDEX} names it.") as tensors:
+        with opened_weights(
+            file, missing=f", and {folder / _INDEX} names it."
+        ) as tensors:
             for name in tensors.keys():  # noqa: SIM118  # not a mapping
                 files[name] = file
                 shapes[name] = tuple(tensors.get_slice(name).get_shape())
@@ -209,7 +233,9 @@ def stored_weights(folder: Path) -> StoredWeights:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / "model.safetensors").exists():  # transformers also prefers it to an index
+    if (
+        folder / "model.safetensors"
+    ).exists():  # transformers also prefers it to an index
         return [folder / "model.safetensors"]
 
     if (folder / _INDEX).exists():
@@ -217,7 +243,13 @@ def _weight_files(folder: Path) -> list[Path]:
             index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
             names = sorted(set(index["weight_map"].values()))
             outside = [name for name in names if not name or name != Path(name).name]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise CheckpointError(
                 f"{folder / _INDEX} cannot be read: {error!r}. Copy the model again."
             ) from error

@@ -35,7 +35,12 @@ from toque.models.families import (
     unknown_type,
     vocabulary_rows,
 )
-from toque.models.loading.from_scratch import config_in, construct, fuse_activations, give_own_head
+from toque.models.loading.from_scratch import (
+    config_in,
+    construct,
+    fuse_activations,
+    give_own_head,
+)
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.model_folder import (
     StoredWeights,
@@ -69,9 +74,13 @@ from toque.models.lora.frozen import (
 from toque.models.lora.layers import ADAPTER
 from toque.models.lora.quantised import Outlined, form_named
 
-SHARE: Final = 0.8  # share of free memory for weights; the KV cache and activations get the rest
+SHARE: Final = (
+    0.8  # share of free memory for weights; the KV cache and activations get the rest
+)
 CPU: Final = torch.device("cpu")
-MAX_ROWS: Final = 500_000  # maximum size of a grown embedding, and of a trained tokenizer
+MAX_ROWS: Final = (
+    500_000  # maximum size of a grown embedding, and of a trained tokenizer
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,9 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
             f"{folder} contains an adapter, not a model. Set model.start_from to the model that "
             "the adapter was trained on."
         )
-    if (folder / ADAPTER_CONFIG).exists():  # transformers would add it to the model silently
+    if (
+        folder / ADAPTER_CONFIG
+    ).exists():  # transformers would add it to the model silently
         raise ConfigError(
             f"{folder} contains both the weights of a model and an adapter ({ADAPTER_CONFIG}). "
             f"Move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} to a separate folder. Then use that "
@@ -136,7 +147,9 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     check_config(raw, file, n_weights)
     config = config_in(folder)
     refuse_unfit(config)
-    has_own_head = raw.get("tie_word_embeddings") is False and "lm_head.weight" in stored.files
+    has_own_head = (
+        raw.get("tie_word_embeddings") is False and "lm_head.weight" in stored.files
+    )
     checked = CheckedFolder(folder, family_of(config), stored, has_own_head)
     if checked.family == CAUSAL:
         _check_size(checked, file, n_weights)
@@ -156,7 +169,9 @@ def _check_size(checked: CheckedFolder, file: Path, n_weights: int) -> None:
         raise too_few_weights(file, needed, n_weights)
 
 
-def load_model(path: str, *, family: str = "auto", place: Place | None = None) -> PreTrainedModel:
+def load_model(
+    path: str, *, family: str = "auto", place: Place | None = None
+) -> PreTrainedModel:
     """Load a pretrained model in float32 on the CPU, in evaluation mode.
 
     With `place`, load to the devices of its placement, without a copy on the CPU. No weight may be
@@ -171,7 +186,9 @@ def load_model(path: str, *, family: str = "auto", place: Place | None = None) -
     model = _read_weights(checked.folder, checked.family, placement)
     if placement is not None:  # transformers sets the map for several devices only
         vars(model)["hf_device_map"] = dict(placement.devices)
-    if checked.has_own_head:  # transformers 5 ties a T5's head regardless of config.json
+    if (
+        checked.has_own_head
+    ):  # transformers 5 ties a T5's head regardless of config.json
         if _head(model) is embedding(model):
             give_own_head(model, _head(model).detach().clone())
         model.config.tie_word_embeddings = False
@@ -203,7 +220,9 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
             table[old:] = table[:old].mean(0)
 
 
-def _read_weights(folder: Path, family: Family, placement: Placement | None) -> PreTrainedModel:
+def _read_weights(
+    folder: Path, family: Family, placement: Placement | None
+) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
 
@@ -251,7 +270,8 @@ def load_frame(checked: CheckedFolder) -> PreTrainedModel | None:
     parameters = _read_parameters(model, checked)
     # Only the constructor of an unknown module can compute its buffers.
     has_plain_buffers = checked.family != CAUSAL or all(
-        "RotaryEmbedding" in type(module).__name__ or not [*module.buffers(recurse=False)]
+        "RotaryEmbedding" in type(module).__name__
+        or not [*module.buffers(recurse=False)]
         for module in model.modules()
     )
     if parameters is None or not has_plain_buffers:
@@ -263,7 +283,9 @@ def load_frame(checked: CheckedFolder) -> PreTrainedModel | None:
         for name, buffer in buffers.items():
             empty = torch.empty_like(buffer, device="cpu")
             setattr(module, name, nn.Buffer(empty, persistent=False))
-        if buffers:  # rotary embeddings are not in the files; from_pretrained computes them so
+        if (
+            buffers
+        ):  # rotary embeddings are not in the files; from_pretrained computes them so
             model._init_weights(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
     fuse_activations(model)
     model.train(mode=False)
@@ -274,7 +296,9 @@ def outlined(checked: CheckedFolder) -> PreTrainedModel:
     """Construct the model of a checked folder on the meta device, with its stored head."""
     with torch.device("meta"):
         model = construct(checked.family, config_in(checked.folder))
-        if checked.has_own_head and model.get_parameter("lm_head.weight") is embedding(model):
+        if checked.has_own_head and model.get_parameter("lm_head.weight") is embedding(
+            model
+        ):
             give_own_head(model, embedding(model).detach().clone())
     return model
 
@@ -298,7 +322,9 @@ def _read_parameters(
     for key, names in names_by_id.items():
         candidates = (stored.name_of(name, prefix) for name in names)
         stored_names = [name for name in candidates if name is not None]
-        if not stored_names or any(stored.shapes[name] != shapes[key] for name in stored_names):
+        if not stored_names or any(
+            stored.shapes[name] != shapes[key] for name in stored_names
+        ):
             return None
         if names[0] in matrices:
             tensor = torch.zeros(()).expand(shapes[key])
@@ -324,7 +350,9 @@ class AdaptedBase:
 
     checked: CheckedFolder
     add: Callable[[PreTrainedModel], None]  # grows the vocabulary and adds the adapters
-    read_whole: bool  # read all matrices in float32 first, because DoRA computes with them
+    read_whole: (
+        bool  # read all matrices in float32 first, because DoRA computes with them
+    )
 
     @cached_property
     def _frame(self) -> PreTrainedModel | None:
@@ -352,7 +380,9 @@ class AdaptedBase:
         refuse_wrong_forward(frame)
         return frame, base_hash
 
-    def needed(self, frozen_format: FrozenFormat, device: torch.device) -> tuple[int, int]:
+    def needed(
+        self, frozen_format: FrozenFormat, device: torch.device
+    ) -> tuple[int, int]:
         """Compute the bytes on a GPU after loading, and in the machine's memory while loading."""
         model = outlined(self.checked)
         with torch.device("meta"):
@@ -361,7 +391,9 @@ class AdaptedBase:
             layers: Iterable[Any] = frozen_matrices(model).values()
             without_matrices = in_float32 - sum(layer.weight.nbytes for layer in layers)
             # In addition to the model: the adapter's file, and a tensor of the base with a copy.
-            extra = sum(p.nbytes for name, p in model.named_parameters() if is_added(name))
+            extra = sum(
+                p.nbytes for name, p in model.named_parameters() if is_added(name)
+            )
             extra += 2 * max(p.nbytes for p in model.parameters())
             quantised = frozen_format.quantised
             hold_frozen(model, frozen_format.dtype, quantised and Outlined(quantised))
@@ -372,7 +404,9 @@ class AdaptedBase:
             return on_gpu, in_float32 + extra
         return on_gpu, extra + (in_format if device.type == "cpu" else without_matrices)
 
-    def fitting(self, formats: Sequence[FrozenFormat], device: torch.device) -> FrozenFormat:
+    def fitting(
+        self, formats: Sequence[FrozenFormat], device: torch.device
+    ) -> FrozenFormat:
         """Return the first format that fits in the free memory; ConfigError if none fits."""
         gpu_limit = int(SHARE * free_bytes(device))
         cpu_limit = int(HEADROOM * free_bytes(CPU))
@@ -383,12 +417,15 @@ class AdaptedBase:
             if on_gpu <= gpu_limit and on_cpu <= cpu_limit:
                 return frozen_format
             gpu_need = f"{in_words(on_gpu)} of {device} and " if has_gpu else ""
-            needs.append(f"{gpu_need}{in_words(on_cpu)} of the machine's memory ({frozen_format})")
+            needs.append(
+                f"{gpu_need}{in_words(on_cpu)} of the machine's memory ({frozen_format})"
+            )
 
         limit = f"{in_words(cpu_limit)} of memory ({HEADROOM:.0%} of the free memory)"
         if has_gpu:
             limit = (
-                f"{in_words(gpu_limit)} of {device} ({SHARE:.0%} of its free memory) and {limit}"
+                f"{in_words(gpu_limit)} of {device} ({SHARE:.0%} of its free "
+                f"memory) and {limit}"
             )
         raise ConfigError(
             f"{self.checked.folder} with its adapter needs {', or '.join(needs)}. The limit is "
@@ -400,7 +437,9 @@ class AdaptedBase:
 
 
 def formats_in_use(
-    adapters: Iterable[Path], device: torch.device, otherwise: FrozenFormat | None = None
+    adapters: Iterable[Path],
+    device: torch.device,
+    otherwise: FrozenFormat | None = None,
 ) -> list[FrozenFormat]:
     """List the formats of a base for some adapters, the best first.
 
@@ -409,7 +448,9 @@ def formats_in_use(
     format is float32 or unknown, or the adapters differ. If memory is short, the second format is
     used.
     """
-    recorded = {trained_beside(adapter) or otherwise for adapter in adapters} or {otherwise}
+    recorded = {trained_beside(adapter) or otherwise for adapter in adapters} or {
+        otherwise
+    }
     trained = recorded.pop() if len(recorded) == 1 else None
     if device.type != "cpu" and trained not in (None, PLAIN):
         return [trained]

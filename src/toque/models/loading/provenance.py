@@ -27,7 +27,12 @@ _TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json")
 WRITTEN: Final = (
     *("README.md", "config.json", "generation_config.json", "model.safetensors"),
     *("adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"),
-    *(*_TOKENIZER, "special_tokens_map.json", "added_tokens.json", f"{FOLDER}/{RECORD}"),
+    *(
+        *_TOKENIZER,
+        "special_tokens_map.json",
+        "added_tokens.json",
+        f"{FOLDER}/{RECORD}",
+    ),
     *(f"{FOLDER}/{name}" for name in _TOKENIZER),
 )
 """Names of the files in a model folder that Toque writes. Other files belong to the user."""
@@ -78,13 +83,17 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
         """Default of this option, for texts that are not JSON."""
         return RECIPE_RUN_TOKENS if self.knows_recipes else 0
 
-    def completed(self, options: GenerationOptions, *, in_json: bool = False) -> GenerationOptions:
+    def completed(
+        self, options: GenerationOptions, *, in_json: bool = False
+    ) -> GenerationOptions:
         """Fill missing options with the model's own values. JSON may repeat its names."""
         size = options.no_repeat_ngram_size
         if size is None:
             size = 0 if in_json else self.no_repeat_ngram_size
         max_new_tokens = options.max_new_tokens or self.max_new_tokens
-        return replace(options, max_new_tokens=max_new_tokens, no_repeat_ngram_size=size)
+        return replace(
+            options, max_new_tokens=max_new_tokens, no_repeat_ngram_size=size
+        )
 
     def files(self) -> dict[str, str]:
         """Return the file of the record, by its path in the model folder."""
@@ -115,5 +124,7 @@ def tokenizer_files_in(folder: Path) -> Path:
     if not (original / "tokenizer.json").is_file() or not portable.is_file():
         return folder
     record = provenance_of(folder)
-    is_current = record is not None and record.tokenizer_json_sha256 == sha256_of(portable)
+    is_current = record is not None and record.tokenizer_json_sha256 == sha256_of(
+        portable
+    )
     return original if is_current else folder

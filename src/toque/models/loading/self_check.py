@@ -43,9 +43,13 @@ def refuse_wrong_forward(model: PreTrainedModel) -> None:
     try:
         with torch.no_grad(), evaluating(core), computing(core), _narrow_windows(core):
             problem = _difference(core)
-    except Exception as error:  # a model may raise anything if its forward gets our arguments
+    except (
+        Exception
+    ) as error:  # a model may raise anything if its forward gets our arguments
         message = " ".join(str(error).split())[:300]
-        raise _unsuitable(core, f"its forward raises {type(error).__name__}: {message}") from error
+        raise _unsuitable(
+            core, f"its forward raises {type(error).__name__}: {message}"
+        ) from error
     if problem:
         raise _unsuitable(core, problem)
 
@@ -67,7 +71,11 @@ def _narrow_windows(core: Any) -> Iterator[None]:
     holders: list[Any] = []
     if window_of(core.config) is not None:
         holders = [*core.modules(), *configs_of(core)]
-    holders = [each for each in holders if isinstance(getattr(each, "sliding_window", None), int)]
+    holders = [
+        each
+        for each in holders
+        if isinstance(getattr(each, "sliding_window", None), int)
+    ]
     windows = [holder.sliding_window for holder in holders]
     try:
         for holder in holders:
@@ -82,16 +90,24 @@ def _narrow_windows(core: Any) -> Iterator[None]:
 
 def _difference(core: PreTrainedModel) -> str:
     """Describe a difference between Toque's forward and transformers'; "" without one."""
-    if "position_ids" not in inspect.signature(type(core.base_model).forward).parameters:
+    if (
+        "position_ids"
+        not in inspect.signature(type(core.base_model).forward).parameters
+    ):
         return "it counts positions from the beginning of a row"
     if not hasattr(core, "lm_head"):
         return "it has no plain linear output head with the name lm_head"
 
     random = torch.Generator().manual_seed(0)
     n_rows = vocabulary_rows(core)
-    texts = [torch.randint(n_rows, (1, n), generator=random).to(core.device) for n in _LENGTHS]
+    texts = [
+        torch.randint(n_rows, (1, n), generator=random).to(core.device)
+        for n in _LENGTHS
+    ]
     with attending_by(configs_of(core), "eager"):  # only this attention applies caps
-        alone = [core(input_ids=text, use_cache=False).logits[0].float() for text in texts]
+        alone = [
+            core(input_ids=text, use_cache=False).logits[0].float() for text in texts
+        ]
         shorter = core(input_ids=texts[0][:, :-1], use_cache=False).logits[0].float()
     largest = _LARGEST[core.dtype == torch.float32 and format_of(core) == PLAIN]
     weight, bias = output_head(core)
@@ -105,7 +121,9 @@ def _difference(core: PreTrainedModel) -> str:
         return "its tokens attend to later tokens, so it cannot generate text"
     error = error_of(hidden_states(core, _one_row(texts))[0], torch.cat(alone))
     if not error <= largest:
-        return f"two texts packed in one row get other logits ({error:.1e} of the largest)"
+        return (
+            f"two texts packed in one row get other logits ({error:.1e} of the largest)"
+        )
 
     decoding = CausalDecoding(core, rows=2, columns=max(_LENGTHS) + 1, pad_id=0)
     decoding.admit([text[0, :-2].tolist() for text in texts])
@@ -124,7 +142,9 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 
 def _one_row(texts: list[Tensor]) -> DecoderBatch:
     tokens = torch.cat(texts, 1)
-    numbers = torch.cat([torch.full_like(text, i) for i, text in enumerate(texts, start=1)], 1)
+    numbers = torch.cat(
+        [torch.full_like(text, i) for i, text in enumerate(texts, start=1)], 1
+    )
     positions = [torch.arange(text.shape[1], device=text.device) for text in texts]
     ids = (tuple(range(len(texts))),)
     return DecoderBatch(tokens, ids, tokens, numbers.int(), torch.cat(positions)[None])

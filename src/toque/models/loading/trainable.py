@@ -75,7 +75,9 @@ class ModelToTrain:
             new_tokens.add(self.tokens.newline_id)
         folder = named_path(start_from)
         base = str(folder.resolve()) if folder.is_dir() else start_from
-        attach(model, self.adapter, base=base, seed=self.seed, tokens=sorted(new_tokens))
+        attach(
+            model, self.adapter, base=base, seed=self.seed, tokens=sorted(new_tokens)
+        )
 
     def in_float32(self) -> PreTrainedModel:
         """Read or build the model and its adapter, in float32 on the CPU."""
@@ -96,7 +98,9 @@ class ModelToTrain:
     ) -> tuple[PreTrainedModel, str | None]:
         """Read or build the model on a device. Return it, and the hash of an adapter's base."""
         if self.adapter is not None:
-            return self.base().placed(FrozenFormat(dtype, self.adapter.quantize_base), device)
+            return self.base().placed(
+                FrozenFormat(dtype, self.adapter.quantize_base), device
+            )
         model = self.in_float32()
         model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
         return model, None

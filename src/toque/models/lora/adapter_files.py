@@ -24,10 +24,17 @@ from toque.storage.no_follow import refuse_endless_files, write_new
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-BASE_KEY = "toque_base_sha256"  # metadata of the weights file: SHA-256 of the base's weights
-ROWS_KEY = "toque_vocabulary"  # metadata: rows of the base's embedding, which may have grown
+BASE_KEY = (
+    "toque_base_sha256"  # metadata of the weights file: SHA-256 of the base's weights
+)
+ROWS_KEY = (
+    "toque_vocabulary"  # metadata: rows of the base's embedding, which may have grown
+)
 FORMAT_KEY = "toque_base_format"  # metadata: format of the base's matrices in training
-_BASE: Final = ("model*.safetensors*", "pytorch_model*.bin*")  # weights of a complete model
+_BASE: Final = (
+    "model*.safetensors*",
+    "pytorch_model*.bin*",
+)  # weights of a complete model
 _PREFIX = "base_model.model."  # peft's prefix of the wrapped model's parameter names
 _PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal", "mica")
 """Values of init_lora_weights that do not change the base.
@@ -35,10 +42,20 @@ _PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal", "mica")
 pissa, olora, corda, loftq and lora_ga subtract the adapter's initial product from the base, and the
 difference is not stored.
 """
-_UNSUPPORTED: Final = ("alora_invocation_tokens", "lora_bias", "kasa_config", "layer_replication")
+_UNSUPPORTED: Final = (
+    "alora_invocation_tokens",
+    "lora_bias",
+    "kasa_config",
+    "layer_replication",
+)
 """Settings of adapters that do more than add a product of two matrices to the base."""
 
-_TENSOR_NAMES: Final = (".lora_A.", ".lora_B.", ".lora_magnitude_vector", ".trainable_tokens_delta")
+_TENSOR_NAMES: Final = (
+    ".lora_A.",
+    ".lora_B.",
+    ".lora_magnitude_vector",
+    ".trainable_tokens_delta",
+)
 """Parts of the names of supported tensors.
 
 Other tensors are LoRA on an embedding, which is not supported, and weights of the base itself.
@@ -73,8 +90,14 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
         if isinstance(value, set):  # the order of a set differs between processes
             setattr(config, name, sorted(value))
     config.save_pretrained(str(folder))
-    tensors = {key: tensor.contiguous().cpu() for key, tensor in adapter_tensors(model).items()}
-    metadata = {"format": "pt", BASE_KEY: base_hash, ROWS_KEY: str(vocabulary_rows(model))}
+    tensors = {
+        key: tensor.contiguous().cpu() for key, tensor in adapter_tensors(model).items()
+    }
+    metadata = {
+        "format": "pt",
+        BASE_KEY: base_hash,
+        ROWS_KEY: str(vocabulary_rows(model)),
+    }
     metadata[FORMAT_KEY] = str(format_of(model))
     write_new(folder / WEIGHTS, with_sorted_metadata(save(tensors, metadata)))
 
@@ -109,7 +132,9 @@ def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> No
         CheckpointError: The folder is damaged.
     """
     peft, config = _peft(), read_config(folder)
-    config.init_lora_weights = False  # the file has all values; other starts read the base's matrix
+    config.init_lora_weights = (
+        False  # the file has all values; other starts read the base's matrix
+    )
     with _opened(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
     try:
@@ -127,10 +152,14 @@ def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> No
 
 
 @torch.no_grad()
-def _fill(parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, file: Path) -> None:
+def _fill(
+    parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, file: Path
+) -> None:
     """Copy the tensors of a file into parameters with the same names and shapes."""
     problems = [f"{key} is missing" for key in parameters.keys() - tensors.keys()]
-    problems += [f"{key} is not in the model" for key in tensors.keys() - parameters.keys()]
+    problems += [
+        f"{key} is not in the model" for key in tensors.keys() - parameters.keys()
+    ]
     problems += [
         f"{key} is {tuple(tensors[key].shape)}, the model has {tuple(parameter.shape)}"
         for key, parameter in parameters.items()
@@ -160,7 +189,10 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
     for module in model.modules():
         if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
             inner: Any = getattr(module, "token_adapter", module)
-            parts = (getattr(inner, kind, ()) for kind in ("lora_A", "trainable_tokens_delta"))
+            parts = (
+                getattr(inner, kind, ())
+                for kind in ("lora_A", "trainable_tokens_delta")
+            )
             if name is not None and any(name in part for part in parts):
                 module.enable_adapters(True)
                 module.set_adapter(name)
@@ -174,7 +206,9 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     """Merge a model's adapter into its float32 weights, in place (Hu et al. 2021, 4.1)."""
     if not is_adapted(model):
         return model
-    other_dtypes = sorted({str(p.dtype) for p in model.parameters() if p.dtype != torch.float32})
+    other_dtypes = sorted(
+        {str(p.dtype) for p in model.parameters() if p.dtype != torch.float32}
+    )
     if other_dtypes:
         raise ConfigError(
             f"The base must be in float32 to merge an adapter, not {', '.join(other_dtypes)}. "
@@ -184,10 +218,15 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if isinstance(head, BaseTunerLayer) and head.weight is model.get_input_embeddings().weight:
+    if (
+        isinstance(head, BaseTunerLayer)
+        and head.weight is model.get_input_embeddings().weight
+    ):
         # The embedding shares the head's matrix and must not change.
         base_layer: Any = head.get_base_layer()
-        base_layer.weight = nn.Parameter(base_layer.weight.detach().clone(), requires_grad=False)
+        base_layer.weight = nn.Parameter(
+            base_layer.weight.detach().clone(), requires_grad=False
+        )
 
     # A module that encoder and decoder share is listed once per name, and merged once.
     modules = list(model.named_modules(remove_duplicate=False))
@@ -223,7 +262,9 @@ def read_config(folder: Path) -> Any:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON: {error}. Copy it again.") from error
+        raise CheckpointError(
+            f"{file} cannot be read as JSON: {error}. Copy it again."
+        ) from error
     if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
         kind = raw.get("peft_type") if isinstance(raw, dict) else type(raw).__name__
         raise ConfigError(
@@ -259,17 +300,26 @@ def _find_unsupported_tensor(weights: Path, config: dict[str, Any]) -> str:
         return ""
     with _opened(weights) as file:
         keys = sorted(file.keys())
-    unsupported = [key for key in keys if not any(name in key for name in _TENSOR_NAMES)]
+    unsupported = [
+        key for key in keys if not any(name in key for name in _TENSOR_NAMES)
+    ]
     if not unsupported:
         return ""
     settings = {name: config.get(name) for name in ("modules_to_save", "bias")}
-    settings = {name: value for name, value in settings.items() if value and value != "none"}
-    cause = _join_settings(settings) or "an embedding or the output head among target_modules"
+    settings = {
+        name: value for name, value in settings.items() if value and value != "none"
+    }
+    cause = (
+        _join_settings(settings)
+        or "an embedding or the output head among target_modules"
+    )
     return f"{weights} contains {unsupported[0]}, which peft writes for {cause}"
 
 
 def _join_settings(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {json.dumps(value)[:40]}" for name, value in settings.items())
+    return ", ".join(
+        f"{name} {json.dumps(value)[:40]}" for name, value in settings.items()
+    )
 
 
 def rows_needed(folder: Path) -> int | None:

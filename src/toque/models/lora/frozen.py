@@ -40,7 +40,8 @@ class FrozenFormat:
 
 PLAIN: Final = FrozenFormat()  # the only format that an adapter can be merged into
 FORMATS: Final = {
-    str(each): each for each in starmap(FrozenFormat, product(_NAMES, (None, "int8", "nf4")))
+    str(each): each
+    for each in starmap(FrozenFormat, product(_NAMES, (None, "int8", "nf4")))
 }
 
 
@@ -94,7 +95,9 @@ def hold_frozen(model: nn.Module, dtype: torch.dtype, form: Form | None = None) 
         return
     vars(model)["frozen_format"] = FrozenFormat(dtype, getattr(form, "name", None))
     for path, layer in frozen_matrices(model).items():
-        _set_weight(model, path, layer, cast("Tensor", layer.weight).detach(), dtype, form)
+        _set_weight(
+            model, path, layer, cast("Tensor", layer.weight).detach(), dtype, form
+        )
 
 
 def read_frozen(
@@ -124,7 +127,9 @@ def read_frozen(
             continue
         path, _, last = name.rpartition(".")
         if path not in layers or last != "weight":
-            _update(digest, plain_name(name), parameter)  # a bias comes before its weight
+            _update(
+                digest, plain_name(name), parameter
+            )  # a bias comes before its weight
             continue
         matrix = read(plain_name(name))
         _update(digest, plain_name(name), matrix)
@@ -134,7 +139,12 @@ def read_frozen(
 
 
 def _set_weight(
-    model: nn.Module, path: str, layer: Any, weight: Tensor, dtype: torch.dtype, form: Form | None
+    model: nn.Module,
+    path: str,
+    layer: Any,
+    weight: Tensor,
+    dtype: torch.dtype,
+    form: Form | None,
 ) -> None:
     # float16 and 8 bits are too coarse for T5's `wo`. Dettmers et al. 2022 and transformers leave
     # it out. bfloat16, which autocast uses, is sufficient.

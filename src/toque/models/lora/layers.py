@@ -23,7 +23,9 @@ from toque.models.families import embedding, family_of
 from toque.models.lora.quantised import silence_bitsandbytes
 
 ADAPTER: Final = "default"  # peft's name for the trained adapter
-LARGE: Final = 2_500_000_000  # minimum of parameters for a lower rank; FLAN-T5-XL has 2.85e9
+LARGE: Final = (
+    2_500_000_000  # minimum of parameters for a lower rank; FLAN-T5-XL has 2.85e9
+)
 
 _ATTENTION: Final = {  # modules for `target_modules: auto` (Hu et al. 2021, section 7.1)
     "t5": ("q", "v"),
@@ -98,18 +100,25 @@ def refuse_unreached(model: nn.Module) -> None:
     names = [
         name
         for name, p in model.named_parameters()
-        if p.requires_grad and (p.grad is None or (".lora_B." in name and not bool(p.grad.any())))
+        if p.requires_grad
+        and (p.grad is None or (".lora_B." in name and not bool(p.grad.any())))
     ]
     if names:
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        shown = ", ".join(names[:4]) + (
+            f" and {len(names) - 4} more" if len(names) > 4 else ""
+        )
         raise ConfigError(
             f"{len(names)} parts of the adapter receive no gradient: {shown}. They would not be "
             "trained. Remove their layers from adapter.target_modules."
         )
 
 
-def _targets(model: PreTrainedModel, setting: Sequence[str] | Literal["auto", "all"]) -> list[str]:
-    paths = (n for n, module in model.named_modules() if is_linear(module) and n != "lm_head")
+def _targets(
+    model: PreTrainedModel, setting: Sequence[str] | Literal["auto", "all"]
+) -> list[str]:
+    paths = (
+        n for n, module in model.named_modules() if is_linear(module) and n != "lm_head"
+    )
     # Inside a `Sequential`, a layer's last name is a number, which would also select blocks.
     existing = sorted({_LAST.search(path)[0] for path in paths})  # type: ignore[index]
     if setting == "all":
@@ -128,7 +137,9 @@ def _targets(model: PreTrainedModel, setting: Sequence[str] | Literal["auto", "a
     return list(names)
 
 
-def _token_tables(model: PreTrainedModel, tokens: Sequence[int]) -> dict[str, list[int]] | None:
+def _token_tables(
+    model: PreTrainedModel, tokens: Sequence[int]
+) -> dict[str, list[int]] | None:
     """Map the last parts of the tables' names to the trained rows; None without any."""
     inputs = model.get_input_embeddings()
     tied = model.get_submodule("lm_head").weight is embedding(model)

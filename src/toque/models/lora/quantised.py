@@ -35,10 +35,14 @@ class Int8:
     def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
         """Compute codes int8 [O, I] and scales float32 [O, 1]."""
         scales = matrix.float().abs().amax(1, keepdim=True) / _INT8_STEPS
-        codes = (matrix.float() / scales.clamp(min=torch.finfo(torch.float32).tiny)).round()
+        codes = (
+            matrix.float() / scales.clamp(min=torch.finfo(torch.float32).tiny)
+        ).round()
         return {"codes": codes.to(torch.int8), "scales": scales}
 
-    def matrix(self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def matrix(
+        self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype
+    ) -> Tensor:
         """Dequantise to [O, I]: in float32, rounded once, without a float32 copy."""
         output = torch.empty(shape, dtype=dtype, device=parts["codes"].device)
         return torch.mul(parts["codes"], parts["scales"], out=output)
@@ -51,7 +55,9 @@ class Nf4:
 
     def __init__(self) -> None:
         silence_bitsandbytes()
-        alternatives = ", or use int8, which needs no package, or null for a base of 16 bits"
+        alternatives = (
+            ", or use int8, which needs no package, or null for a base of 16 bits"
+        )
         with needing("quant", "adapter.quantize_base=nf4", otherwise=alternatives):
             from bitsandbytes import functional
         self._functional: Any = functional
@@ -59,7 +65,10 @@ class Nf4:
     def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
         """Compute codes uint8 [O I / 2], scales uint8 [O I / 64], and the scales' own scales."""
         codes, state = self._functional.quantize_4bit(
-            matrix.contiguous(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
+            matrix.contiguous(),
+            blocksize=BLOCK,
+            compress_statistics=True,
+            quant_type="nf4",
         )
         nested = state.state2
         return {
@@ -70,10 +79,15 @@ class Nf4:
             "mean": state.offset,
         }
 
-    def matrix(self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def matrix(
+        self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype
+    ) -> Tensor:
         """Dequantise to [O, I]."""
         scales = self._functional.dequantize_blockwise(
-            parts["scales"], absmax=parts["nested"], code=parts["code_book"], blocksize=NESTED
+            parts["scales"],
+            absmax=parts["nested"],
+            code=parts["code_book"],
+            blocksize=NESTED,
         )
         state = self._functional.QuantState(
             absmax=scales + parts["mean"],
@@ -107,7 +121,9 @@ class Outlined:
             "mean": torch.empty(()),
         }
 
-    def matrix(self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def matrix(
+        self, parts: Mapping[str, Tensor], shape: torch.Size, dtype: torch.dtype
+    ) -> Tensor:
         """Allocate the dequantised matrix. During that, nf4's scales are float32."""
         scales = parts["scales"].float()
         return torch.empty(shape, dtype=dtype, device=scales.device)
@@ -148,7 +164,11 @@ class QuantisedLinear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as nn.Linear calls it
         """Compute [..., I] to [..., O] in autocast's precision, or the input's without autocast."""
         kind = input.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        dtype = (
+            torch.get_autocast_dtype(kind)
+            if torch.is_autocast_enabled(kind)
+            else input.dtype
+        )
         product: Tensor = _Product.apply(input.to(dtype), self)  # type: ignore[no-untyped-call]
         return product if self.bias is None else product + self.bias.to(dtype)
 

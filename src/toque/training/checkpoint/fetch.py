@@ -59,9 +59,13 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
             return None
         try:
             with _fetched(bucket, path, run) as manifest:
-                missing = [e.file for e in manifest.files if f"{path}/{e.file}" not in names]
+                missing = [
+                    e.file for e in manifest.files if f"{path}/{e.file}" not in names
+                ]
                 if missing:
-                    raise CheckpointError(f"its manifest lists {missing[0]}, which is missing.")
+                    raise CheckpointError(
+                        f"its manifest lists {missing[0]}, which is missing."
+                    )
                 _fetch_rest(bucket, names, run, say)
         except (OtherFormatError, BucketError):
             raise
@@ -188,7 +192,9 @@ def _fetched(bucket: Bucket, path: str, run: Path) -> Iterator[Manifest]:
     target = run / path
     with atomic_folder(target) as writer:
         temp = writer.folder
-        bucket.get_file(f"{path}/{MANIFEST}", temp / MANIFEST, max_bytes=MAX_SMALL_FILE_BYTES)
+        bucket.get_file(
+            f"{path}/{MANIFEST}", temp / MANIFEST, max_bytes=MAX_SMALL_FILE_BYTES
+        )
         manifest = read_manifest(temp)
         if target.name != step_name(manifest.step):
             raise CheckpointError(
@@ -202,7 +208,9 @@ def _fetched(bucket: Bucket, path: str, run: Path) -> Iterator[Manifest]:
                 f"{free:,} free bytes. Free some space, or choose another run_dir."
             )
         for entry in manifest.files:  # the manifest has only plain names
-            bucket.get_file(f"{path}/{entry.file}", temp / entry.file, max_bytes=entry.bytes)
+            bucket.get_file(
+                f"{path}/{entry.file}", temp / entry.file, max_bytes=entry.bytes
+            )
         verify_files(temp, manifest)
         yield manifest
 
@@ -233,8 +241,14 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
             f"not fetched from {bucket.address}, because they are not files of a run: "
             f"{sorted(other_files)!s:.200}"
         )
-    with ExitStack() as stack:  # replace the files only after all of them are downloaded
+    with (
+        ExitStack() as stack
+    ):  # replace the files only after all of them are downloaded
         for name in filter(is_run_file, names):
             temporary = stack.enter_context(atomic_path(run / name))
-            max_bytes = shutil.disk_usage(run).free if is_growing(name) else MAX_SMALL_FILE_BYTES
+            max_bytes = (
+                shutil.disk_usage(run).free
+                if is_growing(name)
+                else MAX_SMALL_FILE_BYTES
+            )
             bucket.get_file(name, temporary, max_bytes=max_bytes)

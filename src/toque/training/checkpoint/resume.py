@@ -37,10 +37,18 @@ from toque.training.state_values import (
 )
 from toque.units import Cursor, Progress
 
-_UNFIT: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
+_UNFIT: Final = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    RuntimeError,
+)
 """Errors that a part raises for a state in another format."""
 _REPLACE: Final = (
-    "Replace it with a good copy, or move it away to continue from the previous checkpoint."
+    "Replace it with a good copy, or move it away to continue from the previous "
+    "checkpoint."
 )
 
 DROPOUT_MASKS: Final = "dropout masks"
@@ -67,10 +75,16 @@ class TrainerState:
     best: Best | None
     owes_evaluation: bool
 
-    def to_json(self, parts: Mapping[str, Stateful], ranks: Ranks, *, base: str | None) -> State:
+    def to_json(
+        self, parts: Mapping[str, Stateful], ranks: Ranks, *, base: str | None
+    ) -> State:
         """Return the state as JSON. `base` is the hash of frozen weights outside the checkpoint."""
         states = {name: part.state_dict() for name, part in parts.items()}
-        return asdict(self) | states | {"base_sha256": base, **environment_fingerprint(ranks)}
+        return (
+            asdict(self)
+            | states
+            | {"base_sha256": base, **environment_fingerprint(ranks)}
+        )
 
     @classmethod
     def load(
@@ -101,11 +115,18 @@ class TrainerState:
         manifest = checkpoint.manifest
         try:
             progress = Progress(**_checked(state, "progress", manifest.progress))
-            if progress.step != checkpoint.step or progress.target_tokens > progress.tokens:
-                raise ValueError(f"step {checkpoint.step} cannot have the progress {progress}")
+            if (
+                progress.step != checkpoint.step
+                or progress.target_tokens > progress.tokens
+            ):
+                raise ValueError(
+                    f"step {checkpoint.step} cannot have the progress {progress}"
+                )
             cursor = Cursor(**_checked(state, "cursor", manifest.cursor))
             owes_evaluation = flag_in(state, "owes_evaluation")
-            trainer_state = cls(progress, cursor, _best_in(state, progress), owes_evaluation)
+            trainer_state = cls(
+                progress, cursor, _best_in(state, progress), owes_evaluation
+            )
             for name, part in parts.items():
                 part.load_state_dict(state[name])
             return trainer_state, _notes_on(checkpoint, versions, state, ranks)
@@ -146,7 +167,9 @@ class TrainerState:
             )
 
 
-def _checked(state: Mapping[str, Any], part: str, repeated: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked(
+    state: Mapping[str, Any], part: str, repeated: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Return the progress or the cursor of a state, if it is valid and equal to the manifest's."""
     fields = object_in(state, part)
     for name in fields:
@@ -168,11 +191,16 @@ def _best_in(state: Mapping[str, Any], progress: Progress) -> Best | None:
         raise TypeError(f"metric is {metric!r:.60}, not a name")
     value = None if best["value"] is None else number_in(best, "value")
     return Best(
-        count_in(best, "step", maximum=progress.step), number_in(best, "loss"), metric, value
+        count_in(best, "step", maximum=progress.step),
+        number_in(best, "loss"),
+        metric,
+        value,
     )
 
 
-def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
+def broadcast_checkpoint(
+    find: Callable[[], Checkpoint | None], ranks: Ranks
+) -> Checkpoint | None:
     """Find a checkpoint on rank 0, and read the same checkpoint on all ranks.
 
     Raises:
@@ -188,7 +216,9 @@ def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) ->
     if manifest.format != SHARDED:
         return verify_checkpoint(path)
     if read_manifest(path) != manifest:
-        raise CheckpointError(f"{path / MANIFEST} differs from the manifest that rank 0 reads.")
+        raise CheckpointError(
+            f"{path / MANIFEST} differs from the manifest that rank 0 reads."
+        )
     # Rank 0 has hashed the shards, and this rank reads only a small part of them.
     verify_files(path, manifest, hashed=False)
     return Checkpoint(path, manifest)
@@ -236,7 +266,9 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
+def load_model_tensors(
+    model: nn.Module, tensors: Mapping[str, Tensor], *, where: str
+) -> None:
     """Copy tensors into a model.
 
     Args:
@@ -249,15 +281,21 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where
     """
     current = model_tensors(model)
     differences = [f"{name} is missing" for name in current.keys() - tensors.keys()]
-    differences += [f"{name} is unknown to the model" for name in tensors.keys() - current.keys()]
+    differences += [
+        f"{name} is unknown to the model" for name in tensors.keys() - current.keys()
+    ]
     for name in current.keys() & tensors.keys():
         tensor, stored = current[name], tensors[name]
         if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
-            differences.append(f"{name} is {_kind(stored)}, but the model has {_kind(tensor)}")
+            differences.append(
+                f"{name} is {_kind(stored)}, but the model has {_kind(tensor)}"
+            )
         elif isinstance(tensor, nn.Parameter):
             reason = impossible_weights(stored, local_part(tensor))
             if reason is not None:
-                differences.append(f"{name} {reason}, which is not a result of training")
+                differences.append(
+                    f"{name} {reason}, which is not a result of training"
+                )
     refuse(differences, where=where, what="the model")
     for name, tensor in current.items():
         tensor.copy_(shard_like(tensor, tensors[name]))
@@ -272,7 +310,10 @@ def trainer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, dict[str, Tensor]]:
     """Collect the tensors of a checkpoint by file stem: "model" and "optimizer"."""
-    return {"model": model_tensors(model), "optimizer": optimizer_tensors(optimizer, model)}
+    return {
+        "model": model_tensors(model),
+        "optimizer": optimizer_tensors(optimizer, model),
+    }
 
 
 def load_tensors(
@@ -288,7 +329,9 @@ def load_tensors(
     stored = checkpoint.tensors("model", model_tensors(model).get)
     load_model_tensors(model, stored, where=where)
     # Every rank has all of a state tensor without a parameter's shape: a step, a row's average.
-    state = checkpoint.tensors("optimizer", lambda key: parameters.get(key.rpartition("/")[0]))
+    state = checkpoint.tensors(
+        "optimizer", lambda key: parameters.get(key.rpartition("/")[0])
+    )
     load_optimizer_tensors(optimizer, model, state, where=where, steps=checkpoint.step)
 
 
@@ -304,7 +347,10 @@ def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
 
 
 def _notes_on(
-    checkpoint: Checkpoint, versions: Mapping[str, Any], state: Mapping[str, Any], ranks: Ranks
+    checkpoint: Checkpoint,
+    versions: Mapping[str, Any],
+    state: Mapping[str, Any],
+    ranks: Ranks,
 ) -> list[str]:
     """List notes for the user on changes since the save."""
     notes = [f"skipped {name}: {reason}" for name, reason in checkpoint.skipped]
@@ -324,5 +370,7 @@ def _notes_on(
             "version of Toque saved this checkpoint"
         )
     if changed:
-        notes.append(f"the exact bits may differ from an uninterrupted run: {'; '.join(changed)}")
+        notes.append(
+            f"the exact bits may differ from an uninterrupted run: {'; '.join(changed)}"
+        )
     return notes

@@ -91,7 +91,11 @@ def read_manifest(folder: Path) -> Manifest:
             )
         text = path.read_bytes()
     except FileNotFoundError:
-        why = "the save did not finish" if folder.is_dir() else "the folder was removed or moved"
+        why = (
+            "the save did not finish"
+            if folder.is_dir()
+            else "the folder was removed or moved"
+        )
         raise CheckpointError(f"{folder} has no {MANIFEST}: {why}.") from None
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -123,12 +127,19 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
             )
         manifest = decode_json(text, Manifest)
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{path} is not a checkpoint's manifest: {error}.") from error
+        raise CheckpointError(
+            f"{path} is not a checkpoint's manifest: {error}."
+        ) from error
 
     names = [entry.file for entry in manifest.files]
     for name in names:
         # The manifest is untrusted: it must not make us read files outside its folder.
-        if not name or name != Path(name).name or name in {".", "..", MANIFEST} or "\0" in name:
+        if (
+            not name
+            or name != Path(name).name
+            or name in {".", "..", MANIFEST}
+            or "\0" in name
+        ):
             raise CheckpointError(
                 f"{path} lists the file {name!r}. Only plain names in its folder are allowed."
             )
@@ -140,7 +151,9 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
     if seal == "absent":
         raise CheckpointError(f"{path} is damaged: it has no hash of itself ({KEY}).")
     if seal != "whole":
-        raise CheckpointError(f"{path} is damaged: its content does not match its {KEY}.")
+        raise CheckpointError(
+            f"{path} is damaged: its content does not match its {KEY}."
+        )
     return manifest
 
 
@@ -152,7 +165,9 @@ def verify_files(folder: Path, manifest: Manifest, *, hashed: bool = True) -> No
     """
     n_threads = max(1, min(len(manifest.files), os.cpu_count() or 1))
     with ThreadPoolExecutor(n_threads) as threads:  # hashing releases Python's lock
-        for _ in threads.map(partial(_verify_file, folder, hashed=hashed), manifest.files):
+        for _ in threads.map(
+            partial(_verify_file, folder, hashed=hashed), manifest.files
+        ):
             pass
 
 
@@ -223,7 +238,9 @@ class Checkpoint:
     def _listed(self, name: str) -> Path:
         names = [entry.file for entry in self.manifest.files]
         if name not in names:
-            raise CheckpointError(f"{self.path} has no {name}, only {', '.join(names)}.")
+            raise CheckpointError(
+                f"{self.path} has no {name}, only {', '.join(names)}."
+            )
         return self.path / name
 
 
@@ -271,7 +288,11 @@ def step_folders(folder: Path) -> list[Path]:
     A folder that was set aside counts until its replacement exists.
     """
     names = set[str]()
-    with suppress(FileNotFoundError, NotADirectoryError):  # the run may be moved at this moment
+    with suppress(
+        FileNotFoundError, NotADirectoryError
+    ):  # the run may be moved at this moment
         names = {n for n in os.listdir(folder) if STEP_FOLDER.fullmatch(n)}  # noqa: PTH208
-    names -= {name for name in names if name.removeprefix(ASIDE_PREFIX) in names - {name}}
+    names -= {
+        name for name in names if name.removeprefix(ASIDE_PREFIX) in names - {name}
+    }
     return [folder / name for name in sorted(names, key=step_of, reverse=True)]

@@ -103,8 +103,14 @@ class SnapshotBuffers:
     @torch.no_grad()
     def _copy_one(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        if (
+            buffer is None
+            or buffer.shape != tensor.shape
+            or buffer.dtype != tensor.dtype
+        ):
+            buffer = torch.empty(
+                tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+            )
             self._buffers[key] = buffer
         buffer.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
         return buffer
@@ -222,12 +228,16 @@ class CheckpointSaver:
             self.finish_all(at)
         self._begin(at, tensors, state, metrics={}, final=final)
 
-    def save_best(self, at: Progress, model: nn.Module, metrics: dict[str, float]) -> None:
+    def save_best(
+        self, at: Progress, model: nn.Module, metrics: dict[str, float]
+    ) -> None:
         """Save the model if its evaluation is among the best. This save is never skipped."""
         if self._is_saving(self.store.best_folder):
             self.finish_all(at)  # the previous best model counts in the comparison
         is_main = self.ranks.is_main
-        if not self.ranks.broadcast(is_main and self.store.is_among_best(at.step, metrics)):
+        if not self.ranks.broadcast(
+            is_main and self.store.is_among_best(at.step, metrics)
+        ):
             return
         tensors: Tensors = {"model": model_tensors(model)}
         if self.layout == "whole":
@@ -241,7 +251,10 @@ class CheckpointSaver:
 
     def _is_written(self, save: _Save) -> bool:
         """Check on all ranks whether every rank has written its part."""
-        return self._writers.all_reduce_sum([save.job.done()])[0] == self._writers.world_size
+        return (
+            self._writers.all_reduce_sum([save.job.done()])[0]
+            == self._writers.world_size
+        )
 
     def _begin(
         self,
@@ -259,7 +272,9 @@ class CheckpointSaver:
         """
         started = time.perf_counter()
         parent = self.store.best_folder if metrics else self.store.current_folder
-        state = json.loads(json.dumps(state, allow_nan=False))  # a copy: training changes it
+        state = json.loads(
+            json.dumps(state, allow_nan=False)
+        )  # a copy: training changes it
 
         def write(tensors: Tensors) -> Saved:
             return self.store.save(at.step, tensors, state, metrics=metrics)
@@ -283,7 +298,9 @@ class CheckpointSaver:
 
         if background:
             copies = buffers.copy(save.tensors)
-            self._pool = self._pool or ThreadPoolExecutor(1, "toque-save", lower_priority)
+            self._pool = self._pool or ThreadPoolExecutor(
+                1, "toque-save", lower_priority
+            )
             save.job = self._pool.submit(save.write, copies)
             save.blocked_seconds = time.perf_counter() - started
             self._unfinished.append(save)
@@ -317,7 +334,9 @@ class CheckpointSaver:
 
         def open_folder() -> Path | SaveError:
             try:
-                return folder.enter_context(self.store.writing(parent, step, needed)).folder
+                return folder.enter_context(
+                    self.store.writing(parent, step, needed)
+                ).folder
             except SaveError as error:
                 return error
 
@@ -338,22 +357,33 @@ class CheckpointSaver:
 
         def finish(entry: FileEntry | str) -> Saved:
             parts = ranks.all_gather((entry, cut))
-            size: int | SaveError = ranks.broadcast(seal(parts) if ranks.is_main else None)
+            size: int | SaveError = ranks.broadcast(
+                seal(parts) if ranks.is_main else None
+            )
             if isinstance(size, SaveError):
                 raise size
-            return Saved(parent / step_name(step), step, size, time.perf_counter() - started)
+            return Saved(
+                parent / step_name(step), step, size, time.perf_counter() - started
+            )
 
         def seal(parts: list[_Part]) -> int | SaveError:
             """Make a checkpoint of all ranks' shards on rank 0, and return its bytes."""
             files = [entry for entry, _ in parts if isinstance(entry, FileEntry)]
-            reasons = [f"rank {n}: {e}" for n, (e, _) in enumerate(parts) if isinstance(e, str)]
+            reasons = [
+                f"rank {n}: {e}" for n, (e, _) in enumerate(parts) if isinstance(e, str)
+            ]
             try:
                 with folder:
                     if reasons:
                         raise OSError("; ".join(reasons))
-                    cuts = {entry.file: cut for entry, (_, cut) in zip(files, parts, strict=True)}
+                    cuts = {
+                        entry.file: cut
+                        for entry, (_, cut) in zip(files, parts, strict=True)
+                    }
                     files.append(writer.put(LAYOUT, join_layouts(cuts).to_json()))
-                    size = self.store.seal(writer, step, files, state, metrics, version=SHARDED)
+                    size = self.store.seal(
+                        writer, step, files, state, metrics, version=SHARDED
+                    )
             except SaveError as error:
                 return error
             self.store.prune(step, best=bool(metrics))
@@ -366,7 +396,8 @@ class CheckpointSaver:
         request = (platform.node(), needed, psutil.virtual_memory().available)
         requests: list[tuple[str, int, int]] = self._writers.all_gather(request)
         return all(
-            sum(n for node, n, _ in requests if node == machine) <= SHARE_OF_MEMORY * free
+            sum(n for node, n, _ in requests if node == machine)
+            <= SHARE_OF_MEMORY * free
             for machine, _, free in requests
         )
 

@@ -150,7 +150,11 @@ class CheckpointStore:
         Raises:
             CheckpointError: The run was moved before the end of the context.
         """
-        yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
+        yield (
+            sweep(self.folder)
+            + sweep(self.best_folder)
+            + sweep_files(self.folder.parent)
+        )
         refuse_moved(self.folder)
 
     def save(
@@ -181,14 +185,18 @@ class CheckpointStore:
             ]
             size = self.seal(writer, step, files, state, metrics, version=WHOLE)
         self.prune(step, best=bool(metrics))
-        return Saved(parent / step_name(step), step, size, time.perf_counter() - started)
+        return Saved(
+            parent / step_name(step), step, size, time.perf_counter() - started
+        )
 
     def is_among_best(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Check whether a model with these metrics is one of the `keep_best` best."""
         rank = self.best_by.rank(metrics)
         if self.keep_best < 1 or not math.isfinite(rank):
             return False
-        ranks = [self.best_by.rank(m.metrics) for m in self._best_models() if m.step != step]
+        ranks = [
+            self.best_by.rank(m.metrics) for m in self._best_models() if m.step != step
+        ]
         return len(ranks) < self.keep_best or rank < ranks[self.keep_best - 1]
 
     def newest_valid(self, *, before: int | None = None) -> Checkpoint | None:
@@ -242,7 +250,9 @@ class CheckpointStore:
                 manifest = read_manifest(path)
             except CheckpointError:
                 continue
-            is_scored = path.name == step_name(manifest.step) and "loss" in manifest.metrics
+            is_scored = (
+                path.name == step_name(manifest.step) and "loss" in manifest.metrics
+            )
             if is_scored and self.is_comparable(manifest):
                 manifests.append(manifest)
         return sorted(manifests, key=lambda m: (self.best_by.rank(m.metrics), m.step))
@@ -271,7 +281,9 @@ class CheckpointStore:
             parent.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(parent).free
             if free < needed:  # do not fill the disk to the last byte
-                raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")
+                raise OSError(
+                    errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free"
+                )
             with atomic_folder(parent / step_name(step), after=self.after) as writer:
                 yield writer
         except CheckpointError as error:
@@ -322,7 +334,9 @@ class CheckpointStore:
         """
         if best:
             worse = self._best_models()[self.keep_best :]
-            outdated = [self.best_folder / step_name(manifest.step) for manifest in worse]
+            outdated = [
+                self.best_folder / step_name(manifest.step) for manifest in worse
+            ]
         else:
             # Later steps were damaged when the run continued. Neither count nor delete them.
             folders = step_folders(self.current_folder)

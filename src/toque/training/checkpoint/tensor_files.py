@@ -34,7 +34,8 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     if isinstance(dtype, torch.dtype)
 }
 _REPLACE: Final = (
-    "Replace the checkpoint with a good copy, or move it away to continue from the previous one."
+    "Replace the checkpoint with a good copy, or move it away to continue from "
+    "the previous one."
 )
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -65,15 +66,21 @@ class CutTensor(msgspec.Struct, frozen=True):
         if self.dtype not in DTYPES:
             raise ValueError(f"{self.dtype!r:.40} is not a dtype")
         if self.dim and self.dim >= len(self.shape):
-            raise ValueError(f"it is cut along dimension {self.dim} of {len(self.shape)}")
+            raise ValueError(
+                f"it is cut along dimension {self.dim} of {len(self.shape)}"
+            )
         end = 0
         for file, start, stop in self.slices:
             if file >= n_files:
                 raise ValueError(f"a slice is in file {file} of {n_files}")
             if start != end or stop < start:
-                raise ValueError(f"after {end:,} comes the slice from {start:,} to {stop:,}")
+                raise ValueError(
+                    f"after {end:,} comes the slice from {start:,} to {stop:,}"
+                )
             end = stop
-        length = self.shape[self.dim] if self.shape else 1  # a scalar is one slice [0, 1)
+        length = (
+            self.shape[self.dim] if self.shape else 1
+        )  # a scalar is one slice [0, 1)
         if end != length:
             raise ValueError(f"its slices end at {end:,} of {length:,}")
 
@@ -99,7 +106,9 @@ def parse_layout(text: bytes, path: str, listed: set[str]) -> ShardLayout:
     try:
         layout = decode_json(text, ShardLayout)
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"{path} is not the layout of shards: {error}.") from error
+        raise CheckpointError(
+            f"{path} is not the layout of shards: {error}."
+        ) from error
     missing = [name for name in layout.files if name not in listed]
     if missing:
         raise CheckpointError(
@@ -110,7 +119,9 @@ def parse_layout(text: bytes, path: str, listed: set[str]) -> ShardLayout:
         try:
             tensor.refuse_invalid(len(layout.files))
         except ValueError as error:
-            raise CheckpointError(f"{path} is wrong about {name}: {error}. {_REPLACE}") from error
+            raise CheckpointError(
+                f"{path} is wrong about {name}: {error}. {_REPLACE}"
+            ) from error
     return layout
 
 
@@ -124,7 +135,9 @@ def join_layouts(shards: Mapping[str, Mapping[str, CutTensor]]) -> ShardLayout:
         for name, part in shard.items():
             [(_, start, stop)] = part.slices
             earlier = joined[name].slices if name in joined else ()
-            slices = tuple(sorted([*earlier, (number, start, stop)], key=lambda s: s[1]))
+            slices = tuple(
+                sorted([*earlier, (number, start, stop)], key=lambda s: s[1])
+            )
             joined[name] = msgspec.structs.replace(part, slices=slices)
     return ShardLayout(tuple(shards), joined)
 
@@ -149,7 +162,9 @@ def _part_of(tensor: DTensor) -> tuple[int, int, int]:
 
 def _ranges(shape: Sequence[int], dim: int, start: int, stop: int) -> Region:
     """Return the region [start, stop) along `dim` of a tensor of `shape`."""
-    return tuple(slice(start, stop) if d == dim else slice(0, n) for d, n in enumerate(shape))
+    return tuple(
+        slice(start, stop) if d == dim else slice(0, n) for d, n in enumerate(shape)
+    )
 
 
 def _all_of(shape: Sequence[int]) -> Region:
@@ -204,7 +219,9 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     separate = {}  # the library requires contiguous tensors that share no memory
     for name, tensor in tensors.items():
         address = tensor.untyped_storage().data_ptr()
-        separate[name] = (tensor.clone() if address in seen else tensor.detach()).contiguous()
+        separate[name] = (
+            tensor.clone() if address in seen else tensor.detach()
+        ).contiguous()
         seen.add(address)
     try:
         save_file(separate, path, metadata={"format": "pt"})
@@ -223,22 +240,30 @@ def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
         tensors = {}
         for name in file.keys():  # noqa: SIM118  # the file is not a mapping
             shape = tuple(file.get_slice(name).get_shape())
-            tensors[name] = _read_like(like(name), shape, partial(_read_region, file, name))
+            tensors[name] = _read_like(
+                like(name), shape, partial(_read_region, file, name)
+            )
         return tensors
 
 
-def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> dict[str, Tensor]:
+def read_sharded(
+    folder: Path, layout: ShardLayout, stem: str, like: Like
+) -> dict[str, Tensor]:
     """Read the tensors of `stem` from the shards in `folder`, or this rank's slices of them.
 
     Raises:
         CheckpointError: The tensors are missing, damaged or differ from the layout.
     """
     prefix = f"{stem}/"
-    cut = {key: tensor for key, tensor in layout.tensors.items() if key.startswith(prefix)}
+    cut = {
+        key: tensor for key, tensor in layout.tensors.items() if key.startswith(prefix)
+    }
     if not cut:
         raise CheckpointError(f"{folder} has no tensors of the {stem}.")
     with ExitStack() as stack:
-        opened = cache(lambda n: stack.enter_context(opened_weights(folder / layout.files[n])))
+        opened = cache(
+            lambda n: stack.enter_context(opened_weights(folder / layout.files[n]))
+        )
         tensors = {}
         for key, tensor in cut.items():
             name = key.removeprefix(prefix)
@@ -248,10 +273,16 @@ def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> di
 
 
 def _read_like(
-    model_tensor: Tensor | None, shape: tuple[int, ...], read: Callable[[Region], Tensor]
+    model_tensor: Tensor | None,
+    shape: tuple[int, ...],
+    read: Callable[[Region], Tensor],
 ) -> Tensor:
     """Read a stored tensor, only this rank's slice if `model_tensor` is sharded and of `shape`."""
-    if model_tensor is None or not is_sharded(model_tensor) or tuple(model_tensor.shape) != shape:
+    if (
+        model_tensor is None
+        or not is_sharded(model_tensor)
+        or tuple(model_tensor.shape) != shape
+    ):
         return read(_all_of(shape))
     from torch.distributed.tensor import DTensor  # loading it takes a second
 

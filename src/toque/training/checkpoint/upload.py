@@ -24,7 +24,12 @@ from toque.storage.bucket_lock import BucketLock
 from toque.storage.no_follow import refuse_moved
 from toque.training.callbacks import Callback, Requests, Saved, StepInfo
 from toque.training.checkpoint.fetch import MODEL_FILES, OUTBOX, complete_steps
-from toque.training.checkpoint.saved import MANIFEST, read_manifest, step_name, verify_files
+from toque.training.checkpoint.saved import (
+    MANIFEST,
+    read_manifest,
+    step_name,
+    verify_files,
+)
 from toque.training.stopping import TAKEN_OVER
 from toque.units import Progress
 
@@ -58,7 +63,9 @@ class UploadCounts:
 class Uploads:
     """Uploads of one run. The start of the context continues the uploads of earlier sessions."""
 
-    def __init__(self, run: Path, bucket: Bucket, lock: BucketLock, *, keep_last: int) -> None:
+    def __init__(
+        self, run: Path, bucket: Bucket, lock: BucketLock, *, keep_last: int
+    ) -> None:
         self._run = run
         self._bucket = bucket
         self._lock = lock
@@ -72,14 +79,18 @@ class Uploads:
         self._reported: set[str] = set()
         """Names of other files that a message has mentioned."""
         self._guard = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="toque-upload", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, name="toque-upload", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._outbox.mkdir(parents=True, exist_ok=True)
         sweep(self._outbox)
 
         names = self._bucket.names()
-        folders = {"/".join(n.split("/")[:2]) for n in names if n.split("/")[0] in _KINDS}
+        folders = {
+            "/".join(n.split("/")[:2]) for n in names if n.split("/")[0] in _KINDS
+        }
         for folder in sorted(folders):
             if f"{folder}/{MANIFEST}" not in names:  # leftovers of a killed upload
                 self._remove(folder, names)
@@ -88,7 +99,10 @@ class Uploads:
         for kind in _KINDS:
             steps = sorted((self._run / kind).glob("step-*"), reverse=True)
             for path in steps if kind == "best" else steps[:1]:
-                if f"{kind}/{path.name}/{MANIFEST}" not in names and (path / MANIFEST).exists():
+                if (
+                    f"{kind}/{path.name}/{MANIFEST}" not in names
+                    and (path / MANIFEST).exists()
+                ):
                     self.add(path)
         self._thread.start()
         return self
@@ -163,7 +177,9 @@ class Uploads:
             # Upload best models first. If a bucket had a checkpoint but not an earlier best model,
             # a resumed run would have the same weights but finish with a different model.
             with self._guard:
-                path = next(iter(self._waiting("best") + self._waiting("checkpoints")), None)
+                path = next(
+                    iter(self._waiting("best") + self._waiting("checkpoints")), None
+                )
             if path is None:
                 if self._closing:
                     return
@@ -224,7 +240,9 @@ class Uploads:
         names = {path.name for path in self._run.iterdir() if not path.is_dir()}
         for name in sorted(filter(is_run_file, names)):
             self._upload_file(name)
-        other_files = {name for name in names if not (is_run_file(name) or name.startswith("."))}
+        other_files = {
+            name for name in names if not (is_run_file(name) or name.startswith("."))
+        }
         if other_files - self._reported:
             self._messages.put(
                 f"not uploaded, because they are not files of a run: {sorted(other_files)!s:.200}"
@@ -248,8 +266,12 @@ class Uploads:
         remote = complete_steps(names, kind)
         if kind == "best":
             local = {path.name for path in (self._run / "best").glob("step-*")}
-            newest = max(local, default="")  # the bucket may list a newer one before the folder
-            retained = [step for step in remote if step in local or step > newest] or remote
+            newest = max(
+                local, default=""
+            )  # the bucket may list a newer one before the folder
+            retained = [
+                step for step in remote if step in local or step > newest
+            ] or remote
         else:
             # As in `CheckpointStore.prune`: later steps were damaged when the run continued.
             newest = step_name(self.counts.newest_step or 0)
@@ -267,7 +289,9 @@ class Uploads:
 class UploadProgress(Callback):
     """Callback that queues durable checkpoints for upload and reports warnings of `Uploads`."""
 
-    def __init__(self, uploads: Uploads, run: Path, warn: Callable[[Progress, str], None]) -> None:
+    def __init__(
+        self, uploads: Uploads, run: Path, warn: Callable[[Progress, str], None]
+    ) -> None:
         self._uploads = uploads
         self._run = run
         self._warn = warn
@@ -276,7 +300,9 @@ class UploadProgress(Callback):
         """Stop if another process has taken over the run."""
         for message in self._uploads.messages():
             self._warn(info.progress, message)
-        return Requests(stop=True, reason=TAKEN_OVER) if self._uploads.is_lost() else None
+        return (
+            Requests(stop=True, reason=TAKEN_OVER) if self._uploads.is_lost() else None
+        )
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Queue the new best models and the checkpoint."""

@@ -59,7 +59,9 @@ class RankFailures:
 
     def register(self) -> None:
         """Record the process and the machine of this rank."""
-        self.store.set(f"process/{self.rank}", json.dumps([os.getpid(), socket.gethostname()]))
+        self.store.set(
+            f"process/{self.rank}", json.dumps([os.getpid(), socket.gethostname()])
+        )
 
     def leave(self) -> None:
         """Record that this rank no longer needs the store. Rank 0 may own it, so it leaves last."""
@@ -68,7 +70,11 @@ class RankFailures:
         deadline = time.monotonic() + _LEAVE_SECONDS
         with suppress(RuntimeError):  # the store is closed, so all ranks have finished
             n_left = self.store.add("left", 1)
-            while self.rank == 0 and n_left < self.world_size and time.monotonic() < deadline:
+            while (
+                self.rank == 0
+                and n_left < self.world_size
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.01)
                 n_left = self.store.add("left", 0)
 
@@ -91,12 +97,16 @@ class RankFailures:
         code = RankLost.exit_code
         try:
             self.store.set(f"waiting/{self.rank}", "")
-            problem = self._missing_ranks() or f"A collective of all ranks failed: {reason}"
+            problem = (
+                self._missing_ranks() or f"A collective of all ranks failed: {reason}"
+            )
             if self.store.check(["ended"]):
                 problem = "Another rank ended first. Its message has the reason"
                 code = int(self.store.get("ended").split()[1])
         except RuntimeError:
-            problem = "The store of the ranks is gone, so rank 0 or its torchrun has ended"
+            problem = (
+                "The store of the ranks is gone, so rank 0 or its torchrun has ended"
+            )
         late = ""
         if any(words in reason.lower() for words in ("timed out", "timeout")):
             late = f" The others waited {self.timeout_seconds:g} s for it (TOQUE_RANK_TIMEOUT)."
@@ -112,7 +122,9 @@ class RankFailures:
         deadline = time.monotonic() + _ANSWER_SECONDS
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         while True:
-            silent = [rank for rank in others if not self.store.check([f"waiting/{rank}"])]
+            silent = [
+                rank for rank in others if not self.store.check([f"waiting/{rank}"])
+            ]
             processes = [self._process(rank) for rank in silent]
             # A silent rank may not have noticed yet, so name only ended ranks if there are any.
             ended = [f"{name} is gone" for name, is_alive in processes if not is_alive]
@@ -231,7 +243,10 @@ class Ranks:
         """
         if not self.is_distributed:
             return
-        facts: dict[str, Any] = {"the step": progress.step, "the data position": str(cursor)}
+        facts: dict[str, Any] = {
+            "the step": progress.step,
+            "the data position": str(cursor),
+        }
         if not sharing.is_sharded:
             facts["the sum of the weights"] = weights_sum(sharing.model)
         first, *others = self.all_gather(facts)
@@ -253,7 +268,9 @@ class Ranks:
         assert self.failures is not None
         try:
             collective()
-        except RuntimeError as error:  # all errors of a backend, from a closed socket to a timeout
+        except (
+            RuntimeError
+        ) as error:  # all errors of a backend, from a closed socket to a timeout
             raise self.failures.lost(error) from error
         # If this rank hangs before its next collective, a thread in C prints its stacks. It works
         # even while Python's lock is taken.

@@ -81,7 +81,9 @@ class Entered(nn.Module):
         self.model = model
         # All ranks have equal buffers. DDP reads this attribute. The argument with the same effect
         # has a different name in torch 2.11.
-        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
+        self._ddp_params_and_buffers_to_ignore = [
+            name for name, _ in self.named_buffers()
+        ]
 
     def forward(self, loss_fn: LossFn, batch: Batch) -> Tensor:
         """Compute `loss_fn(model, batch)`, a tensor []."""
@@ -166,7 +168,9 @@ def shard_like(model_tensor: Tensor, tensor: Tensor) -> Tensor:
 
     mesh, placements = model_tensor.device_mesh, model_tensor.placements
     # No rank sends: each takes its own rows.
-    return distribute_tensor(tensor.to(model_tensor.device), mesh, placements, src_data_rank=None)
+    return distribute_tensor(
+        tensor.to(model_tensor.device), mesh, placements, src_data_rank=None
+    )
 
 
 @torch.no_grad()

@@ -59,7 +59,9 @@ def groups_of(model: nn.Module, ranks: int, dtype: torch.dtype) -> list[Gathered
     for module, is_block in (*divided_modules(model), (model, False)):
         parameters = [p for p in module.parameters() if id(p) not in seen]
         seen.update(map(id, parameters))
-        sizes = [(p, -(-len(p) // ranks) * ranks * (p.numel() // len(p))) for p in parameters]
+        sizes = [
+            (p, -(-len(p) // ranks) * ranks * (p.numel() // len(p))) for p in parameters
+        ]
         stored = sum(n * p.element_size() for p, n in sizes)
         gathered = sum(n for _, n in sizes) * dtype.itemsize if is_block else stored
         gradients = sum(4 * n for p, n in sizes if p.requires_grad)

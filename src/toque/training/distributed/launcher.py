@@ -36,7 +36,9 @@ _GRACE_SECONDS: Final = 30
 _POLL_SECONDS: Final = 0.1
 
 
-def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[str], None]) -> int:
+def launch(
+    command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[str], None]
+) -> int:
     """Start the ranks, wait for them, and restart them after a loss.
 
     Returns:
@@ -70,7 +72,9 @@ def launch(command: Sequence[str], *, gpus: int, restarts: int, say: Callable[[s
                 break
             if message := ranks.killed_ranks():
                 say(f"{message}, out of memory perhaps")
-            say(f"starting again from the newest checkpoint: restart {restart} of {restarts}")
+            say(
+                f"starting again from the newest checkpoint: restart {restart} of {restarts}"
+            )
             ranks.run(restart)
     return ranks.exit_code()
 
@@ -112,7 +116,9 @@ def environment_of(gpus: int) -> dict[str, str]:
 class LaunchedRanks:
     """Processes of the ranks, which are started together and receive the launcher's signals."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], count: int) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], count: int
+    ) -> None:
         self._command = command
         self._environment = environment
         self._count = count
@@ -131,10 +137,16 @@ class LaunchedRanks:
         self._processes.clear()
         try:
             for rank in range(self._count):
-                numbers = {"RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RESTART_COUNT": restart}
+                numbers = {
+                    "RANK": rank,
+                    "LOCAL_RANK": rank,
+                    "TORCHELASTIC_RESTART_COUNT": restart,
+                }
                 variables = {name: str(number) for name, number in numbers.items()}
                 # The ranks stay in the launcher's process group, so Ctrl-Z stops all of them.
-                process = subprocess.Popen(self._command, env={**self._environment, **variables})  # noqa: S603
+                process = subprocess.Popen(  # noqa: S603
+                    self._command, env={**self._environment, **variables}
+                )
                 self._processes.append(process)
             if self._signal is not None:  # received while the ranks started
                 self._forward(self._signal, None)
@@ -223,5 +235,8 @@ def is_launched() -> bool:
 
 def follow_launcher() -> None:
     """Make Linux send SIGTERM to this rank when its launcher ends, so that no rank is orphaned."""
-    if os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid()) and sys.platform == "linux":
+    if (
+        os.environ.get(LAUNCHER_VARIABLE) == str(os.getppid())
+        and sys.platform == "linux"
+    ):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

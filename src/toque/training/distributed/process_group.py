@@ -113,7 +113,9 @@ def _join(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
             "same MASTER_ADDR and MASTER_PORT, and must be able to reach them."
         ) from error
 
-    failures = RankFailures(PrefixStore("ranks", store), rank, world_size, timeout_seconds)
+    failures = RankFailures(
+        PrefixStore("ranks", store), rank, world_size, timeout_seconds
+    )
     failures.register()
     return Ranks(rank, world_size, local_rank, failures)
 

@@ -23,7 +23,12 @@ from toque.batch import Batch
 from toque.hardware.glibc_malloc import return_freed_memory
 from toque.models.families import exchange_parameters
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.data_parallel import DataParallel, Entered, LossFn, full_tensor
+from toque.training.distributed.data_parallel import (
+    DataParallel,
+    Entered,
+    LossFn,
+    full_tensor,
+)
 from toque.training.distributed.exchange import divided_modules
 
 
@@ -39,12 +44,19 @@ class Sharded(DataParallel):
     is_sharded = True
 
     def __init__(
-        self, model: nn.Module, ranks: Ranks, *, device: torch.device, dtype: torch.dtype
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__(model)
         self._ranks = ranks
         self._skeleton = _copy_without_weights(model, device)
-        mesh = init_device_mesh(device.type, (ranks.world_size,), mesh_dim_names=("shard",))
+        mesh = init_device_mesh(
+            device.type, (ranks.world_size,), mesh_dim_names=("shard",)
+        )
         self._root = _shard(model, mesh, device, dtype)
         if device.type == "cpu":
             return_freed_memory()  # the full weights now, and gathered weights later
@@ -84,11 +96,15 @@ class Sharded(DataParallel):
             tensor = full_tensor(parameter.detach())
             full[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
         empty = dict(self._skeleton.named_parameters())
-        exchange_parameters(self._skeleton, {id(empty[name]): p for name, p in full.items()})
+        exchange_parameters(
+            self._skeleton, {id(empty[name]): p for name, p in full.items()}
+        )
         try:
             yield self._skeleton.train(self.model.training)
         finally:
-            exchange_parameters(self._skeleton, {id(p): empty[name] for name, p in full.items()})
+            exchange_parameters(
+                self._skeleton, {id(p): empty[name] for name, p in full.items()}
+            )
 
 
 class _Root(Entered):
@@ -112,7 +128,9 @@ def _shard(
         param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     # Packed rows leave a block as a view. Toque never adds to such a view in place.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    warnings.filterwarnings(
+        "ignore", message="FSDP2-wrapped module .* returned a view tensor"
+    )
     for module, is_block in divided_modules(model):
         if is_block:
             fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
@@ -129,7 +147,9 @@ def _shard(
 def _copy_without_weights(model: nn.Module, device: torch.device) -> nn.Module:
     """Copy a model to `device` without memory for its parameters."""
     empty = {
-        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        id(p): nn.Parameter(
+            torch.empty_like(p, device="meta"), requires_grad=p.requires_grad
+        )
         for p in model.parameters()
     }
     skeleton = copy.deepcopy(model, dict(empty))

@@ -44,7 +44,9 @@ class BackgroundThread:
             self._changed.notify()
         if self._thread is None:
             # A daemon, because work that hangs must not keep the process alive.
-            self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+            self._thread = threading.Thread(
+                target=self._work, name=self.name, daemon=True
+            )
             self._thread.start()
 
     def warn_of_losses(self, at: Progress) -> None:
@@ -54,7 +56,8 @@ class BackgroundThread:
             self._reported = lost
             reason = f" ({self.last_error})" if self.last_error else ""
             self.warn(
-                at, f"{lost:,} {self.name} could not be delivered so far{reason}. The run continues"
+                at,
+                f"{lost:,} {self.name} could not be delivered so far{reason}. The run continues",
             )
 
     def close(self, at: Progress, *, patience_seconds: float) -> None:

@@ -82,7 +82,8 @@ class Gradients(Callback):
             return
         norms = self._norms.tolist()
         squares = [
-            math.fsum(norms[i] ** 2 for i in positions) for positions in self._groups.values()
+            math.fsum(norms[i] ** 2 for i in positions)
+            for positions in self._groups.values()
         ]
         totals = self.total(squares)
         if self.record is not None:

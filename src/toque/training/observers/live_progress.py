@@ -16,12 +16,22 @@ from toque.reporter import Reporter, clock_text, one_line
 from toque.runs.peak import Peak
 from toque.runs.time_left import TimeLeft
 from toque.training.bottlenecks import GRAD_NORM
-from toque.training.callbacks import LOSS, Callback, RunEnd, RunStart, Saved, State, StepInfo
+from toque.training.callbacks import (
+    LOSS,
+    Callback,
+    RunEnd,
+    RunStart,
+    Saved,
+    State,
+    StepInfo,
+)
 from toque.training.observers.metrics_log import LossSum, StepWindow
 from toque.training.state_values import optional_number_in
 from toque.units import Duration, Progress
 
-_REFRESH_SECONDS: Final = 0.25  # seconds between status lines, because each waits for CUDA
+_REFRESH_SECONDS: Final = (
+    0.25  # seconds between status lines, because each waits for CUDA
+)
 _METRIC_FORMATS: Final = {"loss": ".4f", "perplexity": ".2f", "bits_per_byte": ".3f"}
 _MAX_EPOCH_ROWS: Final = 4  # rows of epochs that end without an evaluation
 _MIN_TEXT_WIDTH: Final = 24  # characters of a text in a row of a narrow terminal
@@ -50,7 +60,9 @@ class ConsoleProgress(Callback):
 
     log_every: Duration  # duration between status lines in the log
     reporter: Reporter
-    warn: Callable[[Progress, str], None] = lambda *_: None  # called once if the console fails
+    warn: Callable[[Progress, str], None] = lambda *_: (
+        None
+    )  # called once if the console fails
     time_left: TimeLeft | None = None
     """Forecast of the entire command. Without it only the updates are forecast."""
     highlight: Callable[[], Highlight] = Highlight
@@ -122,7 +134,9 @@ class ConsoleProgress(Callback):
             self.reporter.notice(correction)
 
         is_first = info.before.step == 0
-        is_logged = is_first or self.log_every.crossed(info.before, at, self._stop_after)
+        is_logged = is_first or self.log_every.crossed(
+            info.before, at, self._stop_after
+        )
         now = self.clock()
         if not is_logged and now - self._refreshed_at < _REFRESH_SECONDS:
             return
@@ -192,7 +206,11 @@ class ConsoleProgress(Callback):
         """Show the reason of the end, the newest save and the best evaluation."""
         self.reporter.progress("")
         self._show_epoch()
-        save = f"saved up to step {self._newest_save:,}" if self._newest_save else "nothing saved"
+        save = (
+            f"saved up to step {self._newest_save:,}"
+            if self._newest_save
+            else "nothing saved"
+        )
         best = f", best {end.best}" if end.best else ""
         self.reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
@@ -214,13 +232,17 @@ class ConsoleProgress(Callback):
                 self._show_row(epoch.at, math.nan, label)
 
     def _log_epoch(self, epoch: _Epoch) -> None:
-        scores = f"; newest evaluation: {self._newest_scores}" if self._newest_scores else ""
+        scores = (
+            f"; newest evaluation: {self._newest_scores}" if self._newest_scores else ""
+        )
         self.reporter.detail(
             f"epoch {epoch.number} ended at step {epoch.at.step:,}: loss "
             f"{_render_number(epoch.loss)}, the mean of its updates{scores}"
         )
 
-    def _show_row(self, at: Progress, held_out_loss: float, highlight: Highlight) -> None:
+    def _show_row(
+        self, at: Progress, held_out_loss: float, highlight: Highlight
+    ) -> None:
         name = highlight.name or self._score_name or "score"
         width = max(8, len(name))
         if name != self._score_name:
@@ -234,7 +256,9 @@ class ConsoleProgress(Callback):
             f"{at.step:>7,}  {at.epoch:>6.2f}  {_render_number(loss):>8}  "
             f"{_render_number(held_out_loss):>8}  {_render_number(highlight.value):>{width}}  "
         )
-        text = one_line(highlight.text, max(_MIN_TEXT_WIDTH, self.reporter.columns - len(row)))
+        text = one_line(
+            highlight.text, max(_MIN_TEXT_WIDTH, self.reporter.columns - len(row))
+        )
         self.reporter.notice(f"{row}{text}".rstrip())
 
     def _warn_of_lost_lines(self, at: Progress) -> None:
@@ -282,7 +306,9 @@ class Summary(Callback):
         """Read the use of the GPUs from a record of metrics.jsonl. Any thread may call it."""
         if record["event"] == "system":
             percents = (gpu["utilisation_percent"] for gpu in record["gpus"])
-            self._gpu_percents.extend(percent for percent in percents if percent is not None)
+            self._gpu_percents.extend(
+                percent for percent in percents if percent is not None
+            )
 
     def on_fit_start(self, start: RunStart) -> None:
         """Start the first interval."""
@@ -340,7 +366,11 @@ class Summary(Callback):
     def _render_utilisation(self) -> str:
         percents = self._gpu_percents
         self._gpu_percents = []
-        gpu = f"; GPU busy {sum(percents) / len(percents):.0f} % of the time" if percents else ""
+        gpu = (
+            f"; GPU busy {sum(percents) / len(percents):.0f} % of the time"
+            if percents
+            else ""
+        )
         share = self._window.utilisation(self.flops_per_token, self.peak)
         if self.peak is None or share is None:
             return f"not measured{gpu}"
@@ -356,7 +386,9 @@ class Summary(Callback):
         alone = self.alone_seconds
         if alone is None:
             return f"{self.ranks} ranks; efficiency not measured"
-        efficiency = f"about {alone / seconds:.0%}" if 0 < alone <= seconds else "unknown"
+        efficiency = (
+            f"about {alone / seconds:.0%}" if 0 < alone <= seconds else "unknown"
+        )
         return (
             f"{self.ranks} ranks, efficiency {efficiency}: a rank's part of an update took "
             f"{alone:.3g} s before the run, an update {seconds:.3g} s"

@@ -73,7 +73,9 @@ class StepWindow:
     n_tokens: int = 0
     n_computed: int = 0
     seconds: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)  # wall seconds by `phases.Part`
+    parts: dict[str, float] = field(
+        default_factory=dict
+    )  # wall seconds by `phases.Part`
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0
     first_lr: float = math.nan  # learning rate of the first update
@@ -124,7 +126,9 @@ class StepWindow:
         """Waiting for data as a share of the time."""
         return self.data_wait_seconds / self.seconds if self.seconds > 0 else 0.0
 
-    def utilisation(self, flops_per_token: float | None, peak: Peak | None) -> float | None:
+    def utilisation(
+        self, flops_per_token: float | None, peak: Peak | None
+    ) -> float | None:
         """Return the model FLOPs utilisation (MFU), or None if it is unknown.
 
         MFU is the FLOP/s that the tokens need, divided by the peak (Chowdhery et al. 2022,
@@ -158,7 +162,8 @@ def start_event(
             "fast_bf16": has_fast_bf16(runtime.device),
             "memory_bytes": psutil.virtual_memory().total,
         },
-        "parameters": asdict(counts) | {"trainable_share": counts.trainable / counts.total},
+        "parameters": asdict(counts)
+        | {"trainable_share": counts.trainable / counts.total},
         "row": asdict(stream.layout.shape),
         "arithmetic": arithmetic.record(),
         "precision": runtime.precision,
@@ -179,17 +184,23 @@ class MetricsLog(Callback):
 
     path: Path
     log_every: Duration  # time between step events; the first update always has one
-    about: Mapping[str, Any] = field(default_factory=dict)  # further fields of the start event
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # further fields of the start event
     flops_per_token: float | None = None  # of both passes; None for no utilisation
     peak: Peak | None = None
     evaluated: Callable[[], Mapping[str, Any]] = dict
     """Function that returns the fields `seconds` and `texts` of the newest evaluation."""
-    copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()  # called with every record
+    copies: Sequence[
+        Callable[[Mapping[str, Any]], None]
+    ] = ()  # called with every record
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Device of the run. On a GPU, step events have the session's peak of allocated bytes."""
     dropped_records: int = 0
     _window: StepWindow = field(default_factory=StepWindow)
-    _losses: list[Tensor] = field(default_factory=list)  # losses of the window's updates, [] each
+    _losses: list[Tensor] = field(
+        default_factory=list
+    )  # losses of the window's updates, [] each
     _stop_after: Duration | None = None
     _file: JsonLines | None = None
     _warned_of_peak: bool = False
@@ -231,7 +242,9 @@ class MetricsLog(Callback):
         self._window.add(info)
         self._losses.append(info.loss)
         is_first = info.before.step == 0
-        if is_first or self.log_every.crossed(info.before, info.progress, self._stop_after):
+        if is_first or self.log_every.crossed(
+            info.before, info.progress, self._stop_after
+        ):
             self._write_step()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
@@ -239,7 +252,9 @@ class MetricsLog(Callback):
         details = dict(self.evaluated())
         texts = details.get("texts", {})
         heldout = {name: value for name, value in metrics.items() if name not in texts}
-        self._write("evaluation", step=at.step, epoch=at.epoch, metrics=heldout, **details)
+        self._write(
+            "evaluation", step=at.step, epoch=at.epoch, metrics=heldout, **details
+        )
 
     def on_before_save(self, at: Progress) -> None:
         """Write a step event, so that its sums end at the checkpoint."""
@@ -266,7 +281,11 @@ class MetricsLog(Callback):
             self._write_step()
         best: dict[str, Any] | None = None
         if end.best is not None:
-            best = {"step": end.best.step, "loss": end.best.loss, end.best.metric: end.best.score}
+            best = {
+                "step": end.best.step,
+                "loss": end.best.loss,
+                end.best.metric: end.best.score,
+            }
         optional = {"parts": dict(end.parts)} if end.parts else {}
         self._write(
             "end",
@@ -318,7 +337,9 @@ class MetricsLog(Callback):
         if window.parts:
             optional["parts"] = window.parts
         if len(losses) > 1:
-            optional["losses"] = torch.stack(losses).tolist()  # waits for the device once
+            optional["losses"] = torch.stack(
+                losses
+            ).tolist()  # waits for the device once
         if self.device.type == "cuda":
             optional["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
         self._write(
@@ -342,7 +363,10 @@ class MetricsLog(Callback):
     def _write(self, event: str, **fields: Any) -> None:
         record = {"event": event, **fields}
         with self._write_lock:
-            if self._file is not None and self._file.append([_encode(record)]) is not None:
+            if (
+                self._file is not None
+                and self._file.append([_encode(record)]) is not None
+            ):
                 self.dropped_records += 1
             for copy in self.copies:
                 copy(record)
@@ -350,7 +374,9 @@ class MetricsLog(Callback):
 
 def write_after(run: Path, parts: Mapping[str, float]) -> None:
     """Record the seconds of work after a run's last session, such as uploads, by its name."""
-    append_json_lines(run / METRICS, [_encode({"event": "after", "parts": dict(parts)})])
+    append_json_lines(
+        run / METRICS, [_encode({"event": "after", "parts": dict(parts)})]
+    )
 
 
 def _encode(record: Mapping[str, Any]) -> bytes:

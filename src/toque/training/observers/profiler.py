@@ -18,7 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
+from torch.profiler import (
+    ProfilerAction,
+    ProfilerActivity,
+    profile,
+    record_function,
+    schedule,
+)
 
 from toque.config.schema_methods import ProfileConfig
 from toque.storage.atomic import atomic_write
@@ -64,7 +70,9 @@ class Profiler(Callback):
     _updates: int = 0
     _steps: list[int] = field(default_factory=list)  # steps of the current trace
     _warned: bool = False
-    _error: Exception | None = None  # raised later, because torch must finish its own step
+    _error: Exception | None = (
+        None  # raised later, because torch must finish its own step
+    )
 
     def on_fit_start(self, start: RunStart) -> None:
         """Start the profiler, and warn if the run is shorter than the schedule."""
@@ -131,7 +139,9 @@ class Profiler(Callback):
             profile_memory=self.settings.memory,
             with_stack=with_stacks,
             # Only this setting, which has no public name, adds the stacks to torch's table.
-            experimental_config=_ExperimentalConfig(verbose=True) if with_stacks else None,
+            experimental_config=_ExperimentalConfig(verbose=True)
+            if with_stacks
+            else None,
         )
         self._profile.start()
 
@@ -142,7 +152,9 @@ class Profiler(Callback):
         except Exception as error:  # noqa: BLE001 - torch and the disk may raise anything
             self._error = error
         self._steps = []
-        trace.profiler = None  # otherwise torch warns that the next trace lacks these events
+        trace.profiler = (
+            None  # otherwise torch warns that the next trace lacks these events
+        )
 
     def _write(self, trace: profile, steps: Sequence[int]) -> None:
         folder = self.folder / FOLDER
@@ -152,7 +164,9 @@ class Profiler(Callback):
             chrome_trace = Path(temp) / "trace.json.gz"
             trace.export_chrome_trace(str(chrome_trace))
             atomic_write(folder / f"{name}.json.gz", chrome_trace.read_bytes())
-        averages = trace.key_averages(group_by_stack_n=_STACK_DEPTH if self.settings.stacks else 0)
+        averages = trace.key_averages(
+            group_by_stack_n=_STACK_DEPTH if self.settings.stacks else 0
+        )
         processor = "device" if self.runtime.device.type == "cuda" else "cpu"
         table = averages.table(
             sort_by=f"self_{processor}_time_total",

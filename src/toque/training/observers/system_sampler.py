@@ -41,7 +41,9 @@ _RATES: Final = (
 )
 _THROTTLED_UNITS: Final = {"throttled_usec": 1e6, "throttled_time": 1e9}
 """Units per second of the counters of cgroups v2 and v1."""
-_PATIENCE_SECONDS: Final = 5.0  # wait for the last reading; it hangs if a driver is broken
+_PATIENCE_SECONDS: Final = (
+    5.0  # wait for the last reading; it hangs if a driver is broken
+)
 _MIN_SECONDS: Final = 0.2
 """Shortest time between the last two readings. Rates over a shorter time mean little."""
 _THROTTLE_REASONS: Final = {
@@ -90,13 +92,17 @@ class Host:
             rates[name] = round(max(0, growth.pop(name)) / max(seconds, 1e-3), 1)
         host = {
             "seconds": seconds,
-            "own_cores": (self._use.own - use_before.own) / seconds if seconds > 0 else 0.0,
+            "own_cores": (self._use.own - use_before.own) / seconds
+            if seconds > 0
+            else 0.0,
             "others_cores": self._use.others_since(use_before),
             **growth,
         }
         if self._schedules and schedules_before:
             before = dict.fromkeys(self._schedules, (0.0, 0.0)) | schedules_before
-            waits = (waited - before[tid][1] for tid, (_, waited) in self._schedules.items())
+            waits = (
+                waited - before[tid][1] for tid, (_, waited) in self._schedules.items()
+            )
             host["waiting_for_core_seconds"] = max(waits)
             main_thread = str(os.getpid())
             if main_thread in self._schedules:
@@ -128,15 +134,22 @@ def _read_schedules() -> dict[str, tuple[float, float]]:
         process_niceness = os.getpriority(os.PRIO_PROCESS, os.getpid())
         for thread in Path("/proc/self/task").iterdir():
             with suppress(OSError, IndexError, ValueError):  # the thread may have ended
-                if os.getpriority(os.PRIO_PROCESS, int(thread.name)) <= process_niceness:
-                    ran, waited = (thread / "schedstat").read_text(encoding="ascii").split()[:2]
+                if (
+                    os.getpriority(os.PRIO_PROCESS, int(thread.name))
+                    <= process_niceness
+                ):
+                    ran, waited = (
+                        (thread / "schedstat").read_text(encoding="ascii").split()[:2]
+                    )
                     schedules[thread.name] = int(ran) / 1e9, int(waited) / 1e9
     return schedules
 
 
 def _read_totals() -> dict[str, float]:
     """Return the counts since the system started, by the names of rates and of `host`."""
-    totals: dict[str, float] = {"major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt}
+    totals: dict[str, float] = {
+        "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    }
     # psutil returns None if the system does not count, e.g. in a container without disks.
     disk = psutil.disk_io_counters()
     if disk is not None:
@@ -146,14 +159,20 @@ def _read_totals() -> dict[str, float]:
     interfaces.pop("lo", None)
     if interfaces:
         counters = interfaces.values()
-        totals["network_received_bytes_per_second"] = sum(c.bytes_recv for c in counters)
+        totals["network_received_bytes_per_second"] = sum(
+            c.bytes_recv for c in counters
+        )
         totals["network_sent_bytes_per_second"] = sum(c.bytes_sent for c in counters)
     with suppress(OSError, ValueError, IndexError):
-        first_line = Path("/proc/pressure/memory").read_text(encoding="ascii").splitlines()[0]
+        first_line = (
+            Path("/proc/pressure/memory").read_text(encoding="ascii").splitlines()[0]
+        )
         totals["memory_stall_seconds"] = int(first_line.rpartition("total=")[2]) / 1e6
     for path in ("/sys/fs/cgroup/cpu/cpu.stat", "/sys/fs/cgroup/cpu.stat"):
         with suppress(OSError, ValueError):
-            counts = dict(line.split() for line in Path(path).read_text("ascii").splitlines())
+            counts = dict(
+                line.split() for line in Path(path).read_text("ascii").splitlines()
+            )
             for name in _THROTTLED_UNITS.keys() & counts.keys():
                 totals["throttled_seconds"] = int(counts[name]) / _THROTTLED_UNITS[name]
     return totals
@@ -181,7 +200,9 @@ class Gpus:
             memory = query(nvml.nvmlDeviceGetMemoryInfo, handle)
             use = query(nvml.nvmlDeviceGetUtilizationRates, handle)
             milliwatts = query(nvml.nvmlDeviceGetPowerUsage, handle)
-            reason_bits = query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+            reason_bits = (
+                query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+            )
             reading = {
                 "index": index,
                 "name": query(nvml.nvmlDeviceGetName, handle),
@@ -192,7 +213,9 @@ class Gpus:
                 "temperature_celsius": query(
                     nvml.nvmlDeviceGetTemperature, handle, _NVML_TEMPERATURE_GPU
                 ),
-                "throttled": [name for bit, name in _THROTTLE_REASONS.items() if reason_bits & bit],
+                "throttled": [
+                    name for bit, name in _THROTTLE_REASONS.items() if reason_bits & bit
+                ],
             }
             readings.append(reading)
         return readings
@@ -251,7 +274,9 @@ class SystemSampler(Callback):
     ) -> Self:
         """Build the sampler of a run on `device`. `every` is the setting observe.system."""
         on_gpu = device.type == "cuda"
-        spinning = 0 if on_gpu or chosen_by_user(waits_in()) else torch.get_num_threads()
+        spinning = (
+            0 if on_gpu or chosen_by_user(waits_in()) else torch.get_num_threads()
+        )
         return cls(record, every.seconds or 0.0, warn, on_gpu, spinning=spinning)
 
     def on_fit_start(self, start: RunStart) -> None:
@@ -285,7 +310,9 @@ class SystemSampler(Callback):
     def _work(self, over: threading.Event) -> None:
         gpus: Gpus | None = None
         if self.on_gpu:
-            gpus, problem = find_gpus()  # drivers are slow, so this is not in the loop's thread
+            gpus, problem = (
+                find_gpus()
+            )  # drivers are slow, so this is not in the loop's thread
             if problem:
                 self._warnings.append(problem)
 
@@ -303,7 +330,9 @@ class SystemSampler(Callback):
                 reading = host.read()
                 reading["gpus"] = [] if gpus is None else gpus.read()
                 self._warn_of_busy_machine(reading["host"]["others_cores"])
-                self.record("system", step=self._at.step, seconds=round(seconds, 3), **reading)
+                self.record(
+                    "system", step=self._at.step, seconds=round(seconds, 3), **reading
+                )
         except (psutil.Error, OSError, RuntimeError, ValueError) as error:
             self._warnings.append(
                 f"the system cannot be read ({type(error).__name__}: {error}), so its use is no "

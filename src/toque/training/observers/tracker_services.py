@@ -12,7 +12,9 @@ from typing import Any, Final, Protocol
 
 from toque.errors import ConfigError
 
-Row = tuple[int, str, str, str | None, float | None]  # step, prompt, text, reference, score
+Row = tuple[
+    int, str, str, str | None, float | None
+]  # step, prompt, text, reference, score
 COLUMNS: Final = ("step", "prompt", "text", "reference", "recipe_score")
 
 
@@ -58,7 +60,9 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
-        self._writer.add_text("config", _verbatim(json.dumps(settings, indent=2, default=str)))
+        self._writer.add_text(
+            "config", _verbatim(json.dumps(settings, indent=2, default=str))
+        )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -97,7 +101,9 @@ class _Wandb:
         self._run.log({**values, "step": step})
 
     def texts(self, step: int, rows: Sequence[Row]) -> None:
-        table = self._wandb.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
+        table = self._wandb.Table(
+            columns=list(COLUMNS), data=[list(row) for row in rows]
+        )
         self._run.log({"samples": table, "step": step})
 
     def file(self, path: Path) -> None:
@@ -132,13 +138,17 @@ class _Trackio:
         self._run.log({"samples": self._trackio.Table(data=data)}, step=step)
 
     def file(self, path: Path) -> None:
-        self._run.log_artifact(path, name=f"{path.stem}-{self._run.name}", type="report")
+        self._run.log_artifact(
+            path, name=f"{path.stem}-{self._run.name}", type="report"
+        )
 
     def end(self, *, failed: bool) -> None:
         self._run.finish()
 
 
-TRACKERS: Final[Mapping[str, tuple[Callable[[Path, Mapping[str, Any]], Tracker], str]]] = {
+TRACKERS: Final[
+    Mapping[str, tuple[Callable[[Path, Mapping[str, Any]], Tracker], str]]
+] = {
     "trackio": (_Trackio, "track"),
     "tensorboard": (_TensorBoard, "track"),
     "wandb": (_Wandb, "wandb"),

@@ -21,8 +21,12 @@ from toque.training.observers.background_thread import BackgroundThread
 from toque.training.observers.tracker_services import Open, Row, Tracker
 from toque.units import Progress
 
-END_PATIENCE_SECONDS: Final = 10.0  # seconds that a finished run waits for a tracker's last records
-_MAX_TEXT: Final = 2_000  # characters of a text that is sent; samples.jsonl has the entire text
+END_PATIENCE_SECONDS: Final = (
+    10.0  # seconds that a finished run waits for a tracker's last records
+)
+_MAX_TEXT: Final = (
+    2_000  # characters of a text that is sent; samples.jsonl has the entire text
+)
 _DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}  # 3.0 is any difficulty
 
 Pairs = Iterator[tuple[str, object]]
@@ -30,7 +34,10 @@ Stages = Sequence[Mapping[str, Any]]
 
 
 def tracker_values(
-    record: Mapping[str, Any], *, stages: Stages = (), recipe_scores: frozenset[str] = frozenset()
+    record: Mapping[str, Any],
+    *,
+    stages: Stages = (),
+    recipe_scores: frozenset[str] = frozenset(),
 ) -> dict[str, float]:
     """Return the numbers of a record of metrics.jsonl by the names that other trainers use.
 
@@ -72,12 +79,17 @@ def _step_pairs(record: Mapping[str, Any], stages: Stages) -> Pairs:
         yield "curriculum/difficulty_level", _DIFFICULTIES.get(max_difficulty, 3.0)
 
 
-def _evaluation_pairs(record: Mapping[str, Any], recipe_scores: frozenset[str]) -> Pairs:
+def _evaluation_pairs(
+    record: Mapping[str, Any], recipe_scores: frozenset[str]
+) -> Pairs:
     yield "val_epoch", record.get("epoch")
     yield "val_seconds", record.get("seconds")
     for prefix, key in (("val_", "metrics"), ("eval/", "texts")):
         for name, value in (record.get(key) or {}).items():
-            yield f"recipe/{name}" if name in recipe_scores else f"{prefix}{name}", value
+            yield (
+                f"recipe/{name}" if name in recipe_scores else f"{prefix}{name}",
+                value,
+            )
 
 
 def _gradient_pairs(record: Mapping[str, Any]) -> Pairs:
@@ -148,8 +160,12 @@ class TrackerFeed(Callback):
         self._open = open_tracker
         self._values = values
         self._tracker: Tracker | None = None
-        self._thread = BackgroundThread(f"records for {name}", 1000, _describe_error, warn)
-        self._texts = Tail(FolderPlace(samples.parent), samples.name) if samples else None
+        self._thread = BackgroundThread(
+            f"records for {name}", 1000, _describe_error, warn
+        )
+        self._texts = (
+            Tail(FolderPlace(samples.parent), samples.name) if samples else None
+        )
         self._read_new_lines()  # earlier sessions have sent their texts
         self._failed = False
         self._at = Progress()
@@ -178,7 +194,9 @@ class TrackerFeed(Callback):
         self._at = end.progress
         self._thread.warn_of_losses(end.progress)
 
-    def finish(self, *, failed: bool, scores: Path | None = None, page: Path | None = None) -> None:
+    def finish(
+        self, *, failed: bool, scores: Path | None = None, page: Path | None = None
+    ) -> None:
         """Send the last texts, the scores of evaluation.json and the report, and end the tracker.
 
         Args:
@@ -202,7 +220,9 @@ class TrackerFeed(Callback):
 
     def _send_scores(self, scores: FinalScores) -> None:
         step = scores.step
-        metrics = _keep_numbers((f"final/{name}", value) for name, value in scores.metrics.items())
+        metrics = _keep_numbers(
+            (f"final/{name}", value) for name, value in scores.metrics.items()
+        )
         if metrics and step is not None:
             self._thread.offer(lambda: self._connect().log(step, metrics))
 
@@ -212,7 +232,9 @@ class TrackerFeed(Callback):
             if (row := _parse_sample(line)) is not None:
                 rows_by_step.setdefault(row[0], []).append(row)
         for step, rows in rows_by_step.items():
-            self._thread.offer(lambda step=step, rows=rows: self._connect().texts(step, rows))  # type: ignore[misc]
+            self._thread.offer(
+                lambda step=step, rows=rows: self._connect().texts(step, rows)  # type: ignore[misc]
+            )
 
     def _read_new_lines(self) -> list[str]:
         lines: list[str] = []

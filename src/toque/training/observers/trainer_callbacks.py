@@ -19,13 +19,26 @@ from toque.training.observers.watchers import RunState
 from toque.units import Progress
 
 _EVENTS: Final = {
-    *("on_init_end", "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end"),
+    *(
+        "on_init_end",
+        "on_train_begin",
+        "on_train_end",
+        "on_epoch_begin",
+        "on_epoch_end",
+    ),
     *("on_step_begin", "on_step_end", "on_evaluate", "on_save", "on_log"),
 }
-_EVENTS_WITHOUT_REQUESTS: Final = {"on_init_end", "on_train_end", "on_epoch_begin", "on_step_begin"}
+_EVENTS_WITHOUT_REQUESTS: Final = {
+    "on_init_end",
+    "on_train_end",
+    "on_epoch_begin",
+    "on_step_begin",
+}
 """Events after which requests stay set, until an event that handles them."""
 _UNSUPPORTED_EVENTS: Final = {
-    name for name in vars(TrainerCallback) if name.startswith("on_") and name not in _EVENTS
+    name
+    for name in vars(TrainerCallback)
+    if name.startswith("on_") and name not in _EVENTS
 }
 _REQUESTS: Final = {
     "should_training_stop": "stop",
@@ -107,11 +120,17 @@ class TrainerCallbackBridge:
     def on_step_end(self, state: RunState) -> list[str]:
         """Pass on the end of an update, and log it if the callback or observe.log_every asks."""
         requests = self.pass_on("on_step_end", state)
-        log_is_due = self.log_every.crossed(self.before, state.progress, self.stop_after)
+        log_is_due = self.log_every.crossed(
+            self.before, state.progress, self.stop_after
+        )
         self.before = state.progress
         if self.control.should_log or log_is_due:
             self.control.should_log = False
-            logs = {"loss": state.loss, "grad_norm": state.grad_norm, "learning_rate": state.lr}
+            logs = {
+                "loss": state.loss,
+                "grad_norm": state.grad_norm,
+                "learning_rate": state.lr,
+            }
             requests += self._log(logs, state)
         return requests
 
@@ -119,7 +138,9 @@ class TrainerCallbackBridge:
         """Log an evaluation and pass it on. As in Trainer, update the best metric after that."""
         metrics = {f"eval_{name}": value for name, value in state.metrics.items()}
         requests = self._log(metrics, state)
-        requests += self.pass_on("on_evaluate", state, metrics=metrics | {"epoch": state.epoch})
+        requests += self.pass_on(
+            "on_evaluate", state, metrics=metrics | {"epoch": state.epoch}
+        )
         value = state.metrics.get(self.goal.metric)
         if value is not None and self.goal.is_better(value, self.state.best_metric):
             self.state.best_metric = value
@@ -158,11 +179,15 @@ class TrainerCallbackBridge:
         self.state.num_input_tokens_seen = state.progress.tokens
         arguments = dict.fromkeys(_MISSING_ARGUMENTS) | extra
         method = getattr(self.watcher, event)
-        self.control = method(self.args, self.state, self.control, **arguments) or self.control
+        self.control = (
+            method(self.args, self.state, self.control, **arguments) or self.control
+        )
         if event in _EVENTS_WITHOUT_REQUESTS:
             return []
 
-        requests = [word for flag, word in _REQUESTS.items() if getattr(self.control, flag)]
+        requests = [
+            word for flag, word in _REQUESTS.items() if getattr(self.control, flag)
+        ]
         for flag in _REQUESTS:
             setattr(self.control, flag, False)
         return requests

@@ -23,7 +23,15 @@ from toque.config.user_code import ForeignCode, import_user_code
 from toque.data.store.token_store import TokenStore, refuse_replaced
 from toque.errors import ConfigError, nearest_hint
 from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
-from toque.training.callbacks import Callback, Requests, RunEnd, RunStart, Saved, State, StepInfo
+from toque.training.callbacks import (
+    Callback,
+    Requests,
+    RunEnd,
+    RunStart,
+    Saved,
+    State,
+    StepInfo,
+)
 from toque.training.observers.metrics_log import LossSum, StepWindow
 from toque.training.observers.tracker_services import Open, opener
 from toque.training.observers.trackers import TrackerFeed, tracker_values
@@ -131,7 +139,9 @@ class UserCallback(Callback):
         """Call `on_evaluate_begin`."""
         self._call("on_evaluate_begin")
 
-    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
+    def on_evaluate(
+        self, at: Progress, metrics: Mapping[str, float]
+    ) -> Requests | None:
         """Call `on_evaluate_end`."""
         self._state = replace(self._state, metrics=MappingProxyType(dict(metrics)))
         return self._call("on_evaluate_end")
@@ -148,7 +158,8 @@ class UserCallback(Callback):
         self._call("on_train_end")
         if self.errors > 1:
             self.warn(
-                end.progress, f"the callback {self.name} raised {self.errors:,} times in total"
+                end.progress,
+                f"the callback {self.name} raised {self.errors:,} times in total",
             )
 
     def state_dict(self) -> State:
@@ -223,7 +234,9 @@ class Watchers:
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
     """Function that returns the numbers of a record by their names in trackers."""
-    open_feeds: list[TrackerFeed] = field(default_factory=list)  # the command must finish them
+    open_feeds: list[TrackerFeed] = field(
+        default_factory=list
+    )  # the command must finish them
 
     @classmethod
     def from_settings(
@@ -251,14 +264,17 @@ class Watchers:
         Raises:
             ConfigError: A watcher of the settings is not available.
         """
-        objects = [(path, bridge(_build_callback(foreign, path))) for path in observe.callbacks]
+        objects = [
+            (path, bridge(_build_callback(foreign, path))) for path in observe.callbacks
+        ]
         objects += [(type(item).__name__, bridge(item)) for item in user_objects]
         for name, item in objects:
             _check_methods(name, item)
         stages = settings["curriculum"]["stages"] if settings["curriculum"] else ()
         values = partial(tracker_values, stages=stages, recipe_scores=scores)
         trackers: dict[str, Open] = {
-            name: opener(name, folder=run, settings=settings) for name in observe.trackers
+            name: opener(name, folder=run, settings=settings)
+            for name in observe.trackers
         }
         return cls(objects, _resolve_address(observe.webhook), trackers, run, values)
 
@@ -341,7 +357,9 @@ class DataBound(Callback):
     """
 
     warn: Warn
-    updates: int = 50  # updates per window, because a single slow read of the disk is normal
+    updates: int = (
+        50  # updates per window, because a single slow read of the disk is normal
+    )
     _window: StepWindow | None = None
     _warned: bool = False
 
@@ -352,7 +370,9 @@ class DataBound(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Add the update, and compare the waiting time when the window is full."""
         if self._window is None:
-            self._window = StepWindow()  # the first batch of a session is not prefetched
+            self._window = (
+                StepWindow()
+            )  # the first batch of a session is not prefetched
             return
         if info.slowed:
             return

@@ -19,9 +19,13 @@ from toque.units import Progress
 from toque.version import __version__
 
 TIMEOUT_SECONDS: Final = 10.0  # time limit of one message, in the background thread
-END_PATIENCE_SECONDS: Final = 3.0  # seconds that a finished run waits for its last message
+END_PATIENCE_SECONDS: Final = (
+    3.0  # seconds that a finished run waits for its last message
+)
 _DISCORD_HOSTS: Final = ("discord.com", "discordapp.com")
-_MAX_DISCORD_CHARACTERS: Final = 1900  # Discord refuses content of more than 2,000 characters
+_MAX_DISCORD_CHARACTERS: Final = (
+    1900  # Discord refuses content of more than 2,000 characters
+)
 
 Warn = Callable[[Progress, str], None]
 
@@ -50,7 +54,9 @@ class Webhook(Callback):
         loss = metrics.get("loss")
         if loss is not None and LOSS.is_better(loss, self._best):
             self._best = loss
-            self._send("best", at, f"lowest held-out loss so far, {loss:.4f}", loss=loss)
+            self._send(
+                "best", at, f"lowest held-out loss so far, {loss:.4f}", loss=loss
+            )
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Announce how the run ended, and wait a little for the message to be sent."""
@@ -71,9 +77,13 @@ class Webhook(Callback):
         """Restore the best loss."""
         self._best = optional_number_in(state, "best")
 
-    def _send(self, event: str, at: Progress, message: str, *, loss: float | None = None) -> None:
+    def _send(
+        self, event: str, at: Progress, message: str, *, loss: float | None = None
+    ) -> None:
         text = f"{self.run}: {message} (step {at.step:,})"
-        body = body_for(self._address, event, run=self.run, step=at.step, text=text, loss=loss)
+        body = body_for(
+            self._address, event, run=self.run, step=at.step, text=text, loss=loss
+        )
         self._thread.offer(lambda: post_json(self._address, body))
 
 
@@ -83,9 +93,14 @@ def body_for(
     """Return the message as JSON, in Discord's format if the address is one of Discord's."""
     host = (urlsplit(address).hostname or "").lower()
     message: dict[str, Any]
-    if any(host == discord or host.endswith("." + discord) for discord in _DISCORD_HOSTS):
+    if any(
+        host == discord or host.endswith("." + discord) for discord in _DISCORD_HOSTS
+    ):
         # An "@everyone" in an error message must not notify people.
-        message = {"content": text[:_MAX_DISCORD_CHARACTERS], "allowed_mentions": {"parse": []}}
+        message = {
+            "content": text[:_MAX_DISCORD_CHARACTERS],
+            "allowed_mentions": {"parse": []},
+        }
     else:
         message = {"event": event, "run": run, "step": step, "loss": loss, "text": text}
     return json.dumps(message).encode()
@@ -101,7 +116,10 @@ def post_json(address: str, body: bytes) -> None:
         address,
         data=body,
         # Discord rejects Python's default user agent.
-        headers={"Content-Type": "application/json", "User-Agent": f"toque/{__version__}"},
+        headers={
+            "Content-Type": "application/json",
+            "User-Agent": f"toque/{__version__}",
+        },
         method="POST",
     )
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310

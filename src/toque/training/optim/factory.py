@@ -20,7 +20,12 @@ from toque.config.schema import OptimConfig
 from toque.config.user_code import import_user_code
 from toque.errors import ConfigError
 from toque.training.distributed.data_parallel import local_part, shard_like
-from toque.training.optim.hidden_state import GENERATORS, Facts, first_difference, hidden_state
+from toque.training.optim.hidden_state import (
+    GENERATORS,
+    Facts,
+    first_difference,
+    hidden_state,
+)
 from toque.training.optim.matrix_optimizers import WithAdamW, adamw_8bit, muon
 from toque.training.state_values import all_finite, refuse
 
@@ -78,7 +83,9 @@ def build_optimizer(
         ConfigError: The user's code fails, or the model has no trainable parameter.
     """
     options = {"betas": betas, "eps": eps, "momentum": momentum}
-    arguments: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    arguments: dict[str, Any] = {
+        key: value for key, value in options.items() if value is not None
+    }
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("The model has no trainable parameter: everything is frozen.")
@@ -114,7 +121,9 @@ def _build_custom_optimizer(
     name: str, groups: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> torch.optim.Optimizer:
     """Build the user's optimizer, and refuse it if it fails or cannot continue a run."""
-    function = import_user_code({}, name, setting="optim.name", kind="a function or class")
+    function = import_user_code(
+        {}, name, setting="optim.name", kind="a function or class"
+    )
 
     def build(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         optimizer = function(groups, lr=1.0, **arguments)
@@ -157,10 +166,14 @@ def _find_unsaved_entry(optimizer: torch.optim.Optimizer) -> str | None:
     return None
 
 
-def _train_with_noise(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+def _train_with_noise(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range
+) -> None:
     """Make updates with random gradients, which are a function of the step."""
     for step in steps:
-        torch.default_generator.manual_seed(step)  # torch.manual_seed would also seed the GPUs
+        torch.default_generator.manual_seed(
+            step
+        )  # torch.manual_seed would also seed the GPUs
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
         for group in optimizer.param_groups:
@@ -176,7 +189,9 @@ def _try_to_continue(
     Errors before the restart are raised. The CPU's random numbers are seeded again.
     """
     torch.default_generator.manual_seed(0)
-    model = nn.Linear(64, _MIN_8_BIT_WEIGHTS // 32)  # large enough for a state in 8 bits
+    model = nn.Linear(
+        64, _MIN_8_BIT_WEIGHTS // 32
+    )  # large enough for a state in 8 bits
 
     def build_for(model: nn.Linear) -> torch.optim.Optimizer:
         groups = [(model.weight, 0.01), (model.bias, 0.0)]
@@ -187,7 +202,10 @@ def _try_to_continue(
     unsaved = _find_unsaved_entry(reference)
     if unsaved is not None:
         return unsaved
-    saved = {key: tensor.clone() for key, tensor in optimizer_tensors(reference, model).items()}
+    saved = {
+        key: tensor.clone()
+        for key, tensor in optimizer_tensors(reference, model).items()
+    }
     twin = copy.deepcopy(model)
     reference_states: list[Facts] = []
     for steps in _TRIAL_PARTS:
@@ -221,7 +239,9 @@ def _probe_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str,
     """Return a custom optimizer's state of a parameter of `_PROBE_SIZES` after an update."""
     parameter = nn.Parameter(torch.ones(_PROBE_SIZES[:n_dims]))
     parameter.grad = torch.ones_like(parameter)
-    twin = object.__new__(type(optimizer))  # gets the settings, but not the weights or state
+    twin = object.__new__(
+        type(optimizer)
+    )  # gets the settings, but not the weights or state
     group = {**optimizer.param_groups[0], "params": [parameter]}
     vars(twin).update(vars(optimizer), state=defaultdict(dict), param_groups=[group])
     twin.step()
@@ -229,7 +249,9 @@ def _probe_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str,
     return {entry: value for entry, value in state.items() if value is not None}
 
 
-def step_if(optimizer: torch.optim.Optimizer, condition: Tensor, device: torch.device) -> None:
+def step_if(
+    optimizer: torch.optim.Optimizer, condition: Tensor, device: torch.device
+) -> None:
     """Apply the update if `condition` [] is true. Otherwise weights and state do not change.
 
     Fused kernels on a GPU read `found_inf`, as with a loss scaler, so nothing waits for the device.
@@ -255,7 +277,9 @@ def _ids_of_tables(model: nn.Module) -> set[int]:
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of the optimizer's state after an update of every parameter."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return sum(entry.nbytes for p in parameters for entry in _layout(optimizer, p).values())
+    return sum(
+        entry.nbytes for p in parameters for entry in _layout(optimizer, p).values()
+    )
 
 
 def held_bytes(model: nn.Module, optim: OptimConfig) -> dict[str, int]:
@@ -266,7 +290,9 @@ def held_bytes(model: nn.Module, optim: OptimConfig) -> dict[str, int]:
     }
 
 
-def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+def _layout(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter
+) -> dict[str, Tensor]:
     """Return the state of `parameter` after an update as meta tensors: shapes without values."""
     like = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
     step = torch.empty((), device="meta")
@@ -290,7 +316,12 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
         codes = like.to(torch.uint8)
         n_blocks = math.ceil(like.numel() / _WEIGHTS_PER_BLOCK)
         scales = torch.empty(n_blocks, device="meta")
-        states = {"state1": codes, "state2": codes, "absmax1": scales, "absmax2": scales}
+        states = {
+            "state1": codes,
+            "state2": codes,
+            "absmax1": scales,
+            "absmax2": scales,
+        }
         return {"step": step} | states
 
     if not isinstance(optimizer, torch.optim.Adafactor):
@@ -310,7 +341,9 @@ def _is_in_8_bits(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer).__module__.startswith("bitsandbytes.")
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> dict[str, Tensor]:
     """Return the optimizer's state by `<parameter name>/<entry>`, e.g. `wte.weight/exp_avg`."""
     has_code_tables = isinstance(optimizer, WithAdamW)
     tensors: dict[str, Tensor] = {}
@@ -321,7 +354,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
                 continue
             # bitsandbytes counts updates in a plain integer.
             is_tensor = isinstance(value, Tensor)
-            tensors[f"{name}/{entry}"] = value if is_tensor else torch.tensor(float(value))
+            tensors[f"{name}/{entry}"] = (
+                value if is_tensor else torch.tensor(float(value))
+            )
     return tensors
 
 
@@ -386,8 +421,12 @@ def _list_differences(
     steps: int | None,
 ) -> list[str]:
     """Describe how `tensors` differ from the `expected` state after `steps`, if known."""
-    differences = [f"{key} is unknown to the optimizer" for key in tensors.keys() - expected.keys()]
-    differences += [" lacks ".join(key.rsplit("/", 1)) for key in expected.keys() - tensors.keys()]
+    differences = [
+        f"{key} is unknown to the optimizer" for key in tensors.keys() - expected.keys()
+    ]
+    differences += [
+        " lacks ".join(key.rsplit("/", 1)) for key in expected.keys() - tensors.keys()
+    ]
     for key in tensors.keys() & expected.keys():
         value = tensors[key]
         _, entry, like = expected[key]
@@ -408,7 +447,11 @@ def _find_impossible_value(entry: str, value: Tensor, steps: int | None) -> str 
         count = float(value)
         # 0 is possible: fused kernels that skip the first update create a state but do not count.
         is_possible = 0.0 <= count <= max_steps and count.is_integer()
-        return None if is_possible else f"counts {count:g} updates, in a run of {max_steps:,}"
+        return (
+            None
+            if is_possible
+            else f"counts {count:g} updates, in a run of {max_steps:,}"
+        )
     if not value.is_floating_point():
         return None
     if not all_finite(value):
@@ -432,7 +475,9 @@ def _copy_to_optimizer(
             if _is_in_8_bits(optimizer):
                 return int(value)
         # Fused and capturable kernels count on the device, plain kernels on the CPU.
-        on_device = bool(optimizer.defaults.get("fused") or optimizer.defaults.get("capturable"))
+        on_device = bool(
+            optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+        )
         return value.to(parameter.device if on_device else "cpu").clone()
     if value.shape == parameter.shape:
         copy_like_parameter = torch.empty_like(parameter, dtype=value.dtype)

@@ -45,8 +45,15 @@ class GradientNoise:
             if gradient is None:
                 continue
             generator = torch.Generator(gradient.device)
-            generator.manual_seed(key_of(self.seed, _PURPOSE, step, zlib.crc32(name.encode())))
-            noise = torch.randn(
-                gradient.shape, generator=generator, device=gradient.device, dtype=torch.float32
+            generator.manual_seed(
+                key_of(self.seed, _PURPOSE, step, zlib.crc32(name.encode()))
             )
-            gradient.add_(shard_like(gradient, noise.to(gradient.dtype)), alpha=deviation)
+            noise = torch.randn(
+                gradient.shape,
+                generator=generator,
+                device=gradient.device,
+                dtype=torch.float32,
+            )
+            gradient.add_(
+                shard_like(gradient, noise.to(gradient.dtype)), alpha=deviation
+            )

@@ -55,7 +55,11 @@ def hidden_state(optimizer: torch.optim.Optimizer) -> Facts:
 def first_difference(left: Facts, right: Facts) -> str | None:
     """Return the path of the first difference, if there is one."""
     for name in [*left, *(right.keys() - left.keys())]:
-        if name not in left or name not in right or not _is_equal(left[name], right[name]):
+        if (
+            name not in left
+            or name not in right
+            or not _is_equal(left[name], right[name])
+        ):
             return name
     return None
 
@@ -100,7 +104,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         yield from ((f" ({key})", cell.cell_contents) for key, cell in cells)
     else:
-        slots = [n for cls in type(value).__mro__ for n in getattr(cls, "__slots__", ())]
+        slots = [
+            n for cls in type(value).__mro__ for n in getattr(cls, "__slots__", ())
+        ]
         names = [*getattr(value, "__dict__", {}), *slots]
         yield from ((f".{key}", getattr(value, key, None)) for key in names)
 
@@ -111,4 +117,6 @@ def _is_equal(left: Any, right: Any) -> bool:
         if left.shape != right.shape or left.dtype != right.dtype:
             return False
         return torch.equal(left.nan_to_num(), right.nan_to_num())
-    return type(left) is type(right) and (left == right or (left != left and right != right))  # noqa: PLR0124
+    return type(left) is type(right) and (
+        left == right or (left != left and right != right)  # noqa: PLR0124
+    )

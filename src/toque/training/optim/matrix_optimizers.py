@@ -33,7 +33,9 @@ def muon(matrices: Groups, *, momentum: float = 0.95) -> torch.optim.Optimizer:
     muon_class = torch.optim.Muon
     if first is not None and not has_fast_bf16(first.device):
         muon_class = _Float32Muon
-    return muon_class(matrices, lr=0.0, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+    return muon_class(
+        matrices, lr=0.0, momentum=momentum, adjust_lr_fn="match_rms_adamw"
+    )
 
 
 @final
@@ -88,7 +90,9 @@ def adamw_8bit(matrices: Groups, **arguments: Any) -> torch.optim.Optimizer:
         from bitsandbytes import optim
     untyped: Any = optim
     with unset_fake_temporarily():  # it computes tables of codes, even for a fake model
-        optimizer: torch.optim.Optimizer = untyped.AdamW8bit(matrices, lr=0.0, **arguments)
+        optimizer: torch.optim.Optimizer = untyped.AdamW8bit(
+            matrices, lr=0.0, **arguments
+        )
     return optimizer
 
 
@@ -100,7 +104,9 @@ class WithAdamW(torch.optim.Optimizer):
     used rarely and unevenly. Muon and averages in 8 bits do not suit them.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, rest: Groups, **arguments: Any) -> None:
+    def __init__(
+        self, inner: torch.optim.Optimizer, rest: Groups, **arguments: Any
+    ) -> None:
         self.inner = inner
         self.adamw = torch.optim.AdamW(rest, lr=0.0, fused=True, **arguments)
         # The three optimizers share their groups and their state.
@@ -109,8 +115,12 @@ class WithAdamW(torch.optim.Optimizer):
 
     def half_of(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
         """Return the optimizer that updates `parameter`."""
-        inner_parameters = (p for group in self.inner.param_groups for p in group["params"])
-        return self.inner if any(parameter is p for p in inner_parameters) else self.adamw
+        inner_parameters = (
+            p for group in self.inner.param_groups for p in group["params"]
+        )
+        return (
+            self.inner if any(parameter is p for p in inner_parameters) else self.adamw
+        )
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Apply one update of both optimizers."""

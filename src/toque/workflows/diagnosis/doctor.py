@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from toque.errors import CheckpointError, ConfigError
 from toque.reporter import SILENT, Reporter
-from toque.reports.verdict import Ladder, Sign, Verdict, advice, ladders, signs, verdict_of
+from toque.reports.verdict import (
+    Ladder,
+    Sign,
+    Verdict,
+    advice,
+    ladders,
+    signs,
+    verdict_of,
+)
 from toque.runs.history import METRICS
 from toque.storage.no_follow import refuse_links
 from toque.workflows.results import Model, existing_folder
@@ -47,24 +55,33 @@ class Diagnosis:
     def __str__(self) -> str:
         """Return a table of shares, and advice."""
         verdict = self.verdict
-        rows = [(s.name, f"{s.seconds:,.1f} s", f"{s.share:.1%}") for s in verdict.shares]
+        rows = [
+            (s.name, f"{s.seconds:,.1f} s", f"{s.share:.1%}") for s in verdict.shares
+        ]
         rows.append(("total", f"{verdict.facts.wall:,.1f} s", "100.0%"))
         lines = [f"{name:<40}{seconds:>14}{share:>9}" for name, seconds, share in rows]
 
         findings = verdict.findings[:3]
         lines += ["", verdict.sentence]
-        lines += [f"{n}. {advice(finding)}" for n, finding in enumerate(findings, start=1)]
+        lines += [
+            f"{n}. {advice(finding)}" for n, finding in enumerate(findings, start=1)
+        ]
         lines += [f"   also: {finding.sentence}." for finding in findings[1:]]
 
         marks = {None: "-", True: "ok", False: "look"}
-        lines += ["", *(f"{marks[sign.good]:<8}{sign.name}: {sign.value}" for sign in self.signs)]
+        lines += [
+            "",
+            *(f"{marks[sign.good]:<8}{sign.name}: {sign.value}" for sign in self.signs),
+        ]
         for ladder in self.ladders:
             lines += ["", f"{ladder.title}: {ladder.because}. Try in this order:"]
             lines += [f"  {n}. {step}" for n, step in enumerate(ladder.steps, start=1)]
         return "\n".join(lines)
 
 
-def doctor(run: Model | None = None, *, reporter: Reporter = SILENT) -> Checkup | Diagnosis:
+def doctor(
+    run: Model | None = None, *, reporter: Reporter = SILENT
+) -> Checkup | Diagnosis:
     """Check this machine, or find the bottleneck of a run, which may be training.
 
     Args:
@@ -79,7 +96,9 @@ def doctor(run: Model | None = None, *, reporter: Reporter = SILENT) -> Checkup 
         CheckpointError: The folder contains a link.
     """
     if run is None:
-        from toque.workflows.diagnosis.machine_checks import check_machine  # loads torch
+        from toque.workflows.diagnosis.machine_checks import (
+            check_machine,
+        )  # loads torch
 
         return check_machine(reporter=reporter)
     folder = existing_folder(run)
@@ -95,4 +114,6 @@ def doctor(run: Model | None = None, *, reporter: Reporter = SILENT) -> Checkup 
             f"{folder}/{METRICS} has no update yet, so there is nothing to diagnose. Training logs "
             "the first update, and then one per observe.log_every."
         )
-    return Diagnosis(folder, verdict, ladders(folder, verdict.facts), signs(verdict.facts))
+    return Diagnosis(
+        folder, verdict, ladders(folder, verdict.facts), signs(verdict.facts)
+    )

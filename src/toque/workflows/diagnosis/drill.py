@@ -29,7 +29,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from toque.config import Resolved, RunConfig, load_config
 from toque.config.user_code import refuse_foreign_code
-from toque.errors import CheckFailed, CheckpointError, ConfigError, Interrupted, argument
+from toque.errors import (
+    CheckFailed,
+    CheckpointError,
+    ConfigError,
+    Interrupted,
+    argument,
+)
 from toque.reporter import SILENT, Reporter
 from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import sha256_of
@@ -98,15 +104,22 @@ class DrillResult:
     @property
     def failed(self) -> list[str]:
         """Faults with an unexpected outcome."""
-        return [outcome.fault for outcome in self.outcomes if outcome.verdict == "FAILED"]
+        return [
+            outcome.fault for outcome in self.outcomes if outcome.verdict == "FAILED"
+        ]
 
     def record(self) -> dict[str, Any]:
         """Return the outcomes as JSON, with the versions and number of cores."""
         return {
             "run": str(self.run),
             "ok": not self.failed,
-            "versions": {"python": platform.python_version(), "torch": version("torch")},
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "versions": {
+                "python": platform.python_version(),
+                "torch": version("torch"),
+            },
+            "cores": len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else None,
             "outcomes": [asdict(o) for o in self.outcomes],
         }
 
@@ -163,7 +176,9 @@ def drill(
         f"train.save_every={steps // SAVES} steps",
         f"train.evaluate_every={2 * (steps // SAVES) + 1} steps",
     ]
-    load_copy = partial(load_config, folder / "config.yaml", trust_code=trust_code or None)
+    load_copy = partial(
+        load_config, folder / "config.yaml", trust_code=trust_code or None
+    )
     settings = load_copy(overrides).config
     refuse_foreign_code(settings.foreign_code)
     if converted := convert_times_to_steps(settings, steps):
@@ -173,7 +188,9 @@ def drill(
             f"count one step per second: {', '.join(converted)}"
         )
 
-    needed = _COPIES * sum(file.stat().st_size for file in _newest_checkpoint(folder).glob("*"))
+    needed = _COPIES * sum(
+        file.stat().st_size for file in _newest_checkpoint(folder).glob("*")
+    )
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
@@ -192,7 +209,9 @@ def drill(
             "folder."
         ) from error
     with scratch:
-        importlib.import_module("toque.workflows.training_child")  # before the first fork
+        importlib.import_module(
+            "toque.workflows.training_child"
+        )  # before the first fork
         faults = _Drill(
             folder,
             Path(scratch.name),
@@ -312,7 +331,9 @@ class _Drill:
         log = self.scratch / f"{len(self.sessions)}.log"
         settings = self.load_copy([*self.overrides, f"run_dir={run}"])
         callbacks = [StopAt(self.steps)]
-        session = Session(lambda: train_in_child(settings, log, callbacks=callbacks), log)
+        session = Session(
+            lambda: train_in_child(settings, log, callbacks=callbacks), log
+        )
         self.sessions.append(session)
         return session
 
@@ -350,7 +371,9 @@ class _Drill:
         code = session.wait()
         if code != 0:
             return [f"continuing ended with exit code {code}: {session.last_lines()}"]
-        problems = [f"other {name}" for name in find_differences(self.expected, facts_of(run))]
+        problems = [
+            f"other {name}" for name in find_differences(self.expected, facts_of(run))
+        ]
         shutil.rmtree(run)
         return problems
 
@@ -359,12 +382,16 @@ class _Drill:
         problems = []
         first = self._start_session(run)
         if first.wait_until(lambda: steps_done(run) >= 1):
-            first.send(signal.SIGSTOP)  # otherwise it might end before the second session begins
+            first.send(
+                signal.SIGSTOP
+            )  # otherwise it might end before the second session begins
             second = self._start_session(run)
             code = second.wait()
             first.send(signal.SIGCONT)
             if code != CheckpointError.exit_code or "in use" not in second.read_log():
-                problems.append(f"the second ended with exit code {code}: {second.last_lines()}")
+                problems.append(
+                    f"the second ended with exit code {code}: {second.last_lines()}"
+                )
         problems += self._compare_end(run, first)
         return "started a second session while the first trained", problems
 
@@ -385,7 +412,9 @@ class _Drill:
             after_kill=lambda _run, n: self.say(f"SIGKILL {n} of {self.kills}"),
         )
         counts = Counter(activity for activity, _ in result.moments)
-        activities = ", ".join(f"{count} while {name}" for name, count in counts.items())
+        activities = ", ".join(
+            f"{count} while {name}" for name, count in counts.items()
+        )
         noun = "run" if result.finished == 1 else "runs"
         action = (
             f"at {len(result.moments)} random moments ({activities}), continued each time: "
@@ -445,7 +474,9 @@ class Session:
 
     def __init__(self, body: Callable[[], int], log: Path) -> None:
         self.log = log
-        self._process = multiprocessing.get_context("fork").Process(target=_run, args=(body, log))
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_run, args=(body, log)
+        )
         self._process.start()
 
     @property
@@ -480,7 +511,11 @@ class Session:
 
     def read_log(self) -> str:
         """Return the output so far."""
-        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        return (
+            self.log.read_text(encoding="utf-8", errors="replace")
+            if self.log.exists()
+            else ""
+        )
 
     def last_lines(self) -> str:
         """Return the last three lines of the output."""
@@ -496,7 +531,9 @@ def _run(body: Callable[[], int], log: Path) -> None:
 
 def newest_step(run: Path) -> int:
     """Return the step of the newest checkpoint folder, which may be incomplete, or 0."""
-    steps = [path.name.rpartition("-")[2] for path in (run / "checkpoints").glob("step-*")]
+    steps = [
+        path.name.rpartition("-")[2] for path in (run / "checkpoints").glob("step-*")
+    ]
     return max(map(int, steps), default=0)
 
 
@@ -523,7 +560,9 @@ def facts_of(run: Path) -> Facts:
     files = {
         "weights": last / "model.safetensors",
         "optimizer": last / "optimizer.safetensors",
-        **{f"model/{path.name}": path for path in (run / "model").glob("*.safetensors")},
+        **{
+            f"model/{path.name}": path for path in (run / "model").glob("*.safetensors")
+        },
     }
     hashes = {name: sha256_of(path) for name, path in files.items() if path.exists()}
     losses = {e["step"]: e["loss"] for e in events(run) if e["event"] == "step"}
@@ -532,7 +571,11 @@ def facts_of(run: Path) -> Facts:
 
 def find_differences(expected: Facts, actual: Facts) -> list[str]:
     """Return the names of facts that differ."""
-    return [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
+    return [
+        name
+        for name in {**expected, **actual}
+        if expected.get(name) != actual.get(name)
+    ]
 
 
 @dataclass
@@ -594,9 +637,13 @@ def kill_and_continue(
         result.finished += 1
         if code != 0:
             last_line = session.read_log().strip().splitlines()[-1:]
-            result.problems.append(f"a session ended with {code}: {' '.join(last_line)}")
+            result.problems.append(
+                f"a session ended with {code}: {' '.join(last_line)}"
+            )
         else:
-            result.problems += [f"other {name}" for name in find_differences(expected, facts(run))]
+            result.problems += [
+                f"other {name}" for name in find_differences(expected, facts(run))
+            ]
         if len(result.moments) >= kills or code != 0:
             return result
         run = new_folder(result.finished)

@@ -107,7 +107,9 @@ class Checkup:
             )
 
 
-def _build_check(name: str, value: str, todo: str = "", *, needed: bool = False) -> MachineCheck:
+def _build_check(
+    name: str, value: str, todo: str = "", *, needed: bool = False
+) -> MachineCheck:
     """Build a result. With advice, a `needed` check fails and any other one warns."""
     if not todo:
         return MachineCheck(name, "ok", value)
@@ -122,10 +124,14 @@ def check_machine(*, reporter: Reporter = SILENT) -> Checkup:
     backends = ["gloo", *(["nccl"] if torch.cuda.device_count() > 1 else [])]
     with ExitStack() as stack:
         stack.enter_context(reporter.working("checking this machine"))
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toque-doctor-")))
+        scratch = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="toque-doctor-"))
+        )
         other_cores = others_now()  # before these checks use the cores
         pool = stack.enter_context(ThreadPoolExecutor())
-        slow_checks = [pool.submit(_check_all_reduce, backend, scratch) for backend in backends]
+        slow_checks = [
+            pool.submit(_check_all_reduce, backend, scratch) for backend in backends
+        ]
         slow_checks.append(pool.submit(_check_compile, device, scratch))
         checks = [
             *check_software(),
@@ -147,7 +153,9 @@ def check_software() -> Iterator[MachineCheck]:
         todo = f"Install Python {'.'.join(map(str, _PYTHON))} or later."
     yield _build_check("python", python, todo, needed=True)
     try:
-        requirements = [Requirement(text) for text in importlib.metadata.requires("toque") or []]
+        requirements = [
+            Requirement(text) for text in importlib.metadata.requires("toque") or []
+        ]
         extras = importlib.metadata.metadata("toque").get_all("Provides-Extra") or []
     except (importlib.metadata.PackageNotFoundError, InvalidRequirement):
         yield _build_check(
@@ -156,7 +164,9 @@ def check_software() -> Iterator[MachineCheck]:
             "Install it with pip install . in its folder, or with ./setup.sh.",
         )
         return
-    required = [requirement for requirement in requirements if requirement.marker is None]
+    required = [
+        requirement for requirement in requirements if requirement.marker is None
+    ]
     if problems := _unmet_requirements(required):
         todo = "Install the required versions with pip install toque."
         yield _build_check("packages", problems, todo, needed=True)
@@ -176,7 +186,9 @@ def check_software() -> Iterator[MachineCheck]:
     absent = sorted(name for name in optional if _version(name) is None)
     installed = sorted(optional.keys() - set(absent))
     if problems := _unmet_requirements([optional[name] for name in installed]):
-        yield _build_check("extras", problems, "Run pip install --upgrade 'toque[...]'.")
+        yield _build_check(
+            "extras", problems, "Run pip install --upgrade 'toque[...]'."
+        )
     else:
         names = f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}"
         yield _build_check("extras", f"installed: {names}")
@@ -197,7 +209,9 @@ def _unmet_requirements(requirements: Sequence[Requirement]) -> str:
         if version is None:
             problems.append(f"{requirement.name} is missing")
         elif not requirement.specifier.contains(version, prereleases=True):
-            problems.append(f"{requirement.name} {version} is outside {requirement.specifier}")
+            problems.append(
+                f"{requirement.name} {version} is outside {requirement.specifier}"
+            )
     return "; ".join(problems)
 
 
@@ -207,20 +221,30 @@ def _check_processor(other_cores: float) -> Iterator[MachineCheck]:
     names = ("amx_tile", "avx512_bf16", "avx512", "avx2")
     # torch has no public functions for these.
     units = [name for name in names if getattr(torch.cpu, f"_is_{name}_supported")()]
-    precision = "bf16 is fast" if has_fast_bf16(torch.device("cpu")) else "float32: no fast bf16"
+    precision = (
+        "bf16 is fast"
+        if has_fast_bf16(torch.device("cpu"))
+        else "float32: no fast bf16"
+    )
     unit_names = ", ".join(units) or "no vector units"
     value = f"cores: {cores}, threads: {threads}, {unit_names}; {precision}"
     todo = ""
     if threads != cores:
-        todo = f"Unset OMP_NUM_THREADS, so that Toque uses {cores} threads, one per core."
+        todo = (
+            f"Unset OMP_NUM_THREADS, so that Toque uses {cores} threads, one per core."
+        )
     yield _build_check("processor", value, todo)
 
     todo = ""
     if threads + other_cores > cores + WORTH_WHILE:
         todo = "End them for full speed."
         if not chosen_by_user(waits_in()):
-            todo = "End them for full speed, or start runs with OMP_WAIT_POLICY=PASSIVE."
-    yield _build_check("other programs", f"use {other_cores:.1f} of {cores} cores", todo)
+            todo = (
+                "End them for full speed, or start runs with OMP_WAIT_POLICY=PASSIVE."
+            )
+    yield _build_check(
+        "other programs", f"use {other_cores:.1f} of {cores} cores", todo
+    )
 
 
 def _check_gpus() -> Iterator[MachineCheck]:
@@ -230,7 +254,9 @@ def _check_gpus() -> Iterator[MachineCheck]:
     if os.environ.get("CUDA_VISIBLE_DEVICES") != "" and program is not None:
         command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
         with suppress(OSError, subprocess.SubprocessError):
-            result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - found on the path
+            result = subprocess.run(  # noqa: S603
+                command, capture_output=True, text=True, timeout=10, check=True
+            )
             driver = next(iter(result.stdout.split()), None)
 
     if not torch.cuda.is_available():
@@ -277,9 +303,12 @@ def attention_on(device: torch.device) -> MachineCheck:
     todo = ""
     if plain.options is None or biased.options is None:
         todo = (
-            "Runs use dense masks, which are slower. FlexAttention needs triton and a C compiler."
+            "Runs use dense masks, which are slower. FlexAttention needs triton "
+            "and a C compiler."
         )
-    return _build_check(f"attention on {device}", f"flex, {plain}; with T5's bias, {biased}", todo)
+    return _build_check(
+        f"attention on {device}", f"flex, {plain}; with T5's bias, {biased}", todo
+    )
 
 
 def _check_limits(folder: Path) -> Iterator[MachineCheck]:
@@ -303,7 +332,9 @@ def _check_limits(folder: Path) -> Iterator[MachineCheck]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     todo = ""
     if soft != resource.RLIM_INFINITY and soft < _FILES:
-        todo = f"Run ulimit -n {_FILES}, because stores with many shards open many files."
+        todo = (
+            f"Run ulimit -n {_FILES}, because stores with many shards open many files."
+        )
     yield _build_check("open files", f"limit {soft} (hard limit {hard})", todo)
 
 
@@ -313,7 +344,9 @@ def _check_free(
     """Check that free bytes reach a minimum (or fail) and a recommended amount (or warn)."""
     minimum, recommended = limits
     value = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
-    return _build_check(name, value, todo if free < recommended else "", needed=free < minimum)
+    return _build_check(
+        name, value, todo if free < recommended else "", needed=free < minimum
+    )
 
 
 def check_disk(folder: Path) -> MachineCheck:
@@ -350,14 +383,20 @@ def check_disk(folder: Path) -> MachineCheck:
     return _build_check(name, value, todo if written < _SLOW_DISK else "")
 
 
-def check_credentials(environment: Mapping[str, str], home: Path) -> Iterator[MachineCheck]:
+def check_credentials(
+    environment: Mapping[str, str], home: Path
+) -> Iterator[MachineCheck]:
     """Check whether credentials for buckets and the hub exist. Their values are never shown."""
 
     def has_content(path: Path | str) -> bool:
         return Path(path).is_file() and Path(path).stat().st_size > 0
 
     def build(name: str, *, exists: bool) -> MachineCheck:
-        value = "credentials found" if exists else "no credentials; only private data needs them"
+        value = (
+            "credentials found"
+            if exists
+            else "no credentials; only private data needs them"
+        )
         return _build_check(name, value)
 
     key_file = environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
@@ -374,7 +413,10 @@ def check_credentials(environment: Mapping[str, str], home: Path) -> Iterator[Ma
         value = "AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not"
         yield _build_check("s3://", value, "Set both, or neither.", needed=True)
     else:
-        file = environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials"
+        file = (
+            environment.get("AWS_SHARED_CREDENTIALS_FILE")
+            or home / ".aws" / "credentials"
+        )
         is_set = bool(key or environment.get("AWS_PROFILE"))
         yield build("s3://", exists=is_set or has_content(file))
 
@@ -443,9 +485,13 @@ def run_programs(
     try:
         for process in processes:
             remaining = began + limit_seconds - time.monotonic()
-            lines = process.communicate(timeout=max(0.0, remaining))[1].strip().splitlines()
+            lines = (
+                process.communicate(timeout=max(0.0, remaining))[1].strip().splitlines()
+            )
             if process.returncode and not failure:
-                failure = (lines or [f"exit code {process.returncode}"])[-1].strip()[:300]
+                failure = (lines or [f"exit code {process.returncode}"])[-1].strip()[
+                    :300
+                ]
     except subprocess.TimeoutExpired:
         failure = failure or f"not done within {limit_seconds:.0f} s"
     finally:

@@ -30,7 +30,9 @@ class ShownBatch:
         return "\n".join([self.heading, *self.examples])
 
 
-def show_batch(config: RunConfig, *, step: int = 1, max_examples: int = 4) -> ShownBatch:
+def show_batch(
+    config: RunConfig, *, step: int = 1, max_examples: int = 4
+) -> ShownBatch:
     """Return the first examples of update `step`, counted from 1, after augmentation."""
     if step < 1:
         raise ConfigError(f"{argument('step')} must be at least 1, not {step}.")
@@ -58,7 +60,9 @@ def show_batch(config: RunConfig, *, step: int = 1, max_examples: int = 4) -> Sh
         change = _describe_augmentation(stream, row, cursor)
         prompt = _decode(codec, sides.prompt(row))
         target = _decode_target(codec, sides.target(row), store.spans(row))
-        examples.append(f"\n--- store row {row}, task {task}{change}\n{prompt}\n>>>\n{target}")
+        examples.append(
+            f"\n--- store row {row}, task {task}{change}\n{prompt}\n>>>\n{target}"
+        )
     return ShownBatch(heading, tuple(examples), max(0, len(rows) - max_examples))
 
 
@@ -76,7 +80,9 @@ def _describe_augmentation(stream: BatchStream, row: int, cursor: Cursor) -> str
 
 def _decode_target(codec: Codec, target: Ids, spans: list[int]) -> str:
     """Decode a target. Turns without loss are in brackets."""
-    parts = [_decode(codec, target[a:b]) for a, b in span_bounds(spans or [len(target)])]
+    parts = [
+        _decode(codec, target[a:b]) for a, b in span_bounds(spans or [len(target)])
+    ]
     parts[1::2] = [f"\n[{text.strip()}]\n" for text in parts[1::2]]
     return "".join(parts)
 

@@ -95,7 +95,9 @@ class UpdateCheck:
     def raise_if_failed(self) -> None:
         """Raise a CheckFailed that names the ways with a different loss or gradient."""
         if not self.passed:
-            different = [way.name for way in self.outcomes if way.verdict == "DIFFERENT"]
+            different = [
+                way.name for way in self.outcomes if way.verdict == "DIFFERENT"
+            ]
             names = ", ".join(f'"{name}"' for name in different)
             raise CheckFailed(
                 f"The update computed as {names} differs from transformers by more than rounding. "
@@ -111,10 +113,18 @@ class UpdateCheck:
                 skipped.append(f"\nSkipped: {way.name}: {way.reason}.")
                 continue
             numbers = "".join(f"{number:9.1e}" for number in way.found[:3])
-            where = f"  worst in {way.found.where}" if way.verdict == "DIFFERENT" else ""
-            rows.append(f"{way.name:44}{numbers}{way.seconds:9.1f}  {way.verdict}{where}\n")
+            where = (
+                f"  worst in {way.found.where}" if way.verdict == "DIFFERENT" else ""
+            )
+            rows.append(
+                f"{way.name:44}{numbers}{way.seconds:9.1f}  {way.verdict}{where}\n"
+            )
         seconds = self.reference_seconds + sum(way.seconds for way in self.outcomes)
-        verdict = "One loss and one gradient" if self.passed else "NOT one loss and one gradient"
+        verdict = (
+            "One loss and one gradient"
+            if self.passed
+            else "NOT one loss and one gradient"
+        )
         return (
             f"reference: {self.examples} examples with {self.target_tokens:,} target tokens,\n"
             "one at a time through transformers in float32:\n"
@@ -176,7 +186,9 @@ def difference(update: LossAndGradient, reference: LossAndGradient) -> UpdateDif
 
 
 def _norm(gradient: Gradient) -> float:
-    return math.sqrt(sum(float(part.double().pow(2).sum()) for part in gradient.values()))
+    return math.sqrt(
+        sum(float(part.double().pow(2).sum()) for part in gradient.values())
+    )
 
 
 def reference_update(
@@ -230,13 +242,20 @@ def reference_update(
         torch.autograd.backward(loss / n_targets)
         total += loss.item()
 
-    gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    gradient = {
+        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+    }
     model.zero_grad(set_to_none=True)
     return total / n_targets, gradient
 
 
 def training_update(
-    model: nn.Module, step: Step, *, rows_at_once: int, runtime: Runtime, smoothing: float
+    model: nn.Module,
+    step: Step,
+    *,
+    rows_at_once: int,
+    runtime: Runtime,
+    smoothing: float,
 ) -> LossAndGradient:
     """Compute an update, or one rank's share of it, with `Trainer.step`. Do not apply it."""
     gradient: Gradient = {}
@@ -246,7 +265,9 @@ def training_update(
             if parameter.grad is not None:
                 gradient[name] = parameter.grad.clone()
 
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=0.0
+    )
     optimizer.register_step_pre_hook(copy_gradient)
     trainer = Trainer(
         model=model,
@@ -270,7 +291,9 @@ def training_update(
 def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     """Compute an update with transformers and in each of Toque's ways, and compare them."""
     store = open_store(config)
-    runtime = Runtime.detect(precision="float32", deterministic=config.train.deterministic)
+    runtime = Runtime.detect(
+        precision="float32", deterministic=config.train.deterministic
+    )
     model = build_language_model(config, store)
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers hides its annotation
     model.train()
@@ -284,7 +307,10 @@ def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     sizes = store.prompt_lengths[rows].astype(np.int64) + store.target_lengths[rows]
     positions = np.linspace(0, len(rows) - 1, min(examples, len(rows)))
     rows = rows[np.argsort(sizes, kind="stable")][np.unique(positions.astype(np.int64))]
-    pairs = [(store.prompt(row).tolist(), store.target(row).tolist()) for row in rows.tolist()]
+    pairs = [
+        (store.prompt(row).tolist(), store.target(row).tolist())
+        for row in rows.tolist()
+    ]
     spans = [store.spans(row) for row in rows.tolist()]
     smoothing = config.optim.label_smoothing
 
@@ -293,7 +319,9 @@ def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     seconds = time.perf_counter() - began
     ways = _Ways(config, store, model, runtime, rows, reference, dropout)
     n_targets = ways.step(packed=False).n_targets
-    return UpdateCheck(reference[0], len(rows), n_targets, seconds, tuple(ways.outcomes()))
+    return UpdateCheck(
+        reference[0], len(rows), n_targets, seconds, tuple(ways.outcomes())
+    )
 
 
 def _turn_off(dropout: list[tuple[nn.Module, str, float]]) -> None:
@@ -318,10 +346,14 @@ class _Ways:
         """Compute and compare each way."""
         third = max(2, len(self.rows) // 3)
         yield self.compared("one example per row, all rows together", packed=False)
-        yield self.compared("one example per row, one at a time", packed=False, rows_at_once=1)
+        yield self.compared(
+            "one example per row, one at a time", packed=False, rows_at_once=1
+        )
         name = f"one example per row, {third} at a time"
         yield self.compared(name, packed=False, rows_at_once=third)
-        yield self.compared(f"packed in {self.step(packed=True).batch.n_rows} rows, all together")
+        yield self.compared(
+            f"packed in {self.step(packed=True).batch.n_rows} rows, all together"
+        )
         yield self.compared("packed rows, one at a time", rows_at_once=1)
 
         # One process computes the shares of both ranks, so the network is not tested.
@@ -344,13 +376,19 @@ class _Ways:
         # The run's precision and matmuls.
         runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
         if runtime.precision == "float32" and not onednn_is_faster():
-            yield UpdateWay("packed rows, 16 bits", "skipped", reason="this run is in float32")
+            yield UpdateWay(
+                "packed rows, 16 bits", "skipped", reason="this run is in float32"
+            )
             return
 
         use_cpu_layers(self.model)
-        kind = "float32 by oneDNN" if runtime.precision == "float32" else runtime.precision
+        kind = (
+            "float32 by oneDNN" if runtime.precision == "float32" else runtime.precision
+        )
         # A loss scale would scale the gradients.
-        yield self.compared(f"packed rows, {kind}", runtime=replace(runtime, scaler=None))
+        yield self.compared(
+            f"packed rows, {kind}", runtime=replace(runtime, scaler=None)
+        )
 
     def with_dropout(self) -> Iterator[UpdateWay]:
         """Compute and compare the ways with the model's dropout."""
@@ -371,9 +409,15 @@ class _Ways:
             runtime=self.runtime,
             smoothing=self.config.optim.label_smoothing,
         )
-        yield self.compared("dropout on, packed rows, all together", reference=reference)
-        yield self.compared("dropout on, one row at a time", rows_at_once=1, reference=reference)
-        yield self.compared("dropout on, shared by two ranks", ranks=2, reference=reference)
+        yield self.compared(
+            "dropout on, packed rows, all together", reference=reference
+        )
+        yield self.compared(
+            "dropout on, one row at a time", rows_at_once=1, reference=reference
+        )
+        yield self.compared(
+            "dropout on, shared by two ranks", ranks=2, reference=reference
+        )
         recompute_blocks(self.model)
         yield self.compared("dropout on, activations recomputed", reference=reference)
         stop_recomputing(self.model)
@@ -382,7 +426,9 @@ class _Ways:
     def step(self, *, packed: bool, rank: int = 0, ranks: int = 1) -> Step:
         """Build the update with the plan and the layout of training."""
         encoder = bool(self.model.config.is_encoder_decoder)
-        all_lengths = ExampleLengths.of(self.store, self.store.rows("train"), encoder=encoder)
+        all_lengths = ExampleLengths.of(
+            self.store, self.store.rows("train"), encoder=encoder
+        )
         refuse_longer(all_lengths, max_positions(self.model.config))
         shape = row_shape(self.config.train, all_lengths)
         # Double the rows, so that even the longest examples are packed.
@@ -398,7 +444,9 @@ class _Ways:
                 update_rows=None,
                 window=len(self.rows),
             ),
-            layout=Layout.for_model(self.store, self.model.config, shape, packed=packed),
+            layout=Layout.for_model(
+                self.store, self.model.config, shape, packed=packed
+            ),
             prompt_lengths=self.store.prompt_lengths,
             target_lengths=self.store.target_lengths,
             learnt_lengths=self.store.learnt_lengths,
@@ -438,8 +486,12 @@ class _Ways:
             )
             loss += rank_loss
             for parameter, part in rank_gradient.items():
-                gradient[parameter] = part + gradient[parameter] if parameter in gradient else part
+                gradient[parameter] = (
+                    part + gradient[parameter] if parameter in gradient else part
+                )
         result = difference((loss, gradient), reference or self.reference)
         limits = FLOAT32 if runtime.precision == "float32" else HALF
-        verdict: Literal["same", "DIFFERENT"] = "same" if result.within(limits) else "DIFFERENT"
+        verdict: Literal["same", "DIFFERENT"] = (
+            "same" if result.within(limits) else "DIFFERENT"
+        )
         return UpdateWay(name, verdict, time.perf_counter() - began, result)

@@ -152,7 +152,9 @@ class Initialised:
         lines += self.remarks
         if self.forecast:
             lines.append(self.forecast)
-        lines.append(f"Wrote {self.file}. Check it, then run: toque train {in_shell(self.file)}")
+        lines.append(
+            f"Wrote {self.file}. Check it, then run: toque train {in_shell(self.file)}"
+        )
         return "\n".join(lines)
 
 
@@ -202,7 +204,9 @@ def init(
     _refuse_early(source_paths, size, file, replace=replace)
 
     total = parse_run_time(for_)
-    paths, held_out, split_remarks = _choose_splits([str(path) for path in source_paths])
+    paths, held_out, split_remarks = _choose_splits(
+        [str(path) for path in source_paths]
+    )
     column_settings = source_columns(columns)
     model = {"family": "auto", "start_from": start} if start != "scratch" else {}
     draft = configure(
@@ -247,24 +251,38 @@ def _plan_run(
 ) -> tuple[MeasuredBase, Choice | Tuning | None, str]:
     """Return the settings for the base, the use of the time, and `train.batch`."""
     # A source in a bucket may be far larger than the local files, so the amount is unknown.
-    tokens, records = _amount(survey) if all(source.tokens for source in survey) else (0, 0)
+    tokens, records = (
+        _amount(survey) if all(source.tokens for source in survey) else (0, 0)
+    )
     before = ProcessorUse.now()
     if draft.model.start_from == "scratch":
         with reporter.working("measuring the training speed of this machine"):
-            choice, remarks = _choose_new_model(draft, survey, tokens, records, total, size)
+            choice, remarks = _choose_new_model(
+                draft, survey, tokens, records, total, size
+            )
         read = choice.passes.useful * (tokens or math.inf)
         max_tokens = choice.size.batch_tokens
-        batch = batch_for(read, tokens, records, max_tokens=max_tokens, longest=POSITIONS)
+        batch = batch_for(
+            read, tokens, records, max_tokens=max_tokens, longest=POSITIONS
+        )
         return MeasuredBase(remarks=(*remarks, *_remark_on_load(before))), choice, batch
 
     seconds = training_seconds(tokens * _CHARACTERS_PER_TOKEN, total)
-    with reporter.working("reading the model and measuring its training speed on this machine"):
+    with reporter.working(
+        "reading the model and measuring its training speed on this machine"
+    ):
         base = measure_base(draft, local_sources, tokens / records if records else None)
         model = {"family": "auto", "start_from": draft.model.start_from}
-        writing = _writing_rate(model, survey, tokens, records) if base.is_small else 0.0
+        writing = (
+            _writing_rate(model, survey, tokens, records) if base.is_small else 0.0
+        )
     if base.rate is None:
         read = MAX_PASSES * (tokens or math.inf)
-        return base, None, batch_for(read, tokens, records, max_tokens=MAX_BATCH_TOKENS, longest=1)
+        return (
+            base,
+            None,
+            batch_for(read, tokens, records, max_tokens=MAX_BATCH_TOKENS, longest=1),
+        )
     if base.tokens_each and _kinds(survey).isdisjoint({DOCUMENTS, TOKENS, ""}):
         tokens = round(base.tokens_each * records)
     trained = tokens if draft.data.validation else tokens * (1.0 - _HELD_OUT_SHARE)
@@ -289,7 +307,9 @@ def _choose_new_model(
     text = tokens * _CHARACTERS_PER_TOKEN
     bytes_per_source = SAMPLE_BYTES // len(survey)
     sample = b"".join(source.sample[:bytes_per_source] for source in survey)
-    tokenizer, remarks = _choose_tokenizer(text or math.inf, draft.model.tokenizer, sample)
+    tokenizer, remarks = _choose_tokenizer(
+        text or math.inf, draft.model.tokenizer, sample
+    )
     # A source that was not read counts as recipes.
     plain = _kinds(survey).isdisjoint({RECIPES, ""})
     choice = choose_size(
@@ -302,7 +322,9 @@ def _choose_new_model(
         only=size,
     )
     model = model_settings(choice.size, choice.tokenizer.setting)
-    return choice._replace(writing=_writing_rate(model, survey, tokens, records)), remarks
+    return choice._replace(
+        writing=_writing_rate(model, survey, tokens, records)
+    ), remarks
 
 
 def _writing_rate(
@@ -314,7 +336,9 @@ def _writing_rate(
     return measure_writing_rate(model, tokens * _CHARACTERS_PER_TOKEN / records)
 
 
-def _choose_tokenizer(text: float, name: str, sample: bytes) -> tuple[TextTokenizer, list[str]]:
+def _choose_tokenizer(
+    text: float, name: str, sample: bytes
+) -> tuple[TextTokenizer, list[str]]:
     """Return the user's tokenizer, or a new one for `text` bytes, with remarks on guesses."""
     if name.startswith(TRAINED):
         return trained_tokenizer(int(name.removeprefix(TRAINED))), []
@@ -389,7 +413,11 @@ def _choose_splits(paths: Sequence[str]) -> tuple[list[str], list[str], list[str
 
 def _open_local_sources(config: RunConfig, say: Callable[[str], None]) -> list[Source]:
     """Return the sources on this machine with their readers."""
-    local = [s for s in config.data.sources if not (is_remote(s.path) or s.path.startswith("hf:"))]
+    local = [
+        s
+        for s in config.data.sources
+        if not (is_remote(s.path) or s.path.startswith("hf:"))
+    ]
     data = config.data.model_copy(update={"sources": tuple(local)})
     if not local:
         return []
@@ -400,21 +428,28 @@ def _open_local_sources(config: RunConfig, say: Callable[[str], None]) -> list[S
         for columns in error.columns:
             words = columns_in_words(columns)
             flags = [_as_argument(part, field) for part, field in columns.items()]
-            advice = advice.replace(f"{words} in its source of data.sources", " ".join(flags))
+            advice = advice.replace(
+                f"{words} in its source of data.sources", " ".join(flags)
+            )
             advice = advice.replace(words, " ".join(flags))
         raise RefusedFileError(advice, error.why) from error
 
 
 def _as_argument(part: str, field: str | tuple[str, ...]) -> str:
     """Format a column as an argument. Several fields become a template."""
-    template = field if isinstance(field, str) else " ".join(f"{{{name}}}" for name in field)
+    template = (
+        field if isinstance(field, str) else " ".join(f"{{{name}}}" for name in field)
+    )
     return f"{argument('columns')} {in_shell(f'{part}={template}')}"
 
 
 def _survey(config: RunConfig, local_sources: Sequence[Source]) -> list[FoundSource]:
     """Describe the contents of the configuration's sources."""
     contents = {source.path: _read_start(source) for source in local_sources}
-    return [contents.get(source.path, FoundSource(source.path)) for source in config.data.sources]
+    return [
+        contents.get(source.path, FoundSource(source.path))
+        for source in config.data.sources
+    ]
 
 
 def _read_start(source: Source) -> FoundSource:
@@ -440,17 +475,24 @@ def _read_start(source: Source) -> FoundSource:
         n_usable += examples.kept
         n_read += examples.read
         unused.update(examples.unused)
-        dropped.update({reason: len(lines) for reason, lines in examples.dropped.items()})
+        dropped.update(
+            {reason: len(lines) for reason, lines in examples.dropped.items()}
+        )
         notes.update(examples.notes)
         keys.update(e.record_key for e in examples.examples)
         texts += [e.text for e in examples.examples if e.text]
         turns = [turn for e in examples.examples for turn in e.turns]
         fields.update(
-            name for turn in turns for name, value in turn.fields.items() if is_filled(value)
+            name
+            for turn in turns
+            for name, value in turn.fields.items()
+            if is_filled(value)
         )
         n_messages += len(turns)
         tokens += sum(
-            len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_PER_TOKEN
+            len(e.ids) / 4
+            if e.ids
+            else (len(e.prompt) + len(e.target)) / _CHARACTERS_PER_TOKEN
             for e in examples.examples
         )
         bytes_read += min(size, len(block.payload))  # the size is an estimate
@@ -469,7 +511,9 @@ def _read_start(source: Source) -> FoundSource:
 
     is_complete = next(blocks, None) is None
     scale = 1.0 if is_complete else max(1.0, sum(sizes) / bytes_read)
-    records = float(f"{n_usable * scale:.2g}") if scale > 1 else n_usable  # two digits of a guess
+    records = (
+        float(f"{n_usable * scale:.2g}") if scale > 1 else n_usable
+    )  # two digits of a guess
     share_different = len(keys) / n_usable
     report = SourceReport(source.path, "", 0, n_read, n_usable, dict(unused))
     remarks = [
@@ -485,11 +529,18 @@ def _read_start(source: Source) -> FoundSource:
         )
     remarks += _remark_on_files(source)
 
-    kinds: dict[type, str] = {RecipeReader: RECIPES, PairReader: PAIRS, TokenReader: TOKENS}
+    kinds: dict[type, str] = {
+        RecipeReader: RECIPES,
+        PairReader: PAIRS,
+        TokenReader: TOKENS,
+    }
     kinds[ConversationReader] = CONVERSATIONS
     return FoundSource(
         source.path,
-        kind=next((k for kind, k in kinds.items() if isinstance(source.reader, kind)), DOCUMENTS),
+        kind=next(
+            (k for kind, k in kinds.items() if isinstance(source.reader, kind)),
+            DOCUMENTS,
+        ),
         schema=files[0].reader.schema(files[0].path),
         files=len(files),
         records=round(records),
@@ -542,7 +593,9 @@ def _remark_on_files(source: Source) -> list[str]:
     folder = named_path(source.path)
     hidden = sorted(path.name for path in folder.glob(".*")) if folder.is_dir() else []
     if hidden:
-        remarks.append(f"Hidden files of {source.path} are not read: {shown_names(hidden)}.")
+        remarks.append(
+            f"Hidden files of {source.path} are not read: {shown_names(hidden)}."
+        )
     names = [file.name for file in source.files or ()]
     documentation = [Path(name).name for name in names if is_documentation(name)]
     if isinstance(source.reader, TextReader) and 0 < len(documentation) < len(names):
@@ -556,7 +609,9 @@ def _remark_on_files(source: Source) -> list[str]:
 
 def _amount(survey: Sequence[FoundSource]) -> tuple[int, int]:
     """Return the estimated tokens and different records of all sources that were read."""
-    return sum(source.tokens for source in survey), sum(source.different for source in survey)
+    return sum(source.tokens for source in survey), sum(
+        source.different for source in survey
+    )
 
 
 def _held_out_line(survey: Sequence[FoundSource], plan: Choice | Tuning | None) -> str:
@@ -564,19 +619,25 @@ def _held_out_line(survey: Sequence[FoundSource], plan: Choice | Tuning | None) 
     if plan is None:
         return ""
     # The forward pass of an evaluation is a third of an update's work.
-    affordable = 3 * EVALUATING / _EVALUATIONS * plan.tokens / _tokens_per_record(survey)
+    affordable = (
+        3 * EVALUATING / _EVALUATIONS * plan.tokens / _tokens_per_record(survey)
+    )
     n = max(_MIN_HELD_OUT, round(min(_MAX_HELD_OUT, affordable)))
     return f"  max_examples: {n}   # held-out texts per evaluation{_share(n <= affordable)}\n"
 
 
-def _text_counts(survey: Sequence[FoundSource], plan: Choice | Tuning | None) -> tuple[int, int]:
+def _text_counts(
+    survey: Sequence[FoundSource], plan: Choice | Tuning | None
+) -> tuple[int, int]:
     """Return `evaluation.generate` and `evaluation.texts`, limited by the time for texts."""
     if plan is None:
         return _MAX_FINAL_TEXTS, WRITTEN_AT_ONCE
     seconds = plan.tokens / plan.rate
     writing = plan.writing or _WRITING * plan.rate
     affordable = math.floor(EVALUATING * seconds * writing / _tokens_per_record(survey))
-    return min(_MAX_FINAL_TEXTS, affordable), min(WRITTEN_AT_ONCE, affordable // _EVALUATIONS)
+    return min(_MAX_FINAL_TEXTS, affordable), min(
+        WRITTEN_AT_ONCE, affordable // _EVALUATIONS
+    )
 
 
 def _share(fits: bool) -> str:  # noqa: FBT001 - the name is the argument
@@ -619,21 +680,28 @@ def _render_config(
         optimizer = "  name: muon   # for matrices, AdamW for the rest\n"
         peak_lr = plan.size.peak_lr
         schedule = "linear"
-        weight_decay = f"  weight_decay: {plan.decay:g}   # more for texts that repeat often\n"
+        weight_decay = (
+            f"  weight_decay: {plan.decay:g}   # more for texts that repeat often\n"
+        )
     else:
         model_section = _pretrained_section(draft.model, base.adapter)
         peak_lr = tuned_lr(base.parameters, adapted=base.is_adapted)
 
     columns = draft.data.sources[0].model_dump(mode="json")["columns"]
     column_line = f"\n      columns: {flow(columns)}   # your choice" if columns else ""
-    paths = "".join(f"\n    - path: {flow(one.path)}  # {one}{column_line}" for one in survey)
+    paths = "".join(
+        f"\n    - path: {flow(one.path)}  # {one}{column_line}" for one in survey
+    )
     encoding = ""
     if draft.data.encoding != UTF_8:
         encoding = f"  encoding: {flow(draft.data.encoding)}   # your choice\n"
-    held_out = f"  validation_fraction: {_HELD_OUT_SHARE}   # held out for the evaluation\n"
+    held_out = (
+        f"  validation_fraction: {_HELD_OUT_SHARE}   # held out for the evaluation\n"
+    )
     if draft.data.validation:
         validation = "".join(
-            f"\n    - path: {flow(one.path)}{column_line}" for one in draft.data.validation
+            f"\n    - path: {flow(one.path)}{column_line}"
+            for one in draft.data.validation
         )
         held_out = f"  validation:   # held out for the evaluation{validation}\n"
 
@@ -695,7 +763,8 @@ def _more_of_data(kinds: set[str], base: MeasuredBase) -> str:
 """
     elif CONVERSATIONS in kinds:
         extras += (
-            "  # loss_on: last_answer   # train only on the last answer of each conversation\n"
+            "  # loss_on: last_answer   "
+            "# train only on the last answer of each conversation\n"
         )
         if not base.data:
             extras += "  # chat_template: chatml   # the default is the template of the tokenizer\n"

@@ -32,9 +32,12 @@ _ADAPTER: Final[Mapping[str, str]] = {"kind": "lora", "target_modules": "all"}
 """Proposed adapter, on all layers. After one pass over 500 recipes, a model of 135 M reaches 0.526
 bits per byte, 0.562 with an adapter on q and v, and 0.512 with all weights (lab/dial.md)."""
 _LORA: Final = f"adapter: {flow(_ADAPTER)}"
-_NO_ADAPTER: Final = f"# {_LORA}   # train a small adapter and freeze the weights of the model"
+_NO_ADAPTER: Final = (
+    f"# {_LORA}   # train a small adapter and freeze the weights of the model"
+)
 NOT_SEEN: Final = (
-    "{start} is not on this machine, so its size, chat template and lengths were not measured."
+    "{start} is not on this machine, so its size, chat template and lengths were "
+    "not measured."
 )
 
 
@@ -90,14 +93,21 @@ def measure_base(
     if sources and not config.model.tokenizer_source.startswith(TRAINED):
         template, reason = "auto", "the base's own"
         try:
-            lengths = _measure_lengths(config, sources, template, talks=has_conversations)
+            lengths = _measure_lengths(
+                config, sources, template, talks=has_conversations
+            )
             if not lengths.has_template:
                 reason = "headings; the base has no chat template"
         except DataError as error:
             if not has_conversations or "chat template" not in str(error):
                 raise
-            template, reason = "plain", "headings, because the base's own does not end its answers"
-            lengths = _measure_lengths(config, sources, template, talks=has_conversations)
+            template, reason = (
+                "plain",
+                "headings, because the base's own does not end its answers",
+            )
+            lengths = _measure_lengths(
+                config, sources, template, talks=has_conversations
+            )
         if has_conversations:
             data = f"  chat_template: {template}   # {reason}\n"
         for name, n in lengths.limits.items():
@@ -147,9 +157,13 @@ def _measure_lengths(
         ("max_prompt_tokens", "Longest prompt"),
         ("max_target_tokens", "Longest target"),
     ):
-        if any(message.startswith((start, "Longest conversation")) for message in messages):
+        if any(
+            message.startswith((start, "Longest conversation")) for message in messages
+        ):
             limits[name] = int(getattr(chosen, name))
-    remarks = [message for message in messages if "cuts" in message or "no more" in message]
+    remarks = [
+        message for message in messages if "cuts" in message or "no more" in message
+    ]
     remarks += _check_script(codec, sources, config.model.start_from)
     return _Lengths(limits, tokens_each, remarks, has_template)
 
@@ -191,7 +205,9 @@ def _choose_adapter(config: RunConfig, example: float | None) -> MeasuredBase:
     needed = f"{in_words(full.memory.total)} of {memory}"
     if full.memory.fits and n < _ADAPTER_FROM:
         adapter = f"# {_LORA}   # {weights} need {needed}; an adapter needs less"
-        return MeasuredBase(adapter=adapter, rate=full.tokens_per_second(), parameters=n)
+        return MeasuredBase(
+            adapter=adapter, rate=full.tokens_per_second(), parameters=n
+        )
 
     adapted = predict_training(configure(config, adapter=_ADAPTER), example)
     remarks = []

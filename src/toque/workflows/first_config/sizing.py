@@ -63,7 +63,9 @@ class TextTokenizer(NamedTuple):
 def trained_tokenizer(entries: int) -> TextTokenizer:
     """Return a tokenizer of `entries` entries that is trained on the texts."""
     log_entries = np.log(list(BYTES_PER_TOKEN))
-    bytes_per_token = np.interp(math.log(entries), log_entries, list(BYTES_PER_TOKEN.values()))
+    bytes_per_token = np.interp(
+        math.log(entries), log_entries, list(BYTES_PER_TOKEN.values())
+    )
     return TextTokenizer(f"{TRAINED}{entries}", float(bytes_per_token), entries)
 
 
@@ -270,7 +272,9 @@ def _tokens_per_update(read: float, max_tokens: int) -> float:
     return min(max_tokens, read / _MIN_UPDATES)
 
 
-def batch_for(read: float, texts: float, records: int, *, max_tokens: int, longest: int) -> str:
+def batch_for(
+    read: float, texts: float, records: int, *, max_tokens: int, longest: int
+) -> str:
     """Return `train.batch`, small enough for a sufficient number of updates.
 
     Args:
@@ -308,7 +312,9 @@ class Passes(NamedTuple):
     def in_words(self, tokens: float, rate: float, total: Duration) -> str:
         """Describe the tokens and passes in the `total` time, and why a run ends early."""
         if not self.ends_early:
-            passes = f", {self.possible:.2g} passes over the texts" if self.possible else ""
+            passes = (
+                f", {self.possible:.2g} passes over the texts" if self.possible else ""
+            )
             return f"{_about(tokens)} tokens in {_without_total(total)}{passes}"
         spare = (self.possible / self.useful - 1.0) * tokens / rate / (1.0 - EVALUATING)
         needed = clock_text((total.seconds or 0.0) - spare)
@@ -347,7 +353,9 @@ class Choice(NamedTuple):
     @property
     def decay(self) -> float:
         """Weight decay of the run."""
-        return self.size.decay(self.tokens, min(self.passes.possible, self.passes.useful))
+        return self.size.decay(
+            self.tokens, min(self.passes.possible, self.passes.useful)
+        )
 
     @property
     def model(self) -> str:
@@ -370,7 +378,9 @@ class Choice(NamedTuple):
             entries = int(self.tokenizer.setting.removeprefix(TRAINED))
             random_loss = min(random_loss, math.log(entries))
         if loss < random_loss:
-            expected = f"held-out loss {loss:.2f} ({self.bits_per_byte:.2f} bits per byte)"
+            expected = (
+                f"held-out loss {loss:.2f} ({self.bits_per_byte:.2f} bits per byte)"
+            )
             is_rough = abs(self.difficulty - 1.0) > _ROUGH_DIFFERENCE or not is_trained
             if self.passes.possible > 2.0 or is_rough:
                 expected += ", ±17 %"  # eight runs with many passes were within 17 % (lab/notes.md)
@@ -443,7 +453,9 @@ def _about(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
-def plan_tuning(texts: float, records: int, seconds: float, rate: float, *, longest: int) -> Tuning:
+def plan_tuning(
+    texts: float, records: int, seconds: float, rate: float, *, longest: int
+) -> Tuning:
     """Plan the further training of a pretrained model.
 
     Args:
@@ -455,7 +467,9 @@ def plan_tuning(texts: float, records: int, seconds: float, rate: float, *, long
     """
     passes = Passes(MAX_PASSES, rate * seconds / texts if texts else 0.0)
     read = passes.tokens(rate, seconds)
-    batch = batch_for(read, texts, records, max_tokens=MAX_BATCH_TOKENS, longest=longest)
+    batch = batch_for(
+        read, texts, records, max_tokens=MAX_BATCH_TOKENS, longest=longest
+    )
     return Tuning(batch, read, rate, passes)
 
 
@@ -495,7 +509,9 @@ def choose_size(
         like=like,
     )
     difficulty = estimate_difficulty(sample, like)
-    return best._replace(bits_per_byte=best.bits_per_byte * difficulty, difficulty=difficulty)
+    return best._replace(
+        bits_per_byte=best.bits_per_byte * difficulty, difficulty=difficulty
+    )
 
 
 def training_seconds(text: float, total: Duration) -> float:
@@ -516,7 +532,9 @@ def training_seconds(text: float, total: Duration) -> float:
     return (seconds - overhead) * (1.0 - EVALUATING)
 
 
-def predict_bits(name: str, read: float, text: float, like: Measured = OF_RECIPES) -> float:
+def predict_bits(
+    name: str, read: float, text: float, like: Measured = OF_RECIPES
+) -> float:
     """Predict the held-out bits per byte of a size after `read` bytes of a text of `text` bytes.
 
     The fit is corrected by the ratio of measured to fitted losses. A size without measurements
@@ -627,7 +645,9 @@ def measure_rate(size: Size, characters: float, tokenizer: str) -> float:
     """
     batch = f"{min(size.batch_tokens, _TRIAL_BATCH)} tokens"
     optim = {"name": "muon", "peak_lr": size.peak_lr}
-    with _trial_run(model_settings(size, tokenizer), characters, batch, optim=optim) as run:
+    with _trial_run(
+        model_settings(size, tokenizer), characters, batch, optim=optim
+    ) as run:
         cursor = Cursor()
         rates: list[float] = []
         deadline = time.perf_counter() + _TRIAL_SECONDS
@@ -637,7 +657,9 @@ def measure_rate(size: Size, characters: float, tokenizer: str) -> float:
             float(run.trainer.step(step).loss)  # waits for the device
             rates.append(step.n_tokens / (time.perf_counter() - start))
             cursor = step.cursor
-        return statistics.median(rates[1:])  # the first update allocates the optimizer's state
+        return statistics.median(
+            rates[1:]
+        )  # the first update allocates the optimizer's state
 
 
 def measure_writing_rate(model: Mapping[str, Any], characters: float) -> float:
@@ -651,10 +673,18 @@ def measure_writing_rate(model: Mapping[str, Any], characters: float) -> float:
     from toque.workflows.run_length import estimate_texts_seconds
 
     characters = min(characters, _LONG_EXAMPLE)
-    prompts = [text[:_LONG_PROMPT] for text in _random_texts(characters)[:WRITTEN_AT_ONCE]]
+    prompts = [
+        text[:_LONG_PROMPT] for text in _random_texts(characters)[:WRITTEN_AT_ONCE]
+    ]
     n = max(1, round(characters / _LETTERS_PER_WORD))
-    with _trial_run(model, characters, "4 examples", evaluation={"prompts": prompts}) as run:
-        return WRITTEN_AT_ONCE * n / estimate_texts_seconds(run.evaluator, run.evaluator.sampler, n)
+    with _trial_run(
+        model, characters, "4 examples", evaluation={"prompts": prompts}
+    ) as run:
+        return (
+            WRITTEN_AT_ONCE
+            * n
+            / estimate_texts_seconds(run.evaluator, run.evaluator.sampler, n)
+        )
 
 
 def model_settings(size: Size, tokenizer: str) -> dict[str, Any]:
@@ -664,7 +694,10 @@ def model_settings(size: Size, tokenizer: str) -> dict[str, Any]:
 
 @contextmanager
 def _trial_run(
-    model: Mapping[str, Any], characters: float, batch: str, **sections: Mapping[str, Any]
+    model: Mapping[str, Any],
+    characters: float,
+    batch: str,
+    **sections: Mapping[str, Any],
 ) -> Iterator[Run]:
     """Build a run over random texts of about `characters` characters, in a temporary folder."""
     # Torch is loaded only if a rate is measured.
@@ -698,7 +731,9 @@ def _trial_run(
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
     try:
-        return tempfile.TemporaryDirectory(prefix="toque-init-", ignore_cleanup_errors=True)
+        return tempfile.TemporaryDirectory(
+            prefix="toque-init-", ignore_cleanup_errors=True
+        )
     except OSError as error:
         raise ConfigError(
             f"The folder for temporary files cannot be used: {error.strerror}. The measurement of "
@@ -712,5 +747,6 @@ def _random_texts(characters: float) -> list[str]:
     words = ["".join(rng.choices(_LETTERS, k=rng.randint(2, 9))) for _ in range(_WORDS)]
     n = max(2, round(characters / _LETTERS_PER_WORD))
     return [
-        " ".join(rng.choices(words, k=rng.randint(n // 2, n * 3 // 2))) for _ in range(_TRIAL_TEXTS)
+        " ".join(rng.choices(words, k=rng.randint(n // 2, n * 3 // 2)))
+        for _ in range(_TRIAL_TEXTS)
     ]

@@ -14,7 +14,11 @@ from toque.cooking.recipe_scores import asked_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.evaluation.best_of import BestOf
-from toque.models.generation.options import GenerationOptions, Precision, refuse_non_numbers
+from toque.models.generation.options import (
+    GenerationOptions,
+    Precision,
+    refuse_non_numbers,
+)
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.model_record import (
@@ -135,8 +139,12 @@ def generate(
         from toque.models.generation.engine import emulation_in_words
         from toque.workflows.inference.open_model import open_model
 
-        adapter_folders = [batch.adapter.folder for batch in batches if batch.adapter is not None]
-        opened = open_model(folder, device=device, adapters=adapter_folders, reporter=reporter)
+        adapter_folders = [
+            batch.adapter.folder for batch in batches if batch.adapter is not None
+        ]
+        opened = open_model(
+            folder, device=device, adapters=adapter_folders, reporter=reporter
+        )
         if opened.model.device.type == "cpu":
             keep_freed_memory()
     if note := emulation_in_words(precision, opened.model):
@@ -193,7 +201,9 @@ def _read_batches(
     task, best = request.task, request.best
     batches = []
     for adapter, record in _records(folder, adapters):
-        written_task = _task_to_write(task, record, folder if adapter is None else adapter.name)
+        written_task = _task_to_write(
+            task, record, folder if adapter is None else adapter.name
+        )
         read = read_prompts(
             prompts,
             file,
@@ -226,7 +236,9 @@ def _records(
     if not adapters:
         return [(None, read_record(folder))]
     resolved = [_Adapter(str(name), _adapter_in(name)) for name in adapters]
-    return [(adapter, read_adapter_record(adapter.folder, folder)) for adapter in resolved]
+    return [
+        (adapter, read_adapter_record(adapter.folder, folder)) for adapter in resolved
+    ]
 
 
 def _adapter_in(name: str | Path) -> Path:
@@ -245,7 +257,9 @@ def _adapter_in(name: str | Path) -> Path:
     return folder
 
 
-def _task_to_write(task: str | None, record: Provenance, model: str | Path) -> Task | OwnTask:
+def _task_to_write(
+    task: str | None, record: Provenance, model: str | Path
+) -> Task | OwnTask:
     """Return the task, by default the generation of recipes.
 
     Raises:
@@ -285,7 +299,11 @@ def _write_batches(
     for i, (adapter, record, prompts) in enumerate(batches):
         typed = [prompt.text for prompt in prompts]
         name = None if adapter is None else adapter.name
-        adapted = opened if adapter is None else opened.with_adapter(i, adapter.folder, record)
+        adapted = (
+            opened
+            if adapter is None
+            else opened.with_adapter(i, adapter.folder, record)
+        )
         codec = adapted.codec
         decode = partial(codec.decode, skip_special_tokens=True)
         logprobs: list[list[float]] = [[] for _ in typed]
@@ -352,9 +370,13 @@ def _choose_best(
             in_json=first.in_json,
             knows_recipes=first.knows_recipes,
         )
-        chosen += [replace(candidates[number], chosen=how) for number, how in ranked[:n]]
+        chosen += [
+            replace(candidates[number], chosen=how) for number, how in ranked[:n]
+        ]
 
-    n_without = sum(text.chosen is not None and text.chosen.by != best.by for text in chosen)
+    n_without = sum(
+        text.chosen is not None and text.chosen.by != best.by for text in chosen
+    )
     if best.by is not None and n_without:
         reporter.notice(
             f"{best.by} could not score the texts for {n_without // n} of {len(chosen) // n} "
@@ -497,7 +519,9 @@ def classify(
         shares = choose(opened.model, opened.codec, ids, answers, count)
     return [
         Answer(
-            prompt.text, answers[int(row.argmax())], dict(zip(answers, row.tolist(), strict=True))
+            prompt.text,
+            answers[int(row.argmax())],
+            dict(zip(answers, row.tolist(), strict=True)),
         )
         for prompt, row in zip(read, shares, strict=True)
     ]
@@ -526,7 +550,9 @@ def _refuse_too_long(
             )
 
 
-def has_classes(run_or_model: Model, task: str, adapters: Sequence[str | Path] = ()) -> bool:
+def has_classes(
+    run_or_model: Model, task: str, adapters: Sequence[str | Path] = ()
+) -> bool:
     """Return whether a task has classes, so that `classify` answers it, not `generate`.
 
     It is true of nutrition, difficulty and cuisine for every model.
@@ -563,12 +589,20 @@ def _check_answers(
 
     example = argument("choices=['Healthy', 'Indulgent']")
     allowed = f"Give two or more different answers, e.g. {example}."
-    if isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+    if isinstance(choices, str) or not all(
+        isinstance(choice, str) for choice in choices
+    ):
         raise ConfigError(
             f"{argument('choices')} must be a list of texts, not {choices!r}. {allowed}"
         )
     for choice in choices:
         check_utf8(choice, argument(f"choices={choice}"))
-    if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
-        raise ConfigError(f"{argument('choices')} are {', '.join(map(repr, choices))}. {allowed}")
+    if (
+        len(set(choices)) < len(choices)
+        or len(choices) < 2
+        or not all(map(str.strip, choices))
+    ):
+        raise ConfigError(
+            f"{argument('choices')} are {', '.join(map(repr, choices))}. {allowed}"
+        )
     return tuple(choices)

@@ -33,7 +33,12 @@ from toque.models.loading.pretrained import (
 )
 from toque.models.loading.provenance import Provenance, provenance_of
 from toque.models.loading.trainable import family_to_train
-from toque.models.lora.adapter_files import is_adapter_folder, load_adapter, merged, use_adapter
+from toque.models.lora.adapter_files import (
+    is_adapter_folder,
+    load_adapter,
+    merged,
+    use_adapter,
+)
 from toque.models.lora.frozen import PLAIN, FrozenFormat, format_of
 from toque.models.lora.layers import ADAPTER
 from toque.reporter import SILENT, Reporter
@@ -43,7 +48,11 @@ from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import PrecisionChoice, choose_precision
 from toque.workflows.build import model_to_train
 from toque.workflows.model_record import build_record, open_codec, read_record
-from toque.workflows.run_folder import load_weights, refuse_another_base, refuse_another_store
+from toque.workflows.run_folder import (
+    load_weights,
+    refuse_another_base,
+    refuse_another_store,
+)
 from toque.workflows.saved_steps import config_of, list_steps, run_of
 
 _ATTEMPTS: Final = 3
@@ -65,10 +74,14 @@ class OpenedModel:
 
     def prompt_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
         """Encode a prompt. A `raw` prompt gets no chat template."""
-        kind: FamilyKind = "encoder-decoder" if self.model.config.is_encoder_decoder else "decoder"
+        kind: FamilyKind = (
+            "encoder-decoder" if self.model.config.is_encoder_decoder else "decoder"
+        )
         return prompt_ids(self.codec, prompt, kind, self.provenance.form, raw=raw)
 
-    def with_adapter(self, number: int, folder: Path, record: Provenance) -> OpenedModel:
+    def with_adapter(
+        self, number: int, folder: Path, record: Provenance
+    ) -> OpenedModel:
         """Return the model with one of its adapters active, with the adapter's record.
 
         The adapter's tokenizer replaces the model's, if it has one.
@@ -140,7 +153,8 @@ def describe_format(model: PreTrainedModel) -> str | None:
     """Describe a model that is not in float32 on one device, or return None."""
     if (base_format := format_of(model)) != PLAIN:
         return (
-            f"the adapter is not merged into its base, which is in {base_format} on {model.device}"
+            f"the adapter is not merged into its base, which is in {base_format} "
+            f"on {model.device}"
         )
     return placement_note(model)
 
@@ -202,12 +216,16 @@ def checkpoint_model(folder: Path) -> TrainedModel:
     return _open_checkpoint(folder, load_config(config_of(folder)).config, CPU)
 
 
-def _open_checkpoint(folder: Path, config: RunConfig, device: torch.device) -> TrainedModel:
+def _open_checkpoint(
+    folder: Path, config: RunConfig, device: torch.device
+) -> TrainedModel:
     """Open the model of a checkpoint, or of the best or newest one of a run, which may train."""
     run = run_of(folder)
     for attempts_left in reversed(range(_ATTEMPTS)):
         checkpoint = (
-            _find_best_or_newest(folder, config) if run is None else verify_checkpoint(folder)
+            _find_best_or_newest(folder, config)
+            if run is None
+            else verify_checkpoint(folder)
         )
         try:
             return _read_checkpoint(run or folder, checkpoint, config, device)
@@ -276,7 +294,9 @@ def _format_of(config: RunConfig | None, device: torch.device) -> FrozenFormat |
     """Return the format of an adapter's base by the run's settings; None without an adapter."""
     if config is None or config.adapter is None:
         return None
-    precision: PrecisionChoice = "auto" if device.type == "cpu" else config.train.precision
+    precision: PrecisionChoice = (
+        "auto" if device.type == "cpu" else config.train.precision
+    )
     name, _ = choose_precision(
         precision, device, fp16_is_safe=family_to_train(config.model).fp16_is_safe
     )

@@ -53,7 +53,10 @@ def open_models(
     """
     target = device_named(device)
     inner = {name: finished_model(folder) for name, folder in folders.items()}
-    bases = {name: find_base(folder) or _resolve_weights(folder) for name, folder in inner.items()}
+    bases = {
+        name: find_base(folder) or _resolve_weights(folder)
+        for name, folder in inner.items()
+    }
     adapters = {name for name, folder in inner.items() if is_adapter_folder(folder)}
     n_users = Counter(bases.values())
     models_by_base: dict[Path, list[ServedModel]] = {}
@@ -100,7 +103,11 @@ def _add_adapter(
     if fitting:
         model = fitting[0].model
     else:
-        alike = {_inner(n): path for n, path in adapters.items() if rows_needed(path) == n_rows}
+        alike = {
+            _inner(n): path
+            for n, path in adapters.items()
+            if rows_needed(path) == n_rows
+        }
         formats = formats_in_use(alike.values(), device)
         model = load_with_adapters(alike, formats, device, base=str(base))
     if _inner(name) not in getattr(model, "peft_config", {}):
@@ -112,7 +119,9 @@ def _add_adapter(
     return replace(served, adapter=_inner(name), base=base_name)
 
 
-def _to_served(name: str, model: PreTrainedModel, codec: Codec, record: Provenance) -> ServedModel:
+def _to_served(
+    name: str, model: PreTrainedModel, codec: Codec, record: Provenance
+) -> ServedModel:
     task: Task | None = "write" if writes_recipes(record) else None
     return ServedModel(
         name=name,

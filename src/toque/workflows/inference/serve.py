@@ -22,7 +22,10 @@ _EVERY_SECONDS: Final = 1.0
 _EVERY_SECONDS_IN_A_BUCKET: Final = 15.0
 """Interval between two reads of a bucket. A run copies its metrics only at checkpoints."""
 _WATCHED: Final = BucketUse(
-    "the address to watch", "list and read", "Nothing there was changed.", RunBucketError
+    "the address to watch",
+    "list and read",
+    "Nothing there was changed.",
+    RunBucketError,
 )
 
 
@@ -63,12 +66,20 @@ def serve(
     with needing("serve", "`toque serve`"):
         from toque.serving.gate import Limits
         from toque.serving.server import Server, hosts_of, open_socket, url_of
-    named = name_models([models] if isinstance(models, TrainedRun | str | Path) else models)
+    named = name_models(
+        [models] if isinstance(models, TrainedRun | str | Path) else models
+    )
     hosts = hosts_of(host, port=port, token=token, risk="use the models")
     GenerationOptions(precision=precision)  # checks the precision
-    for name, value, minimum in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
+    for name, value, minimum in (
+        ("rows", rows, 1),
+        ("queue", queue, 0),
+        ("seconds", seconds, 1),
+    ):
         if not value >= minimum:  # also refuses NaN
-            raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {minimum}.")
+            raise ConfigError(
+                f"{argument(name)} is {value:g}; it must be at least {minimum}."
+            )
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
     with open_socket(host, port) as sock:  # fails before the slow import of torch
         with reporter.working("loading torch"):
@@ -81,11 +92,17 @@ def serve(
         # (lab/notes.md, 2026-11-22). So the models are opened in a thread that ends.
         message = "reading " + ", ".join(map(str, named.values()))
         with reporter.working(message), ThreadPoolExecutor(1) as opener:
-            opening = opener.submit(open_models, named, device=device, reporter=reporter)
+            opening = opener.submit(
+                open_models, named, device=device, reporter=reporter
+            )
             served = opening.result()
-            build = partial(build_app, limits=limits, token=token, hosts=hosts, precision=precision)
+            build = partial(
+                build_app, limits=limits, token=token, hosts=hosts, precision=precision
+            )
             app = opener.submit(build, served).result()
-        for note in {emulation_in_words(precision, model.model) for model in served.values()}:
+        for note in {
+            emulation_in_words(precision, model.model) for model in served.values()
+        }:
             if note:
                 reporter.notice(note)
         reporter.line(f"{url_of(host, sock)} serves {', '.join(served)}.")
@@ -157,12 +174,16 @@ def watch(
         from toque.serving.gate import Limits
         from toque.serving.server import Server, hosts_of, open_socket, url_of
         from toque.serving.watch_app import Watcher, watching_app
-    hosts = hosts_of(host, port=port, token=token, risk="read the texts and metrics of the runs")
+    hosts = hosts_of(
+        host, port=port, token=token, risk="read the texts and metrics of the runs"
+    )
     finder, every = _finder(run_or_folder, reporter)
     with open_socket(host, port) as sock:
         app = watching_app(Watcher(finder, every=every), token=token, hosts=hosts)
         reporter.line(f"{url_of(host, sock)} shows {finder.address}.")
-        reporter.notice("The page updates itself. Ctrl-C stops the page, but not the runs.")
+        reporter.notice(
+            "The page updates itself. Ctrl-C stops the page, but not the runs."
+        )
         with suppress(KeyboardInterrupt):
             Server(app, Limits(connections=256)).run(sockets=[sock])
     reporter.notice("Stopped.")
@@ -176,9 +197,13 @@ def _finder(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
         return finder, _EVERY_SECONDS_IN_A_BUCKET
     folder = model_folder(watched)
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file. Name a run, or a folder that holds runs.")
+        raise ConfigError(
+            f"{folder} is a file. Name a run, or a folder that holds runs."
+        )
     if not folder.exists():
-        reporter.notice(f"{folder} does not exist yet. Runs appear on the page as they begin.")
+        reporter.notice(
+            f"{folder} does not exist yet. Runs appear on the page as they begin."
+        )
     # The page of a store or a model would wait for runs forever.
     signs = {"manifest.json": "a store or a checkpoint", "model.safetensors": "a model"}
     for name, kind in signs.items():

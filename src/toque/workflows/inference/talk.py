@@ -22,9 +22,12 @@ from toque.workflows.results import Model
 if TYPE_CHECKING:
     from toque.workflows.inference.open_model import OpenedModel
 
-SINGLE: Final = "this model was trained on single requests, so it ignores earlier questions"
+SINGLE: Final = (
+    "this model was trained on single requests, so it ignores earlier questions"
+)
 FORGOTTEN: Final = (
-    "the conversation is longer than the model's context, so its oldest question is left out"
+    "the conversation is longer than the model's context, so its oldest question "
+    "is left out"
 )
 ANSWER_SHARE: Final = 4
 """Older turns leave 1 / ANSWER_SHARE of the context length free for a long answer."""
@@ -71,7 +74,9 @@ class Talk:
         codec = self.opened.codec
         options = self.opened.provenance.completed(options)
         turns = [*self.turns, {"role": "user", "content": question}]
-        prompt = self.prompt_ids(turns, longest=options.max_new_tokens or 1, notice=notice)
+        prompt = self.prompt_ids(
+            turns, longest=options.max_new_tokens or 1, notice=notice
+        )
         stream = TextStream(codec)
         pieces: list[str] = []
 
@@ -97,11 +102,15 @@ class Talk:
         self.turns = [*turns, {"role": "assistant", "content": answer}]
         return answer
 
-    def _explain_cut(self, n_prompt: int, n_answer: int, options: GenerationOptions) -> str:
+    def _explain_cut(
+        self, n_prompt: int, n_answer: int, options: GenerationOptions
+    ) -> str:
         """Explain why an answer was cut. "" for a complete answer."""
         context = self._positions
         if n_answer == options.max_new_tokens:
-            return f"the answer was cut at {n_answer} tokens, the longest allowed answer"
+            return (
+                f"the answer was cut at {n_answer} tokens, the longest allowed answer"
+            )
         if context is not None and n_prompt + n_answer > context:
             return (
                 f"the answer was cut at {n_answer} tokens, because the model's context of "
@@ -218,5 +227,7 @@ def open_talk(
         try:  # some templates refuse a system text
             talk.prompt_ids([*talk.turns, {"role": "user", "content": "?"}])
         except DataError as error:
-            raise ConfigError(f"{argument('system')} cannot be used: {error}") from error
+            raise ConfigError(
+                f"{argument('system')} cannot be used: {error}"
+            ) from error
     return talk

@@ -17,7 +17,12 @@ from toque.models.families import DTYPES
 from toque.models.forward.blocks import blocks
 from toque.reporter import size_text
 from toque.runs.estimate import Estimator, Memory, Time, Work
-from toque.training.distributed.exchange import Exchange, GatheredGroup, exchange_of, groups_of
+from toque.training.distributed.exchange import (
+    Exchange,
+    GatheredGroup,
+    exchange_of,
+    groups_of,
+)
 from toque.training.optim.factory import held_bytes
 from toque.training.strategy import obstacle_to_dividing
 from toque.workflows.plan.outlined_model import replace_parameters
@@ -67,11 +72,16 @@ class SharedUpdate:
             (exchange.scattered, "scattered"),
             (exchange.reduced, "summed"),
         )
-        sizes = [f"{size_text(n)} {name}" for n, name in collectives if n > _SMALL_BYTES]
+        sizes = [
+            f"{size_text(n)} {name}" for n, name in collectives if n > _SMALL_BYTES
+        ]
         rows = f"{update_rows:,} rows, {self.rows:,} per GPU, {micro_batch_rows:,} per micro-batch"
         return [
             ("batch", rows),
-            ("traffic", f"{', '.join(sizes)}; each GPU sends {size_text(exchange.sent)}"),
+            (
+                "traffic",
+                f"{', '.join(sizes)}; each GPU sends {size_text(exchange.sent)}",
+            ),
             ("link", link),
             ("learning rate", _RATE_RULE),
         ]
@@ -103,12 +113,16 @@ def estimate_rank_memory(
     memory = replace(estimator, config=fixed).memory(gathered)
     # Checkpoints are in float32, in contrast to the gathered blocks.
     saved = held_bytes(model, config.optim)
-    update = replace(memory.update, gradients=saved["gradients"], optimizer=saved["optimizer"])
+    update = replace(
+        memory.update, gradients=saved["gradients"], optimizer=saved["optimizer"]
+    )
     groups = groups_of(model, ranks, dtype)
     return model, _shard_memory(replace(memory, update=update), groups, ranks), strategy
 
 
-def _shard_memory(memory: Memory, groups: Sequence[GatheredGroup], ranks: int) -> Memory:
+def _shard_memory(
+    memory: Memory, groups: Sequence[GatheredGroup], ranks: int
+) -> Memory:
     """Convert the memory for all weights to the memory of one FSDP rank."""
     *inner, root = groups
     largest = max(inner, key=lambda group: group.gathered)
@@ -125,7 +139,9 @@ def _shard_memory(memory: Memory, groups: Sequence[GatheredGroup], ranks: int) -
         "its part of the weights": sum(group.stored for group in groups) // ranks,
         "weights gathered at once": root.gathered + largest.gathered,
         "its part of the gradients": gradients // ranks,
-        "its part of the optimizer states": 2 * gradients // ranks,  # only AdamW's are sharded
+        "its part of the optimizer states": 2
+        * gradients
+        // ranks,  # only AdamW's are sharded
         "logits": logits,
         "activations and their gradients": activations,
         "whole gradients": max(0, max(backward, end) - logits - activations),
@@ -135,7 +151,9 @@ def _shard_memory(memory: Memory, groups: Sequence[GatheredGroup], ranks: int) -
     return replace(memory, parts=parts, beside=beside)
 
 
-def _choose_strategy(estimator: Estimator, model: PreTrainedModel) -> Literal["ddp", "fsdp"]:
+def _choose_strategy(
+    estimator: Estimator, model: PreTrainedModel
+) -> Literal["ddp", "fsdp"]:
     """Return the strategy that training would use."""
     config, machine = estimator.config, estimator.machine
     setting = config.train.strategy
@@ -145,7 +163,9 @@ def _choose_strategy(estimator: Estimator, model: PreTrainedModel) -> Literal["d
             "train.strategy=auto, or plan for one GPU."
         )
     is_fp16 = machine.precision == "fp16"
-    obstacle = obstacle_to_dividing(config.train, config.adapter, config.optim.name, fp16=is_fp16)
+    obstacle = obstacle_to_dividing(
+        config.train, config.adapter, config.optim.name, fp16=is_fp16
+    )
     if setting != "auto":
         return setting
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -154,7 +174,11 @@ def _choose_strategy(estimator: Estimator, model: PreTrainedModel) -> Literal["d
 
 
 def estimate_exchange(
-    estimator: Estimator, model: PreTrainedModel, memory: Memory, strategy: _Strategy, time: Time
+    estimator: Estimator,
+    model: PreTrainedModel,
+    memory: Memory,
+    strategy: _Strategy,
+    time: Time,
 ) -> SharedUpdate | None:
     """Estimate the traffic of an update and its seconds that computing does not hide."""
     if strategy == "single":
@@ -163,14 +187,18 @@ def estimate_exchange(
     rows = estimator.work.update_rows
     micro_batches = -(-rows // memory.micro_batch_rows)
     dtype = DTYPES[machine.precision]
-    exchange = exchange_of(model, strategy, ranks, dtype=dtype, micro_batches=micro_batches)
+    exchange = exchange_of(
+        model, strategy, ranks, dtype=dtype, micro_batches=micro_batches
+    )
     card = machine.card or card_of_device(machine.name)
     if card is None or card.link is None or ranks > _GPUS_PER_MACHINE:
         return SharedUpdate(exchange, rows)
     name, rate = card.link
     seconds = exchange.sent / (_LINK_SHARE * rate)
     shown = exchange.exposed_seconds(seconds, time.update_seconds)
-    return SharedUpdate(exchange, rows, f"{name}, {rate / 1e9:,.0f} GB/s", seconds, shown)
+    return SharedUpdate(
+        exchange, rows, f"{name}, {rate / 1e9:,.0f} GB/s", seconds, shown
+    )
 
 
 def add_exchange(time: Time, work: Work, shared: SharedUpdate | None) -> Time:

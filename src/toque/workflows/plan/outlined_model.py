@@ -42,7 +42,9 @@ class Vocabulary:
     newline_id: int | None = None
 
 
-def find_vocabulary(config: RunConfig, store: TokenStore | None) -> SpecialTokens | None:
+def find_vocabulary(
+    config: RunConfig, store: TokenStore | None
+) -> SpecialTokens | None:
     """Return the vocabulary of the store or the settings. None: the checkpoint determines it."""
     if store is not None:
         return store.codec()
@@ -65,11 +67,15 @@ def outline_model(
     """Build the run's model inside `outlining`, with the layers for a kind of device."""
     if config.model.start_from == "scratch":
         if vocabulary is None:
-            raise ConfigError("A model from scratch needs a tokenizer. Set model.tokenizer.")
+            raise ConfigError(
+                "A model from scratch needs a tokenizer. Set model.tokenizer."
+            )
         model = model_to_train(config, vocabulary).new()
     else:
         model = _outline_checkpoint(config.model.start_from)
-        to_train = model_to_train(config, vocabulary or Vocabulary(vocabulary_rows(model)))
+        to_train = model_to_train(
+            config, vocabulary or Vocabulary(vocabulary_rows(model))
+        )
         # peft cannot move fake tensors, so the adapter is added on the meta device.
         with unset_fake_temporarily(), torch.device("meta"):
             replace_parameters(model, "meta")

@@ -89,7 +89,13 @@ class Plan:
         return self.work.totals.get("steps")
 
     def __str__(self) -> str:
-        blocks = [self._heading(), self._memory(), self._shared(), self._time(), self._disk()]
+        blocks = [
+            self._heading(),
+            self._memory(),
+            self._shared(),
+            self._time(),
+            self._disk(),
+        ]
         blocks.append(self._changes())
         return "\n\n".join(block for block in blocks if block)
 
@@ -117,7 +123,10 @@ class Plan:
         total = in_words(memory.total)
         parts = [(name, in_words(size)) for name, size in memory.parts.items() if size]
         parts.append(("all tensors", in_words(memory.tensors)))
-        parts += [(f"{name}, in addition", in_words(size)) for name, size in memory.beside.items()]
+        parts += [
+            (f"{name}, in addition", in_words(size))
+            for name, size in memory.beside.items()
+        ]
         verdict = "fits" if self.fits else "DOES NOT FIT"
         title, process = "Memory", ""
         if self.shared is not None:
@@ -126,7 +135,9 @@ class Plan:
         if memory.host is not None:
             host = f"\nMain memory: {in_words(memory.host)}{process} to read the model."
         rows = _format_columns([*parts, ("total", total)])
-        return f"{title}\n{rows}\n{total} of {in_words(memory.room)}: it {verdict}.{host}"
+        return (
+            f"{title}\n{rows}\n{total} of {in_words(memory.room)}: it {verdict}.{host}"
+        )
 
     def _shared(self) -> str:
         if self.shared is None:
@@ -142,8 +153,14 @@ class Plan:
         if time.utilisation is not None:
             utilisation = f"{time.utilisation:.0%} of the peak"
         lines = [
-            ("update", f"{time.flops_per_update:.3g} FLOP, {_format_seconds(time.update_seconds)}"),
-            ("peak", f"{time.peak.flops_per_second / 1e12:,.2f} TFLOP/s, {time.peak.origin}"),
+            (
+                "update",
+                f"{time.flops_per_update:.3g} FLOP, {_format_seconds(time.update_seconds)}",
+            ),
+            (
+                "peak",
+                f"{time.peak.flops_per_second / 1e12:,.2f} TFLOP/s, {time.peak.origin}",
+            ),
             ("utilisation", utilisation),
             ("method", time.how),
         ]
@@ -184,7 +201,9 @@ class Plan:
             if not lever.fits:
                 memory += ", does not fit"
             seconds = _format_seconds(lever.update_seconds)
-            lines.append((lever.settings, f"{memory}; {seconds} per update; {lever.changes}"))
+            lines.append(
+                (lever.settings, f"{memory}; {seconds} per update; {lever.changes}")
+            )
         return f"{title}\n{_format_columns(lines)}"
 
 

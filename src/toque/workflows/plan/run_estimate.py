@@ -35,7 +35,11 @@ from toque.training.runtime import Runtime
 from toque.training.strategy import obstacle_to_dividing
 from toque.units import Cursor
 from toque.workflows.build import build_stream
-from toque.workflows.plan.multi_gpu import add_exchange, estimate_exchange, estimate_rank_memory
+from toque.workflows.plan.multi_gpu import (
+    add_exchange,
+    estimate_exchange,
+    estimate_rank_memory,
+)
 from toque.workflows.plan.outlined_model import find_vocabulary, outline_model
 from toque.workflows.plan.plan_report import Lever, Plan
 
@@ -55,7 +59,11 @@ ModelBuilder = Callable[[RunConfig], PreTrainedModel]
 
 
 def build_estimator(
-    config: RunConfig, hardware: str | None, gpus: int = 1, *, example: float | None = None
+    config: RunConfig,
+    hardware: str | None,
+    gpus: int = 1,
+    *,
+    example: float | None = None,
 ) -> tuple[Estimator, ModelBuilder, int]:
     """Return the estimator of a run, the builder of its model, and the bytes of its store.
 
@@ -72,7 +80,9 @@ def build_estimator(
     store_bytes = 0
     if (folder / "manifest.json").exists():
         store = TokenStore.open(folder)
-        store_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        store_bytes = sum(
+            file.stat().st_size for file in folder.rglob("*") if file.is_file()
+        )
     vocabulary = find_vocabulary(config, store)
     with outlining():
         # The precision depends on the family, and the layers of the final outline on both.
@@ -81,11 +91,20 @@ def build_estimator(
         work = _work_from_settings(config, plain, example)
     else:
         work = _work_from_store(config, plain, store)
-    machine = _find_machine(config, hardware, family_of(plain.config), work.products, gpus)
-    build_model = partial(
-        outline_model, vocabulary=vocabulary, where=machine.where, precision=machine.precision
+    machine = _find_machine(
+        config, hardware, family_of(plain.config), work.products, gpus
     )
-    return Estimator(config, work, machine, outline_optimizer, gpus), build_model, store_bytes
+    build_model = partial(
+        outline_model,
+        vocabulary=vocabulary,
+        where=machine.where,
+        precision=machine.precision,
+    )
+    return (
+        Estimator(config, work, machine, outline_optimizer, gpus),
+        build_model,
+        store_bytes,
+    )
 
 
 def build_plan(
@@ -205,7 +224,12 @@ def _find_machine(
         local_precision = Runtime.from_settings(config.train, family).precision
         peak = peak_of(device, DTYPES[local_precision], products).of_ranks(gpus)
         return Machine(
-            _multiply(gpus, name), where, local_precision, free_bytes(device), None, peak
+            _multiply(gpus, name),
+            where,
+            local_precision,
+            free_bytes(device),
+            None,
+            peak,
         )
 
     card = card_named(hardware)
@@ -225,14 +249,18 @@ def _find_machine(
         )
 
     peak = Peak(rate, f"stated: {card.source}, dense {kind}").of_ranks(gpus)
-    return Machine(_multiply(gpus, card.name), "cuda", precision, card.memory_bytes, card, peak)
+    return Machine(
+        _multiply(gpus, card.name), "cuda", precision, card.memory_bytes, card, peak
+    )
 
 
 def _multiply(gpus: int, name: str) -> str:
     return name if gpus == 1 else f"{gpus} x {name}"
 
 
-def _work_from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) -> Work:
+def _work_from_store(
+    config: RunConfig, model: PreTrainedModel, store: TokenStore
+) -> Work:
     """Return the work of a run from the lengths of its examples."""
     stream = build_stream(config, store, model)
     shape = stream.layout.shape
@@ -253,7 +281,9 @@ def _work_from_store(config: RunConfig, model: PreTrainedModel, store: TokenStor
 
     manifest = store.manifest
     splits = manifest.splits
-    n_held_out = min(splits.validation, config.evaluation.max_examples or splits.validation)
+    n_held_out = min(
+        splits.validation, config.evaluation.max_examples or splits.validation
+    )
     all_tokens = manifest.tokens.prompt + manifest.tokens.target
     mean_tokens = all_tokens / max(1, manifest.examples)
     row = OutlinedRows(1, shape.source, shape.target, max(1, round(examples)))
@@ -274,7 +304,9 @@ def _work_from_store(config: RunConfig, model: PreTrainedModel, store: TokenStor
     )
 
 
-def _work_from_settings(config: RunConfig, model: PreTrainedModel, example: float | None) -> Work:
+def _work_from_settings(
+    config: RunConfig, model: PreTrainedModel, example: float | None
+) -> Work:
     """Return the work of a run with the longest allowed examples, or of `example` mean tokens."""
     data, train = config.data, config.train
     encoder = family_of(model.config).is_encoder_decoder
@@ -327,7 +359,9 @@ def _work_from_settings(config: RunConfig, model: PreTrainedModel, example: floa
         products=products_of(model, source_share=source_share),
         totals=totals,
         seconds=train.stop_after.seconds,
-        held_out_tokens=float((config.evaluation.max_examples or _HELD_OUT) * row.tokens),
+        held_out_tokens=float(
+            (config.evaluation.max_examples or _HELD_OUT) * row.tokens
+        ),
         how=f"the longest that the settings allow, because {data.store} is not prepared. Real "
         "texts are shorter, so memory is an upper bound",
     )
@@ -350,7 +384,9 @@ class _Proposal(NamedTuple):
     """A row of an update."""
 
 
-def _propose_changes(config: RunConfig, work: Work, precision: str) -> Iterator[_Proposal]:
+def _propose_changes(
+    config: RunConfig, work: Work, precision: str
+) -> Iterator[_Proposal]:
     """Propose single changes, and all changes together that do not cost quality."""
     train, adapter = config.train, config.adapter
     row = work.row
@@ -370,7 +406,9 @@ def _propose_changes(config: RunConfig, work: Work, precision: str) -> Iterator[
         settings.append("train.gradient_checkpointing=true")
         combined = _change(combined, "train", gradient_checkpointing=True)
         recomputed = _change(config, "train", gradient_checkpointing=True)
-        yield _Proposal(settings[-1], "the same bits, a second forward", recomputed, row)
+        yield _Proposal(
+            settings[-1], "the same bits, a second forward", recomputed, row
+        )
 
     is_sharded = train.strategy == "fsdp"
     if (
@@ -383,13 +421,17 @@ def _propose_changes(config: RunConfig, work: Work, precision: str) -> Iterator[
         yield _Proposal(setting, "Adam's averages in 8 bits", light, row)
         if settings:
             combined = _change(combined, "optim", name="adamw8bit")
-            yield _Proposal(" ".join([*settings, setting]), "all of these", combined, row)
+            yield _Proposal(
+                " ".join([*settings, setting]), "all of these", combined, row
+            )
 
     if adapter is None and config.model.start_from != "scratch":
         adapted = config.model_copy(update={"adapter": AdapterConfig(r=_RANK)})
         setting = f"adapter='{{kind: lora, r: {_RANK}}}'"
         yield _Proposal(setting, "only an adapter is trained", adapted, row)
-    is_plain = adapter is not None and adapter.quantize_base is None and adapter.kind != "dora"
+    is_plain = (
+        adapter is not None and adapter.quantize_base is None and adapter.kind != "dora"
+    )
     if is_plain and not is_sharded:
         for form, bits in (("int8", 8), ("nf4", 4)):
             quantised = _change(config, "adapter", quantize_base=form)
@@ -397,7 +439,11 @@ def _propose_changes(config: RunConfig, work: Work, precision: str) -> Iterator[
             yield _Proposal(f"adapter.quantize_base={form}", effect, quantised, row)
 
     longest = config.data.max_target_tokens
-    if train.micro_batch_rows == 1 and isinstance(longest, int) and row.target > longest // 2:
+    if (
+        train.micro_batch_rows == 1
+        and isinstance(longest, int)
+        and row.target > longest // 2
+    ):
         half = longest // 2
         target = max(half, row.target // 2) if row.source else row.target - half
         shorter = replace(row, target=target)
