@@ -129,7 +129,7 @@ def test_stages_that_make_no_run_are_refused(
 ) -> None:
     words = [f"curriculum={{stages: {stages}}}", "train.stop_after=10 steps"]
     assert main(["show", "demo", *words]) == 2
-    assert "the stages begin at" in capfd.readouterr().err
+    assert "the stages start at" in capfd.readouterr().err
 
 
 def test_a_stage_that_selects_nothing_is_refused_with_counts(

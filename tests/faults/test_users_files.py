@@ -87,7 +87,7 @@ def test_fault_88_evaluate_writes_no_scores_into_a_folder_that_is_not_a_run(
     put(tmp_path, "evaluation.json")
     before = content(tmp_path)
     assert main(["evaluate", str(tmp_path)]) == ConfigError.exit_code
-    assert "a run would write over: evaluation.json." in said(capfd)
+    assert "a run would overwrite: evaluation.json." in said(capfd)
     assert content(tmp_path) == before
 
 
@@ -138,7 +138,7 @@ def test_fault_88_a_users_configuration_and_model_in_a_run_are_not_overwritten(
         main(["train", str(kitchen / "run.yaml"), f"run_dir={run}"])
         == ConfigError.exit_code
     )
-    assert "write over: config.yaml, model/" in said(capfd)
+    assert "overwrite: config.yaml, model/" in said(capfd)
     assert content(run) == before
 
 

@@ -143,5 +143,5 @@ def test_the_prefetched_batch_is_the_planned_one(device, run):
         for _ in range(4):
             planned, batch = ahead.next()
             assert batch.labels.device.type == device.type
-            for name, tensor in planned.batch._tensors().items():
-                assert torch.equal(batch._tensors()[name].cpu(), tensor)
+            for name, tensor in planned.batch.tensors().items():
+                assert torch.equal(batch.tensors()[name].cpu(), tensor)

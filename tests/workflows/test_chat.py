@@ -161,7 +161,7 @@ def test_a_conversation_in_a_terminal(base, tmp_path, monkeypatch, capsys):
     for words in (
         "already exists. Name another file",
         "no answer to save",
-        "/sing is not known",
+        "/sing is not a command",
     ):
         assert words in err
 

@@ -149,7 +149,7 @@ def test_code_that_a_run_names_is_refused_before_anything_is_copied(
     mine = tiny_config(optim={"name": "mine:Adam"})
     Path("run").mkdir()
     (Path("run") / "config.yaml").write_text(resolved_yaml(with_origins(mine)))
-    with pytest.raises(ConfigError, match=r"mine:Adam .*allow it with trust_code=True"):
+    with pytest.raises(ConfigError, match=r"mine:Adam .*add trust_code=True"):
         drill("run")
     assert [p.name for p in own_kitchen.glob("drill-*")] == []
 
@@ -171,7 +171,7 @@ def test_a_run_by_the_clock_with_an_optimizer_of_its_own_is_drilled() -> None:
     assert toque("train", "my.yaml", *CLOCKED).returncode == 0
     words = ("drill", "run", "--kills", "1", "--steps", "8")
     refused = toque(*words)
-    assert (refused.returncode, "allow it with --trust-code" in refused.stderr) == (
+    assert (refused.returncode, "add --trust-code" in refused.stderr) == (
         2,
         True,
     )

@@ -119,7 +119,9 @@ def test_a_store_of_other_held_out_files_is_another(tmp_path):
         DataError, match=r"data\.validation\[0\] is .*grams.jsonl is new or has"
     ):
         prepared(tmp_path, sources=[train], validation=[heldout])
-    with pytest.raises(ConfigError, match=r"`data\.sources` is empty: held-out files"):
+    with pytest.raises(
+        ConfigError, match=r"`data\.sources` is empty: validation files"
+    ):
         prepared(tmp_path, sources=[], validation=[heldout])
 
 

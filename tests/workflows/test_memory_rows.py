@@ -268,7 +268,7 @@ def test_one_way_is_named(config, tmp_path):
         (listed, {}, r"data\.sources, which lists a\.jsonl"),
         (config, {"prepare": False}, "prepare=False does not store rows"),
         (config, {"data": None, "columns": {"text": "a"}}, "columns needs rows"),
-        (elsewhere, {}, "holds no token store"),
+        (elsewhere, {}, "has files but no token store"),
     ):
         with pytest.raises(ToqueError, match=words):
             toque.train(settings, **{"data": ROWS} | more)

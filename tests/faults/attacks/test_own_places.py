@@ -64,7 +64,7 @@ def test_a_run_and_a_store_never_share_a_folder(
     Path("link").symlink_to("a")
     code = main(["show", "demo", f"run_dir={run}", f"data.store={store}"])
     said = " ".join(capsys.readouterr().err.split())
-    assert (code, "Give each a folder of its own" in said) == (
+    assert (code, "Choose separate folders" in said) == (
         (2, True) if refused else (0, False)
     )
 

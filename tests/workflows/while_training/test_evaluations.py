@@ -266,7 +266,7 @@ def test_what_is_not_measured_is_refused_before_training() -> None:
     assert "loss, perplexity, bleu" in said
     assert not Path("typo").exists()
     with pytest.raises(
-        ConfigError, match=r"evaluation\.texts and evaluation\.generate are above 0"
+        ConfigError, match=r"evaluation\.texts and evaluation\.generate above 0"
     ):
         toque.train(configuration(run_dir="typo", evaluation={"texts": 0}))
 

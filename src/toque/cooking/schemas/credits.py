@@ -218,15 +218,18 @@ _ENGLISH: Final = frozenset(
 )
 _MIN_ENGLISH: Final = 2  # minimum distinct words of `_ENGLISH` in an English text
 _STORY: Final = re.compile(
-    rf"{_OPEN}(?:(?:this|these|it|i|we|my|our|here|thanks|tried|originally|entertaining"
+    rf"\A{_OPEN}(?:(?:this|these|it|i|we|my|our|here|thanks|tried|originally|entertaining"
     r"|there)\b|an? )"
-    r"|.{0,200}?\b(?:i|i['’](?:m|ve|d)|my|we['’](?:re|ve)|is a (?:great|good)|[a-z]+ says)\b",
+    r"|\b(?:i|i['’](?:m|ve|d)|my|we['’](?:re|ve)|is a (?:great|good)|[a-z]+ says)\b",
     re.IGNORECASE,
 )  # the beginning of a text about a dish, or a word about its writer
 _WRITER: Final = re.compile(
-    r".{0,200}?\b(?:i|i['’](?:m|ve|d)|my|thanks|we['’](?:re|ve))\b|\W*(?:p\.? ?s\b|comments?:)",
+    r"\b(?:i|i['’](?:m|ve|d)|my|thanks|we['’](?:re|ve))\b"
+    rf"|\A{_OPEN}(?:p\.? ?s\b|comments?:)",
     re.IGNORECASE,
 )
+_STORY_CHARS: Final = 200
+"""Characters at the beginning of a step that are searched for words of its writer."""
 _MOST_STORIES: Final = 3  # maximum steps removed from each end
 _INFO: Final = re.compile(rf"{_OPEN}ingredient (?:info|tips?|notes?) ?:", re.IGNORECASE)
 _OPENS_NOTE: Final = re.compile(
@@ -317,7 +320,9 @@ def _without_stories(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
 
 
 def _is_story(step: str, words: re.Pattern[str]) -> bool:
-    return not tells_how(step) and step[-1:] != ":" and words.match(step) is not None
+    if step[-1:] == ":" or words.search(step, 0, _STORY_CHARS) is None:
+        return False
+    return not tells_how(step)
 
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:

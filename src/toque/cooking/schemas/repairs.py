@@ -116,7 +116,7 @@ _MISPRINTS = [  # signs for a 40 times faster search, pattern, repair, note
          "HTML tags removed"),
         ((":)", ";)", ":-", ";-", ":D", ":("),
          r" ?(?<![(\w])[:;]-?[)(D](?=[\s.,!]|$)", "", _SMILEYS),
-        (("\\",), r"(?:\\[rn])+(?= |$)|\\$", "", "texts with control characters"),
+        (("\\",), r"(?:\\[rn]){1,8}(?= |$)|\\$", "", "texts with control characters"),
         (("()", "( )", "(,)"), r" ?\( ?,? ?\)", "", "recipes with empty brackets"),
         (("[1]",), r" ?\[\d{1,2}\]", "", "recipes with numbers of pictures"),
         ((".(", "!(", "?(", ".)", "!)"),
