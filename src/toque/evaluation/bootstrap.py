@@ -52,7 +52,7 @@ class PerText:
 
     @classmethod
     def ratio(cls, above: Floats, below: Floats) -> PerText:
-        """Describe the ratio of two sums over texts. A text whose denominator is 0 is left out."""
+        """Describe the ratio of two sums over texts. Texts with a denominator of 0 are left out."""
         applies = below > 0
         both = np.stack(
             [np.where(applies, above, 0.0), np.where(applies, below, 0.0)], axis=1

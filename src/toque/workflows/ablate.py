@@ -346,7 +346,7 @@ class Switch(NamedTuple):
 def _find_switches(
     config: str, overrides: Sequence[str]
 ) -> tuple[dict[str, Switch], dict[str, str]]:
-    """Return the switches of improvements that fit, and reasons why the others do not."""
+    """Return the switches of improvements that fit, and the reasons against the remaining ones."""
     base = load_config(config, overrides).config
     switches: dict[str, Switch] = {}
     left_out: dict[str, str] = {}

@@ -293,7 +293,9 @@ class Summary(Callback):
     ranks: int = 1
     alone_seconds: float | None = None
     """Seconds of one rank's part of an update, measured before the first update."""
-    flops_per_token: float | None = None  # of both passes; None for no utilisation
+    flops_per_token: float | None = (
+        None  # FLOPs of both passes; None for no utilisation
+    )
     peak: Peak | None = None  # peak of all ranks together; None for no utilisation
     uploads: Callable[[], str] | None = None  # describes the uploads so far
     _gpu_percents: list[float] = field(default_factory=list)

@@ -187,7 +187,9 @@ class MetricsLog(Callback):
     about: Mapping[str, Any] = field(
         default_factory=dict
     )  # further fields of the start event
-    flops_per_token: float | None = None  # of both passes; None for no utilisation
+    flops_per_token: float | None = (
+        None  # FLOPs of both passes; None for no utilisation
+    )
     peak: Peak | None = None
     evaluated: Callable[[], Mapping[str, Any]] = dict
     """Function that returns the fields `seconds` and `texts` of the newest evaluation."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore
 
 _NEEDS_VALUES: Final = ("adamw8bit", "adafactor")
-"""Optimizers whose step reads tensor values, which an outlined model does not have."""
+"""Optimizers that read tensor values, which an outlined model does not have."""
 _PROMPT, _TARGET = 256, 512
 """Default lengths in tokens of a prompt and a target; see data.max_prompt_tokens."""
 _HELD_OUT: Final = 512
