@@ -102,6 +102,5 @@ def train(
                 clock=CommandClock(began=began),
                 reporter=reporter,
             )
-        return replace(
-            run, folder=run.folder.absolute()
-        )  # the program may change its folder
+        # The program may change its folder.
+        return replace(run, folder=run.folder.absolute())

@@ -70,9 +70,8 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     command = f"toque report {in_shell(result.store.path)}"
     print(f"{summary} `{command}` writes this report as a web page.", flush=True)
     if not result.reused:
-        refuse_untrainable(
-            settings, result.store
-        )  # after the report, which shows the reason
+        # After the report, which shows the reason.
+        refuse_untrainable(settings, result.store)
 
 
 def show(config: str, /, *overrides: Overrides, hardware: str | None = None) -> None:

@@ -56,9 +56,8 @@ _FLAGS: Final = {
     "prepare": "--no-prepare",
 }
 """Flags that differ from the names of their arguments in Python."""
-_CONTROLS: Final = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)  # except line breaks and tabs
+# Except line breaks and tabs.
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class OutputLostError(Exception):

@@ -15,9 +15,10 @@ _IN_STEPS: Final = re.compile(
     re.IGNORECASE,
 )
 _DAYS: Final = re.compile(rf"{_NUMBER}\s*+d(?:ays?)?+\b", re.IGNORECASE)
+# In "1h30", a number without a unit is in minutes.
 _HOURS: Final = re.compile(
     rf"{_NUMBER}\s*+h[a-z]*+\.?+(?:\s*+(\d{{1,2}}+)(?!\s*+[a-z\d/.]))?", re.IGNORECASE
-)  # in "1h30", a number without a unit is in minutes
+)
 _MINUTES: Final = re.compile(rf"{_NUMBER}\s*+m", re.IGNORECASE)
 _CLOCK: Final = re.compile(r"(\d{1,3}):([0-5]\d)(?::[0-5]\d)?")
 _ISO: Final = re.compile(
@@ -25,13 +26,14 @@ _ISO: Final = re.compile(
     r"(?:(\d{1,9}(?:\.\d++)?+)H)?+(?:(\d{1,9}(?:\.\d++)?+)M)?+(?:(\d{1,9}(?:\.\d++)?+)S)?+",
     re.IGNORECASE,
 )
+# week, day, hour, minute, second.
 _MINUTES_IN: Final = (
     7 * 1440.0,
     1440.0,
     60.0,
     1.0,
     1 / 60.0,
-)  # week, day, hour, minute, second
+)
 
 
 def minutes_in_step(text: str) -> list[float]:

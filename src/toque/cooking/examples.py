@@ -150,12 +150,13 @@ SHOWN_STEPS: Final = (
 _FOODS_OF_A_REQUEST: Final = 3
 _REQUEST, _NEXT_STEP = 1, 2
 
+# Reasons why a record has no example of a task.
 NEEDS: Final[dict[Task, str]] = {
     "nutrition": "neither a field nutrition_class, nor nutrition figures per serving, nor "
     "ingredients that tell enough",
     "cuisine": "no field cuisine and no tag that names one cuisine",
     "next_step": "one step alone",
-}  # reasons why a record has no example of a task
+}
 
 
 class _Fields:

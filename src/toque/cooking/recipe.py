@@ -85,9 +85,8 @@ _INLINE_HEADER = re.compile(
     r"\W*(ingredients|instructions|steps|directions|method|preparation)\s*:\W*(?=\w)",
     re.IGNORECASE,
 )
-_BULLET = re.compile(
-    r"\s*(?:[-*•·–]\s*)+"
-)  # also "--", because small models repeat characters
+# Also "--", because small models repeat characters.
+_BULLET = re.compile(r"\s*(?:[-*•·–]\s*)+")
 _NUMBER = re.compile(r"\s*(?:step\s*)?\d{1,3}\s*[.):](?!\d)\s*", re.IGNORECASE)
 
 

@@ -16,11 +16,12 @@ OVEN_CELSIUS: Final = (50.0, 300.0)
 OVEN_FAHRENHEIT: Final = (120.0, 575.0)
 """Plausible temperatures of an oven in degrees Fahrenheit."""
 
+# Matches "simmer the beans", but not "a baking sheet" or "bring to a boil"
 _TAKES_TIME: Final = re.compile(
     r"(?:^|[.;:,!)]\s*+|\b(?:and|then|or|let)\s++)(?:bake|roast|simmer|boil|braise|poach|steam"
     r"|chill|refrigerate|freeze|marinate|broil|microwave|soak)\b",
     re.IGNORECASE,
-)  # matches "simmer the beans", but not "a baking sheet" or "bring to a boil"
+)
 _SAYS_WHEN: Final = re.compile(
     r"(?:\b|(?<=\d))(?:minutes?|mins?|hours?|hrs?|seconds?|secs?|days?|weeks?|moments?)\b"
     r"|\b(?:overnight|night|until|till|immediately|when|while|before|if|ready|done|needed|desired"

@@ -168,9 +168,8 @@ class Evaluator:
             fit: tuple[int, float] = (len(prompts) - start, math.inf)
             if self.limit is not None:
                 fit = self.limit.texts_that_fit(fit[0], final=final)
-            n, seconds = self.ranks.broadcast(
-                fit
-            )  # all ranks use the numbers of the first
+            # All ranks use the numbers of the first.
+            n, seconds = self.ranks.broadcast(fit)
             if n == 0:
                 break
 
@@ -250,9 +249,8 @@ def sample_on_all_ranks(
     )
 
     def count(done: int, total: int, share: float | None = None) -> None:
-        on_progress(
-            round(n * done / max(1, total)), n, share
-        )  # estimated from this rank
+        # Estimated from this rank.
+        on_progress(round(n * done / max(1, total)), n, share)
 
     local_samples: list[tuple[int, dict[str, Any]]] | None = None
     with suppress(Interrupted):

@@ -177,9 +177,8 @@ class RunFinder:
     ) -> None:
         ids, self._counts = concatenate(texts)
         self._n = len(ids)
-        self._text = np.repeat(
-            np.arange(len(texts)), self._counts
-        )  # [tokens] number of the text
+        # [tokens] number of the text.
+        self._text = np.repeat(np.arange(len(texts)), self._counts)
         hashes, positions = _hash_runs(ids, self._counts)
         self._n_repeated = self._count_repeated(hashes, positions, prompts)
 
@@ -188,12 +187,10 @@ class RunFinder:
             hashes, return_index=True, return_inverse=True
         )
         windows = sliding_window_view(ids, RUN)
-        self._windows = windows[
-            positions[first]
-        ]  # [different runs, RUN] tokens of each run
-        is_equal = (windows[positions] == self._windows[run]).all(
-            axis=1
-        )  # not a hash collision
+        # [different runs, RUN] tokens of each run.
+        self._windows = windows[positions[first]]
+        # Not a hash collision.
+        is_equal = (windows[positions] == self._windows[run]).all(axis=1)
 
         # All positions of each run: run * tokens + position, ascending.
         self._keys = np.sort((run * self._n + positions)[is_equal])

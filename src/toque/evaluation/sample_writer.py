@@ -62,9 +62,8 @@ class SampleWriter(Callback):
         """Store the texts. Log their scores, their cost, and the texts for the user's prompts."""
         evaluated = self.evaluator.last
         samples = [*evaluated.held_out, *evaluated.own]
-        path = (
-            current_path(self.path.parent) / self.path.name
-        )  # the run may have been moved
+        # The run may have been moved.
+        path = current_path(self.path.parent) / self.path.name
         warning = append_samples(path, samples, step=at.step) if samples else None
         if warning is not None:
             self.warn(at, warning)

@@ -10,9 +10,8 @@ import re
 import unicodedata
 from typing import Final
 
-_ORDINALS: Final = (
-    "ªº"  # letters of Unicode that English texts use as signs, as in "350 ºF"
-)
+# Letters of Unicode that English texts use as signs, as in "350 ºF"
+_ORDINALS: Final = "ªº"
 _JOINERS: Final = "\u200c\u200d"  # change the shape of letters within a word
 _UNSPACED: Final = re.compile(
     "[\u0e00-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1b7f"  # Thai to Burmese, Khmer
@@ -68,9 +67,8 @@ def folded_words(text: str) -> list[str]:
     """
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
-    folded = (
-        unicodedata.normalize("NFC", text).casefold().replace("i\u0307", "i")
-    )  # Turkish İ
+    # Turkish İ.
+    folded = unicodedata.normalize("NFC", text).casefold().replace("i\u0307", "i")
     folded = unicodedata.normalize("NFC", folded)
     return [
         folded[m.start() : m.end()] for m in _WORD.finditer(folded.translate(_KINDS))

@@ -17,11 +17,12 @@ _ALLOCATORS: Final = (
     "PYTORCH_HIP_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )
+# Values of CUDA_VISIBLE_DEVICES that hide every GPU.
 _HIDING: Final = (
     "",
     "-1",
     "NoDevFiles",
-)  # values of CUDA_VISIBLE_DEVICES that hide every GPU
+)
 # torch's messages on a machine without a GPU. Any other message means that a GPU fails.
 _NO_GPU: Final = (
     "Found no NVIDIA driver", "GPUs are available", "might not have a CUDA gpu",

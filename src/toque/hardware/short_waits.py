@@ -17,9 +17,8 @@ from toque.hardware.processor import ProcessorUse, contended, usable_cores
 from toque.hardware.thread_waits import chosen_by_user, waits_in
 
 _LOOK_SECONDS: Final = 1.0
-_PARALLEL_ELEMENTS: Final = (
-    1 << 20
-)  # torch divides a sum of this size among its threads
+# Torch divides a sum of this size among its threads.
+_PARALLEL_ELEMENTS: Final = 1 << 20
 
 
 def teams_needed(threads: int, cores: int) -> int:

@@ -48,9 +48,8 @@ def short_positions(rope: object, original: object = None) -> int | None:
     if not isinstance(rope, Mapping):
         return None
     kind = rope.get("rope_type", rope.get("type"))
-    limits = [
-        short_positions(inner, original) for inner in rope.values()
-    ]  # one per kind of layer
+    # One per kind of layer.
+    limits = [short_positions(inner, original) for inner in rope.values()]
     if kind in _LONGROPE:
         limits.append(rope.get("original_max_position_embeddings", original))
     return min((limit for limit in limits if isinstance(limit, int)), default=None)

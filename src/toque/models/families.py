@@ -44,9 +44,8 @@ class Family:
 
     name: FamilyName
     is_encoder_decoder: bool
-    model_types: tuple[
-        str, ...
-    ]  # `model_type` in config.json; the first is built from scratch
+    # `model_type` in config.json; the first is built from scratch.
+    model_types: tuple[str, ...]
     config_class: type[PretrainedConfig]  # its arguments are the keys of `model.shape`
 
     @property
@@ -69,9 +68,8 @@ CAUSAL: Final = Family("causal", False, (), PretrainedConfig)
 """Dense causal models of any other type or with sliding windows. They are never built from scratch.
 """
 _LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
-_EXPERTS = re.compile(
-    r"(?:moe_)?(?:n|num)_(?:\w+_)?experts"
-)  # entries with a number of experts
+# Entries with a number of experts.
+_EXPERTS = re.compile(r"(?:moe_)?(?:n|num)_(?:\w+_)?experts")
 MODEL_TYPES = frozenset(
     name for family in FAMILIES.values() for name in family.model_types
 )

@@ -315,9 +315,8 @@ def _dense_attention(facts: Facts) -> Iterator[Finding]:
     ):
         return
     excess = (computed - needed) / (products + computed)
-    saved = (
-        facts.computing * (1.0 - facts.pad_fraction) * excess
-    )  # padding is a separate finding
+    # Padding is a separate finding.
+    saved = facts.computing * (1.0 - facts.pad_fraction) * excess
     yield Finding(
         "dense attention",
         saved,

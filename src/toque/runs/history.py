@@ -277,9 +277,8 @@ class Curve:
         self._in_last = 1
         if len(self._blocks) > self._max_blocks:
             if len(self._blocks) % 2 == 0:
-                self._in_last += (
-                    self._size
-                )  # the last block is joined with a full block
+                # The last block is joined with a full block.
+                self._in_last += self._size
             self._size *= 2
             self._blocks = [
                 _extremes(chain(*self._blocks[at : at + 2]))

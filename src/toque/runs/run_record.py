@@ -29,9 +29,8 @@ SAMPLES: Final = "samples.jsonl"
 EVALUATION: Final = "evaluation.json"
 HELD_OUT: Final = ("loss", "perplexity")
 BITS: Final = "bits_per_byte"  # measured if the bytes of the held-out targets are known
-COUNTS: Final = frozenset(
-    {"target_tokens", "target_bytes", "texts"}
-)  # counts among the scores
+# Counts among the scores.
+COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})
 TASK_SCORES: Final[Mapping[str, str]] = {
     "loss": "loss",
     "choice_accuracy": "accuracy",
@@ -174,9 +173,8 @@ class HolderWatch:
             pid = self._pid() if is_local else str(owner.get("pid", ""))
             return Holder("gone" if is_gone else "alive", pid)
         if not is_local:
-            return Holder(
-                "gone"
-            )  # a process that trains in a bucket always has a lock there
+            # A process that trains in a bucket always has a lock there.
+            return Holder("gone")
         lock = self._place.look(_LOCK)
         return Holder("unknown") if lock is None else _process(self._pid(), lock)
 

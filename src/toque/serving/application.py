@@ -77,9 +77,8 @@ def build_app(
 
 def _routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
     async def health(_: Request) -> Response:
-        return JSONResponse(
-            {"status": "ok"}
-        )  # no details, because this route needs no token
+        # No details, because this route needs no token.
+        return JSONResponse({"status": "ok"})
 
     async def metrics(_: Request) -> Response:
         return Response(batcher.metrics.page(), media_type="text/plain; version=0.0.4")

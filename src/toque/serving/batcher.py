@@ -219,9 +219,8 @@ class Batcher:
             with computing(served.model):
                 self._rows[name] = self._new_rows(served)
         self._waiting: deque[tuple[Order, Ticket]] = deque()
-        self._prompt_only: set[Order] = (
-            set()
-        )  # orders without new tokens: only the prompt is read
+        # Orders without new tokens: only the prompt is read.
+        self._prompt_only: set[Order] = set()
         self._live: dict[Order, Ticket] = {}
         self._leaving: set[Order] = set()
         self._changed = asyncio.Event()

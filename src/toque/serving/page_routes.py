@@ -44,9 +44,8 @@ from toque.sources.documents import blank_text
 
 Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]
-RecipeText = Annotated[
-    str, Field(max_length=20_000)
-]  # longer than all of 90,000 real recipes
+# Longer than all of 90,000 real recipes.
+RecipeText = Annotated[str, Field(max_length=20_000)]
 Servings = Annotated[int, Field(ge=1, le=MOST_SERVINGS)]
 Json = dict[str, Any]
 

@@ -272,9 +272,8 @@ class CompletionRequest(TextRequest):
             [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
         )
         if not prompts or isinstance(prompts[0], int):
-            return [
-                prompts
-            ]  # one prompt of ids; `limit_answer` refuses an empty prompt
+            # One prompt of ids; `limit_answer` refuses an empty prompt.
+            return [prompts]
         return await run_in_threadpool(
             lambda: [
                 served.prompt_ids(one) if isinstance(one, str) else one

@@ -237,9 +237,8 @@ class Reply(Response):
                 f"The answer was not complete after {self._seconds:g} seconds, the time limit of "
                 "this server. Ask for fewer tokens or texts.",
                 code="timeout",
-                headers={
-                    "x-should-retry": "false"
-                },  # the same request would fail again
+                # The same request would fail again.
+                headers={"x-should-retry": "false"},
             )
         except RequestError as refusal:
             error = refusal
@@ -319,9 +318,8 @@ class Reply(Response):
                     seconds_per_token = (time.monotonic() - first_time) / steps[order]
                     self._batcher.metrics.token_seconds.observe(seconds_per_token)
                 if piece.end is not None and tokens[-1].end is None:
-                    self._batcher.cancel(
-                        [order]
-                    )  # the batch does not check stop strings
+                    # The batch does not check stop strings.
+                    self._batcher.cancel([order])
             if pieces:
                 yield pieces
 

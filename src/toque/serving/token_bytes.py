@@ -35,9 +35,8 @@ def bytes_of_token(codec: Codec, token: int, text: str) -> bytes:
     piece = codec.piece(token)
     if (raw := _spelled_bytes(piece)) is not None:
         alone = codec.decode([token])
-        is_spelling = (
-            raw.decode(errors="replace") == alone
-        )  # not of "é" in SentencePiece
+        # Not of "é" in SentencePiece.
+        is_spelling = raw.decode(errors="replace") == alone
         if is_spelling and (_HALF in alone or text.endswith(alone)):
             return raw
     if _HALF in piece:  # the text comes with the next token

@@ -187,9 +187,8 @@ def _largest_page(file: BinaryIO, chunk: Any) -> int:
     largest = 0
     while position < end:
         file.seek(position)
-        header = _read_integers(
-            file
-        )  # 2 is the decompressed size, 3 the size in the file
+        # 2 is the decompressed size, 3 the size in the file.
+        header = _read_integers(file)
         largest = max(largest, header[2])
         position = file.tell() + max(0, header[3])
     return largest
@@ -228,9 +227,8 @@ def columnar_records(contents: Contents) -> Numbered:
     """Decode the rows of a block. Their numbers are the rows of the file."""
     arrow = _pyarrow_for("a block of Parquet rows")
     table = arrow.ipc.open_stream(arrow.py_buffer(contents.body)).read_all()
-    names = enumerate(
-        table.column_names
-    )  # the last of equal names counts, as in JSON and CSV
+    # The last of equal names counts, as in JSON and CSV.
+    names = enumerate(table.column_names)
     values = {name: _cells(table.column(at), arrow) for at, name in names}
     for row in range(table.num_rows):
         number = contents.first + row

@@ -43,9 +43,8 @@ from toque.sources.token_arrays import BROKEN_ARCHIVE
 Columns = Mapping[str, str | tuple[str, ...]]
 """Field names of a source by role. A prompt may have several fields."""
 _CHECKED_BYTES = 8192
-_MAX_SEARCHED_BYTES = (
-    256 << 20
-)  # JSON searched for a missing field, which takes seconds
+# JSON searched for a missing field, which takes seconds.
+_MAX_SEARCHED_BYTES = 256 << 20
 _ALONE = ("text", "Text", "TEXT", "messages", "conversations")
 """Names accepted as the only column of a table. A plain text often begins with a recipe's names."""
 _CONTROLS = bytes([*range(9), *range(14, 27), 127])  # separators are common in texts
@@ -337,9 +336,8 @@ def absent_fields(layout: FileLayout, names: set[str]) -> set[str]:
                 absent.difference_update(record)
         if not absent or n_bytes >= _MAX_SEARCHED_BYTES:
             break
-    return (
-        absent if n_records else set()
-    )  # if all records are damaged, the reader reports why
+    # If all records are damaged, the reader reports why.
+    return absent if n_records else set()
 
 
 def shown_names(names: Sequence[str]) -> str:

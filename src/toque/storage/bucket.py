@@ -306,9 +306,8 @@ class Bucket:
             if entry["type"] == "file" and not key.endswith("/")
         }
         if not entries:
-            self.files.ls(
-                self.name, refresh=True
-            )  # raises if the bucket does not exist
+            # Raises if the bucket does not exist.
+            self.files.ls(self.name, refresh=True)
         return entries
 
     def info(self, key: str) -> RemoteFile:
@@ -328,9 +327,8 @@ class Bucket:
             self.files.invalidate_cache()
             keys: list[str] = self.files.find(self._key(below).rstrip("/"))
             if not keys:
-                self.files.ls(
-                    self.name, refresh=True
-                )  # raises if the bucket does not exist
+                # Raises if the bucket does not exist.
+                self.files.ls(self.name, refresh=True)
             return keys
 
         start = len(self._key(""))

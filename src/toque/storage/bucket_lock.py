@@ -168,9 +168,8 @@ def began(pid: int) -> int | None:
     """Start of a process in clock ticks since this machine booted. None if not known."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(
-            text.rpartition(b")")[2].split()[19]
-        )  # field 22 of proc(5); names hold spaces
+        # Field 22 of proc(5); names hold spaces.
+        return int(text.rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
 

@@ -66,9 +66,8 @@ def file_lock(path: Path, on_busy: OnBusy) -> Iterator[AcquiredLock]:
         OSError: The file cannot be opened or is a symbolic link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(
-        open_no_follow(path, os.O_RDWR | os.O_CREAT)
-    )  # the error message names a link
+    # The error message names a link.
+    os.close(open_no_follow(path, os.O_RDWR | os.O_CREAT))
     lock: FileLock | SoftFileLease = FileLock(
         path, thread_local=False, fallback_to_soft=False
     )

@@ -161,9 +161,8 @@ class SaveCounts:
 
     written: int = 0
     skipped: int = 0  # due while the previous save was still being written
-    waited: int = (
-        0  # written while the loop waited, because memory was too small for a copy
-    )
+    # Written while the loop waited, because memory was too small for a copy.
+    waited: int = 0
     failed: int = 0
 
 

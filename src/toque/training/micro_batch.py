@@ -23,9 +23,8 @@ from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 from toque.units import Progress
 
-_BUDGET_SECONDS: Final = (
-    4.0  # acceptable wait at the start of a run, in seconds (a guess)
-)
+# Acceptable wait at the start of a run, in seconds (a guess)
+_BUDGET_SECONDS: Final = 4.0
 _MAX_TRIES: Final = 4
 
 
@@ -104,9 +103,8 @@ class Probe:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
             if address not in weights and address not in saved:
-                saved[address] = (
-                    storage  # if it were freed, its address would be used again
-                )
+                # If it were freed, its address would be used again.
+                saved[address] = storage
                 total += storage.nbytes()
                 if total > limit:
                     raise _LimitExceededError

@@ -177,9 +177,8 @@ class Interrupt(Callback):
             _write_to_stderr(
                 f"\n{name} again: exiting now. The last checkpoint is complete.\n"
             )
-            os._exit(
-                128 + number
-            )  # the shell's exit status for a process that a signal killed
+            # The shell's exit status for a process that a signal killed.
+            os._exit(128 + number)
 
         self._caught = signal.Signals(number)
         self._caught_at = time.monotonic()

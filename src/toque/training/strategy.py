@@ -39,12 +39,10 @@ class PlacedModel:
 
     model: PreTrainedModel
     sharing: DataParallel
-    base_sha256: (
-        str | None
-    )  # hash of the frozen weights of an adapter run; otherwise None
-    numerics: Mapping[
-        str, str
-    ]  # facts, in addition to the runtime's, that affect the last bits
+    # Hash of the frozen weights of an adapter run; otherwise None.
+    base_sha256: str | None
+    # facts, in addition to the runtime's, that affect the last bits.
+    numerics: Mapping[str, str]
     notes: tuple[str, ...]  # reason of auto's choice of a strategy
 
 

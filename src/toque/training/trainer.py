@@ -80,19 +80,15 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
-    sharing: DataParallel | None = (
-        None  # division of the model among ranks; None in one process
-    )
+    # Division of the model among ranks; None in one process.
+    sharing: DataParallel | None = None
     noise: GradientNoise | None = None
-    check_reached: Callable[[nn.Module], None] | None = (
-        None  # called with the first gradients
-    )
-    base_sha256: str | None = (
-        None  # hash of the frozen weights, which checkpoints leave out
-    )
-    begun_from: str | None = (
-        None  # hash of the manifest of the checkpoint that the run began with
-    )
+    # Called with the first gradients.
+    check_reached: Callable[[nn.Module], None] | None = None
+    # Hash of the frozen weights, which checkpoints leave out.
+    base_sha256: str | None = None
+    # Hash of the manifest of the checkpoint that the run began with.
+    begun_from: str | None = None
     prefetch: Callable[[BatchStream, Cursor], Prefetch] = Prefetch
     background_saves: bool = False  # `fit` still waits for the last save
     layout: CheckpointLayout = "whole"
@@ -100,16 +96,13 @@ class Trainer:
     cursor: Cursor = Cursor()
     goal: Goal = LOSS
     best: Best | None = None
-    stop_reason: str | None = (
-        None  # the reason of a callback to end before `stop_after`
-    )
-    owes_evaluation: bool = (
-        False  # an evaluation was due or begun; the next session starts with it
-    )
+    # The reason of a callback to end before `stop_after`.
+    stop_reason: str | None = None
+    # An evaluation was due or begun; the next session starts with it.
+    owes_evaluation: bool = False
     notes: list[str] = field(default_factory=list)
-    count_seconds: Callable[[float], float] = (
-        float  # seconds that `Progress` counts for an update
-    )
+    # Seconds that `Progress` counts for an update.
+    count_seconds: Callable[[float], float] = float
     clock: PartClock = field(default_factory=PartClock)
 
     def __post_init__(self) -> None:
@@ -192,9 +185,8 @@ class Trainer:
                 self._apply_requests(requests)
                 self._evaluate_and_save(info.before, requests)
                 self._saves.finish_written(self.progress)
-        self.clock.lap(
-            "data_wait"
-        )  # the end waits for a batch that is no longer needed
+        # The end waits for a batch that is no longer needed.
+        self.clock.lap("data_wait")
 
     def step(
         self, planned: Step, batch: Batch | None = None, *, started: float | None = None
@@ -348,9 +340,8 @@ class Trainer:
         resume.load_tensors(checkpoint, self.model, self.optimizer)
         self.runtime.load_state_dict(checkpoint.state()["runtime"])
         self.callbacks.on_warning(self.progress, message)
-        self._save(
-            final=False
-        )  # without a save, a killed run would meet the same examples again
+        # Without a save, a killed run would meet the same examples again.
+        self._save(final=False)
 
     @property
     def finished(self) -> bool:
@@ -374,9 +365,8 @@ class Trainer:
         schedule = self.schedule
         at = self.progress
         is_scheduled = schedule.due(schedule.evaluate_every, before, at)
-        is_scheduled = is_scheduled or schedule.stop_after.reached(
-            at
-        )  # always evaluate the end
+        # Always evaluate the end.
+        is_scheduled = is_scheduled or schedule.stop_after.reached(at)
 
         if self.stop_reason in (INTERRUPTED, MOVED, TAKEN_OVER):
             # Save now, because the machine may stop soon or another process has the run.

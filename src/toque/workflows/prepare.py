@@ -250,9 +250,8 @@ def prepare_before_torch(
     with save_rows(config, data, validation, columns, reporter=reporter) as settings:
         if is_only_rank():
             if settings is not config and is_prepared(settings):
-                prepare_store(
-                    settings, reporter=reporter
-                )  # refuses a store of other rows
+                # Refuses a store of other rows.
+                prepare_store(settings, reporter=reporter)
             else:
                 prepare_if_absent(settings, reporter=reporter)
     return settings

@@ -184,9 +184,8 @@ def _weight(food: PantryFood, ounces: float) -> Measured:
         count = max(1.0, math.floor(ounces + 0.5))
         unit, grams = "ounce", GRAMS_PER_POUND / 16.0
     else:
-        step = (
-            4.0 if ounces < 44.0 else 8.0
-        )  # in ounces: 1/4 pound, or 1/2 from about 3 pounds
+        # In ounces: 1/4 pound, or 1/2 from about 3 pounds.
+        step = 4.0 if ounces < 44.0 else 8.0
         count = max(0.75, math.floor(ounces / step + 0.5) * step / 16.0)
         unit, grams = "pound", GRAMS_PER_POUND
     if count > 1.0:

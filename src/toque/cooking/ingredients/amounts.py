@@ -40,9 +40,8 @@ OPENERS: Final = (  # words that may precede a food's name
 class Amount(NamedTuple):
     """A measure of an ingredient line."""
 
-    quantity: (
-        Range | None
-    )  # low and high, equal for one number; None for "pinch of salt"
+    # Low and high, equal for one number; None for "pinch of salt"
+    quantity: Range | None
     unit: str | None  # a name in `units.UNITS`, or None for pieces
     role: Role = "whole"
     """`whole` is the line's first measure. `plus` is added to the measure before it. `same` repeats
@@ -52,12 +51,10 @@ class Amount(NamedTuple):
 class IngredientLine(NamedTuple):
     """A parsed ingredient line. A missing text is ""."""
 
-    quantity: (
-        Range | None
-    )  # first number as (low, high), both equal unless it is a range
-    unit: (
-        str | None
-    )  # unit of the first number, a name in `units.UNITS`; None for pieces
+    # First number as (low, high), both equal unless it is a range.
+    quantity: Range | None
+    # Unit of the first number, a name in `units.UNITS`; None for pieces.
+    unit: str | None
     size: str  # "large", "small", "heaped": size of the food or of the measure
     name: str
     preparation: str
@@ -91,9 +88,8 @@ class AmountReader:
                 self._amount() or self._between() or self._late_unit() or self._size()
             ):
                 break
-        joins = (
-            words[self.i] == "of" or self.tokens.span(self.i, self.i + 1) in _OF
-        )  # "Del Monte"
+        # "Del Monte"
+        joins = words[self.i] == "of" or self.tokens.span(self.i, self.i + 1) in _OF
         if self.amounts and joins and self.i + 1 < self.end:
             self.i += 1 + (words[self.i + 1] in {"a", "an"} and self.i + 2 < self.end)
 
@@ -243,13 +239,11 @@ class AmountReader:
         if self.amounts and unit.kind != "count":
             last = self.amounts[-1]
             if last.role == "each" and last.unit is None:
-                self.amounts[-1] = last._replace(
-                    unit=unit.name
-                )  # "1 (3 1/2) pound chicken"
+                # "1 (3 1/2) pound chicken"
+                self.amounts[-1] = last._replace(unit=unit.name)
             elif self._follows_bracket(unit):
-                self.amounts[0] = self.amounts[0]._replace(
-                    unit=unit.name
-                )  # "4 (1 liter) cups"
+                # "4 (1 liter) cups"
+                self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
                 self.amounts[1:] = [
                     amount._replace(
                         role="same" if amount.role == "each" else amount.role

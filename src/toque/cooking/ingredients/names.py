@@ -18,30 +18,33 @@ _JOINS = re.compile(r"(?:or|and|and/or) ")
 _LISTED = re.compile(r"(?:\A| )and ", re.IGNORECASE)
 _NO_LIST = re.compile(r"\bor\b|(?<=[a-z])ed\b", re.IGNORECASE)  # "corn, husks removed"
 _WORD = re.compile(r"[^\W\d_]{2,}")
+# "Fuji, Gala, or Honeycrisp apples"
 _CHOICE = re.compile(
     r"(?:,[^,()]{2,30}){0,3},? or (?P<same>other )?(?P<other>[^,()]{3,60}?) ?(?= or |[,(]|\Z)"
-)  # "Fuji, Gala, or Honeycrisp apples"
+)
 _NO_FOODS = frozenset({"homemade", "prepared", "purchased", "store-bought"})
-_SENTENCE = re.compile(
-    r"(?<=[a-z]{3})[.!?] (?=[A-Z])"
-)  # the end of a name before a remark
+# The end of a name before a remark.
+_SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")
 _SIGNS = " .;:/<>*_#"
 _NOT_IN_NAMES: Final = re.compile(
     r"[\d%()\[\]{}½¼¾⅓⅔⅛⅜⅝⅞\"“”@?|~…=+\u2190-\u2bff\U0001f000-\U0001faff]"
 )
+# An adverb without its participle, or a unit that lost the space after it.
 _NO_NAME: Final = re.compile(
     r"(?:co[a-z]{1,3}se|fine|fresh|thin|thick|rough|light|firm|tight|loose)ly "
     r"(?![a-z]+(?:ed|en|ing)\b)"
     r"|(?:cups?|recipes?|teaspoons?|tablespoons?)(?!s?\b|cake|ful)[^\W\d_]"
-)  # an adverb without its participle, or a unit that lost the space after it
+)
 _DASH: Final = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
 _OPEN_REMARKS: Final = (" to ", " for ", " of ", " or ", " depending", " not")
 _ADVERB: Final = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
 MAX_NAME_WORDS: Final = 7  # maximum words of a food's name in a prompt
+# Units that also begin the name of a food: "rib eye", "cube steak", "leaf lettuce"
 _UNIT_OR_FOOD: Final = frozenset(
     "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
-)  # units that also begin the name of a food: "rib eye", "cube steak", "leaf lettuce"
+)
 _FOOD_OPENINGS: Final = frozenset({"bottle gourd", "part skim", "pound cake"})
+# Words of a remark about an ingredient; no food's name contains them.
 _SENTENCE_WORDS: Final = frozenset(
     """
     any anything are available be choice click could desired each enough favorite favourite
@@ -49,25 +52,28 @@ _SENTENCE_WORDS: Final = frozenset(
     reserved should similar something that to use used want was were whatever will would you you'll
     your yourself
     """.split()  # noqa: SIM905
-)  # words of a remark about an ingredient; no food's name contains them
+)
+# First words of a remark; no food's name begins with them.
 _OPENINGS: Final = frozenset(
     """
     about additional amount and any as assembly at by desired enough for from give if ingredients
     into instead my note of on one optionally or other pot remaining some special the through tip to
     whatever until with without your
     """.split()  # noqa: SIM905
-)  # first words of a remark; no food's name begins with them
+)
+# A measure that the parser leaves at the start of a name.
 _MEASURE: Final = re.compile(
     r"(?:(?:branch(?:es)?|bushels?|capfuls?|couple|enough|fluid|hint|jiggers?|links?"
     r"|little(?! gem| neck| smok)|metric cups?|pecks?|pony|ponies|shots?"
     r"|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?|your fav(?:ou?rite)?"
     r"|any flavou?r)(?: of)? )++(?=[^\W\d_])",
     re.IGNORECASE,
-)  # a measure that the parser leaves at the start of a name
+)
+# A remark after a name that the parser leaves there.
 _PURPOSE: Final = re.compile(
     r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])"
     r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b|not\Z)"
-)  # a remark after a name that the parser leaves there
+)
 _ORDERED: Final = frozenset(
     {"a", "all", "an", "in", "into", "it", "the", "to", "until", "with"}
 )
@@ -77,13 +83,14 @@ _NO_ENDINGS: Final = frozenset(
     toppings van von with
     """.split()  # noqa: SIM905
 )
+# Last words of inedible things.
 _TOOLS: Final = frozenset(
     """
     bowl briquettes charcoal chopsticks cutter dish foil freezer grill jars machine nail oven pan
     pans parchment picks platter pot rack skewers skillet sticks straws string thermometer thermos
     toothpicks
     """.split()  # noqa: SIM905
-)  # last words of inedible things
+)
 _EDIBLE_TOOLS: Final = frozenset(
     {
         "bread",

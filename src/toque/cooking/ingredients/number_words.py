@@ -36,12 +36,13 @@ _UNITS: Final = _either(
     [word for word, unit in SPELLINGS.items() if unit.size and len(word) > 1]
 )
 _START: Final = r"(?<![\w-])"
+# Text after a comma describes the preparation: "bacon, three-quarters minced"
 _FRACTION: Final = re.compile(
     rf"{_START}(?<!, )(?:(?P<whole>{_SMALL}|\d+) (?:and|&|\+) )?(?:(?P<top>an?|{_SMALL})[ -])?"
     rf"(?P<part>{_either([*_PARTS])})\b(?! and half| & half)"
     rf"(?P<of> of an? | an? )?(?P<unit>[ -]?(?:{_UNITS}|c|t)\b)?",
     re.IGNORECASE,
-)  # text after a comma describes the preparation: "bacon, three-quarters minced"
+)
 _LARGE: Final = re.compile(
     rf"{_START}(?:(?P<hundreds>a|{_ONES})[ -]hundred(?:(?: and)? (?P<rest>"
     rf"(?:{_TENS})(?:[ -](?:{_ONES}))?|{_SMALL})\b)?|(?P<tens>(?:{_TENS})[ -](?:{_ONES})))"
@@ -64,9 +65,10 @@ _RANGE: Final = re.compile(
     rf" ?(?P<high>an? dozen\b|{_DIGITS_OR_WORD})",
     re.IGNORECASE,
 )
+# Not "a cup or two tablespoons"
 _OR_TWO: Final = re.compile(
     rf"\A(?:an?|one) (?P<item>[^\W\d_]+) or two\b(?! (?:{_UNITS})\b)", re.IGNORECASE
-)  # not "a cup or two tablespoons"
+)
 _RANGE_MARKS: Final = ("between ", "from ", " or ", " to ", "-to-", "-or-")
 
 

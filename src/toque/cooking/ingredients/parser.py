@@ -131,9 +131,8 @@ class _Line:
         if i + 1 >= len(self.tokens):
             return False
         if words[i] not in UNSAID:
-            return (
-                words[i] in PURPOSES and words[i + 1] == ":"
-            )  # "garnish: shredded coconut"
+            # "garnish: shredded coconut"
+            return words[i] in PURPOSES and words[i + 1] == ":"
         return words[i + 1] not in {",", ";", "virgin", "sharp"}
 
     def _name(self, i: int, end: int) -> None:
@@ -253,9 +252,8 @@ class _Line:
                 words[name_indexes[-1]] in {"clove", "cloves"}
                 and words[name_indexes[-2]] == "garlic"
             ):
-                self.amounts.append(
-                    Amount(None, "clove", "same")
-                )  # "50 g garlic cloves"
+                # "50 g garlic cloves"
+                self.amounts.append(Amount(None, "clove", "same"))
                 name_indexes.pop()
             return name_indexes
         for at in range(len(name_indexes) - 1, 0, -1):
@@ -294,9 +292,8 @@ class _Line:
         tokens = self.tokens
         words = tokens.words
         kinds = tokens.kinds
-        waiting = [
-            (i, end)
-        ]  # brackets may be nested hundreds deep, so recursion is unsafe
+        # Brackets may be nested hundreds deep, so recursion is unsafe.
+        waiting = [(i, end)]
         while waiting:
             start, end = waiting.pop()
             for at in range(start, end):

@@ -21,9 +21,8 @@ from toque.cooking.ingredients.vocabulary import (
 
 Run = tuple[int, int]
 RemarkKind = Literal["preparation", "comment", "purpose"]
-Remarks = tuple[
-    str, str, str, bool
-]  # preparation, comment, purpose, and if it is optional
+# preparation, comment, purpose, and if it is optional.
+Remarks = tuple[str, str, str, bool]
 NO_REMARKS: Final[Remarks] = ("", "", "", False)
 
 _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
@@ -59,9 +58,8 @@ ENDS: Final = frozenset(  # words that may end a name, decided by `ends_name`
      "dissolved", "combined", "mixed", "soaked", "steeped", "plumped", "weighing", "use",
      "with", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
-SPECIAL_WORDS: Final = (
-    ENDS | PREPARED | ADVERBS | SIZES
-)  # words in a name that need more checks
+# Words in a name that need more checks.
+SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
 
 
 def segments(tokens: Tokens, i: int) -> list[Run]:
@@ -105,9 +103,8 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
             word = words[start + 1]
             is_other = not tokens.is_number(start + 1) and word not in _NO_FOOD
             return m + 1 if is_other and word not in _NO_NAME else n
-        run = words[
-            start:end
-        ]  # an item of a list of foods: "water, chicken broth, or stock"
+        # An item of a list of foods: "water, chicken broth, or stock"
+        run = words[start:end]
         is_food = (
             len(run) <= 5 and run[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(run)
         )

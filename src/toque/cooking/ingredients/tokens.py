@@ -131,9 +131,8 @@ _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
 _MOST: Final = (
     1e15  # largest accepted number: exact as a float and larger than any real amount
 )
-_OVER: Final = re.compile(
-    r"\d{16}"
-)  # larger numbers; Python rejects more than 4,300 digits
+# Larger numbers; Python rejects more than 4,300 digits.
+_OVER: Final = re.compile(r"\d{16}")
 
 
 def plain(text: str) -> str:
@@ -243,17 +242,20 @@ _BRACKET: Final = re.compile(r"([()\[\]])")
 _PARTING: Final = frozenset({"(", "; "})
 _OPENING: Final = frozenset(CLOSING)
 _CLOSERS: Final = frozenset(CLOSING.values())
+# A commercial can size ("No. 303", "#10"), never an amount.
 _NUMBERED: Final = re.compile(
     r"(?<![\w(#])(?:no\. ?|# ?)(\d{1,4}(?: ?1/2)?)(?![\w/.,%])", re.IGNORECASE
-)  # a commercial can size ("No. 303", "#10"), never an amount
+)
+# A grade of sugar by fineness, usually 10x.
 _TEN_X: Final = re.compile(
     r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b",
     re.IGNORECASE,
-)  # a grade of sugar by fineness, usually 10x
+)
+# A length and its direction: "1-inch-thick", 8"
 _THICK: Final = re.compile(
     r"(?<=\d)(?:-(inch|in|cm|mm)[ -](?:thick|long|wide|diameter|square|round)\b"
     r"|\"(?:(?=[\s,)])|-(?:thick|long|wide|diameter)\b))"
-)  # a length and its direction: "1-inch-thick", 8"
+)
 
 _SPOON: Final = (
     r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"

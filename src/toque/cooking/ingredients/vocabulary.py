@@ -104,6 +104,7 @@ CONTAINERS: Final = frozenset(
     }
 )  # units that need a size: "1 (16 ounce) can"
 
+# Units written after the food ("2 garlic cloves"), with their foods; None means any food.
 LATE: Final[dict[str, frozenset[str] | None]] = {
     "clove": frozenset({"garlic"}),
     "stalk": frozenset({"celery", "lemongrass", "grass", "rhubarb"}),
@@ -116,7 +117,7 @@ LATE: Final[dict[str, frozenset[str] | None]] = {
     "bulb": None,
     "sprig": None,
     "slice": None,
-}  # units written after the food ("2 garlic cloves"), with their foods; None means any food
+}
 
 
 def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
@@ -149,9 +150,10 @@ SIZES: Final = frozenset(
     little good thick thin level plump bun-size fat kleine kleiner kleines große großer grote små
     """.split()  # noqa: SIM905
 )
+# Words that are sizes only before a unit: "a good pinch", but "good red wine"
 SIZES_OF_MEASURES: Final = frozenset(
     "generous little good thick thin level plump bun-size fat".split()  # noqa: SIM905
-)  # words that are sizes only before a unit: "a good pinch", but "good red wine"
+)
 
 SIZE_ADVERBS: Final = frozenset({"very", "extra", "fairly", "evenly", "slightly"})
 
@@ -168,6 +170,7 @@ ADVERBS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 
+# Participles of preparation, which do not affect the food to buy.
 PREPARED: Final = frozenset(
     """
     beaten boned bruised buttered butterflied chilled chopped cleaned cooked cooled cored
@@ -177,8 +180,9 @@ PREPARED: Final = frozenset(
     skinned sliced slivered snipped softened squeezed stemmed stoned strained thawed toasted
     separated torn trimmed uncooked unpeeled unsifted washed well-shaken wiped zested
     """.split()  # noqa: SIM905
-)  # participles of preparation, which do not affect the food to buy
+)
 
+# Participles that are part of the product before these foods.
 PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
     "crushed": frozenset({"red", "tomatoes", "pineapple", "ice", "chilies"}),
     "diced": frozenset({"tomatoes"}),
@@ -188,12 +192,14 @@ PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
     "sliced": frozenset({"almonds"}),
     "slivered": frozenset({"almonds"}),
     "cracked": frozenset({"wheat"}),
-}  # participles that are part of the product before these foods
+}
 
+# Words that make the next participle part of the product: "frozen chopped spinach"
 KEPT_WITH: Final = frozenset(
     {"frozen", "canned", "tinned", "ready", "jarred", "dried", "unsweetened"}
-)  # words that make the next participle part of the product: "frozen chopped spinach"
+)
 
+# Words that begin a preparation after a comma.
 SEGMENT_PREPARED: Final = PREPARED | frozenset(
     """
     at skin skins bone boiled blanched roasted soaked warmed heated whisked separated divided
@@ -204,16 +210,18 @@ SEGMENT_PREPARED: Final = PREPARED | frozenset(
     thinned cold defrosted warm room chiffonade scraped smashed bashed podded topped layered
     brought rolled plucked shaken
     """.split()  # noqa: SIM905
-)  # words that begin a preparation after a comma
+)
 
+# Words that begin a remark.
 REMARKS: Final = frozenset(
     """
     plus or such preferably optional see if about from not depending as including available with
     use using for to white like your homemade store-bought any ideally i.e e.g ie eg total
     least more and/or adjust reserved packed without
     """.split()  # noqa: SIM905
-)  # words that begin a remark
+)
 
+# Words that are not foods; a comma after them separates adjectives ("boneless, skinless ...")
 QUALITIES: Final = frozenset(
     """
     boneless skinless bone-in skin-on boned ripe firm fresh dried dry sweet hot cold warm cool
@@ -224,12 +232,12 @@ QUALITIES: Final = frozenset(
     day-old stale fine coarse best-quality unwaxed unbleached strong full-fat skinned pitted long
     wide flat grilled tart refrigerated creamed pared stewed sweetened unshelled delicate
     """.split()  # noqa: SIM905
-)  # words that are not foods; a comma after them separates adjectives ("boneless, skinless ...")
+)
 
-ADJECTIVES: Final = (
-    QUALITIES | PREPARED | ADVERBS | {"and", "or"}
-)  # words that cannot be foods
+# Words that cannot be foods.
+ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
 
+# Words after "for" or "to" that give an ingredient's purpose.
 PURPOSES: Final = frozenset(
     """
     serve serving garnish garnishing dust dusting decorate decorating decoration
@@ -238,7 +246,7 @@ PURPOSES: Final = frozenset(
     spread spreading roll rolling season seasoning top topping coat coating line lining dip dipping
     dredging poach poaching cook cooking the deep egg scatter pass passing blend
     """.split()  # noqa: SIM905
-)  # words after "for" or "to" that give an ingredient's purpose
+)
 
 PARTS: Final = frozenset({"juice", "zest", "rind", "peel", "kernels", "leaves"})
 
@@ -249,6 +257,7 @@ UNSAID: Final = frozenset(
 BEFORE_NAME: Final = frozenset(
     "of or and x the from per plus to weight size : % , . - +".split()  # noqa: SIM905
 )
+# Leftover words at the ends of a name after its amount or remark is read: "or so", "made"
 AFTER_NAME: Final = frozenset(
     "and or in with made from of dissolved mixed studded to for plus at the each weighing".split()  # noqa: SIM905
-)  # leftover words at the ends of a name after its amount or remark is read: "or so", "made"
+)

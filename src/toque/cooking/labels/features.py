@@ -40,15 +40,13 @@ class LineFacts(NamedTuple):
     line: IngredientLine
     name: str  # name of the food in a prompt; see `ingredients.ingredient_name`
     has_clean_name: bool  # False if prompts omit the name
-    food: (
-        Food | None
-    )  # None if the food is not in the table, or the line names a skewer or foil
+    # None if the food is not in the table, or the line names a skewer or foil.
+    food: Food | None
     is_food: bool
     is_named: bool  # True if the name, including a skewer, is in the table
     has_amount: bool  # True also if the line needs no amount ("salt to taste")
-    stems: frozenset[
-        str
-    ]  # stems of the line's words and its food's last word, to match steps
+    # Stems of the line's words and its food's last word, to match steps.
+    stems: frozenset[str]
     words: str  # the line's words, joined; lines with the same words are duplicates
     grams: float  # grams eaten; 0.0 if the line gives no amount or the food is unknown
     nutrients: Nutrients  # nutrients of `grams` of the food

@@ -42,9 +42,8 @@ class Food:
     name: str
     names: tuple[str, ...]  # all names in recipes, with `name` first
     per_100_g: tuple[float, ...]  # values in the order of `NUTRIENTS`
-    weights_g: dict[
-        str, float
-    ]  # grams per cup, per piece, and per other units of this food
+    # Grams per cup, per piece, and per other units of this food.
+    weights_g: dict[str, float]
     serving_g: float  # median grams per serving of a dish, for lines without an amount
 
 

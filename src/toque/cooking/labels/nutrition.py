@@ -85,11 +85,12 @@ _LEAST_SERVING: Final = (
 _REFINED_ENERGY: Final = (
     0.6  # minimum share of fat and sugar in a refined dish's stated energy
 )
+# Minimum fat and sugar, and maximum protein, in grams per 100 g.
 _REFINED: Final = (
     (25.0, 0.5),
     (45.0, 2.0),
     (70.0, 6.0),
-)  # minimum fat and sugar, and maximum protein, in grams per 100 g
+)
 _DRIED_FRUIT: Final = frozenset({"raisin", "dried cranberry", "date"})
 _FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
 _LIMITS: Final = {
@@ -116,9 +117,8 @@ class Nutrition:
     coverage: float
     """1.0 for stated nutrients. For estimates, the share of the ingredients' weight that the recipe
     measures and the food table contains, or 0.0 if the recipe gives names only."""
-    servings: (
-        float | None
-    )  # number of servings in the estimate; None for stated nutrients
+    # Number of servings in the estimate; None for stated nutrients.
+    servings: float | None
 
 
 def nutrition_of(reading: Reading) -> Nutrition:

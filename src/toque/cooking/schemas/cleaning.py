@@ -32,19 +32,21 @@ _LINE_MARKUP = re.compile(
     r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE
 )
 _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
+# Tags in "<sup>1</sup>&frasl;<sub>2</sub>", which must not become spaces.
 _RAISED_FRACTION = re.compile(
     r"<sup[^<>]*>\s*(\d{1,3})\s*</sup>\s*[/⁄∕]\s*(?:<sub[^<>]*>\s*(\d{1,3})\s*</sub>|(\d{1,3}))",
     re.IGNORECASE,
-)  # tags in "<sup>1</sup>&frasl;<sub>2</sub>", which must not become spaces
+)
 _NO_CHARACTER = re.compile(r"&#(?:[xX]0*+[0-9a-fA-F]{7,}+|0*+[0-9]{8,}+);?")
 _REMNANT = re.compile(r'"{0,3}(?<![-=])[<>](?! ?[\d=])"{0,3}')  # a part of a tag
+# An entity without its "#", with an extra mark or space, or in capitals; excludes "M&M;"
 _BROKEN_ENTITY = re.compile(
     r"#?&(?P<number>\d{2,4});{1,2}|&[; ]?(?P<name>amp|deg|nbsp|frac\d\d"
     r"|[a-z](?:acute|grave|circ|uml|cedil|tilde|ring));"
     r"|&(?P<base>[aeiou])[a-z]?(?P<accent>cute|acute|grave|circ|uml|tilde);"
     r"|(?P<degree>&def;(?=[FC]\b))|&(?=[à-ÿ])|&(?P<letter>[a-z]);",
     re.IGNORECASE,
-)  # an entity without its "#", with an extra mark or space, or in capitals; excludes "M&M;"
+)
 _LINK = re.compile(r"!?\[([^\[\]]{0,200})\]\([^()\s]{1,300}\)")
 _BLANKS = re.compile(r"[^\S\n]+")
 _LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x1c-\x1f\x85]")
@@ -54,10 +56,11 @@ _JOINING = (
     "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
 )
 _EMOJI = "\u2190-\u2bff\U0001f000-\U0001faff"
+# An invisible character, or, in its group, a joiner that stays with the character before it.
 _INVISIBLE = re.compile(
     f"([{_JOINING}][\u200c\u200d]|[{_EMOJI}]\ufe0f?\u200d(?=[{_EMOJI}]))"
     "|[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f\ufffc]"
-)  # an invisible character, or, in its group, a joiner that stays with the character before it
+)
 _CONTROLS = re.compile(r"[\x00-\x09\x0e-\x1b\x7f-\x9f]")
 # Windows-1252 read as Latin-1 leaves its punctuation among the C1 controls.
 _WINDOWS_1252 = {
@@ -74,10 +77,11 @@ _LOST_DEGREE = re.compile(r"(?<=\d)\ufffd{1,2}(?=\s?[FC]\b)")
 _LOST_DASH = re.compile(r"(?<=\d)\ufffd{1,3}(?=\d)")
 _TRADEMARK = re.compile(r",? ?[®™℠]|(?<=[.!?)]) ?[◊♦](?=\s|\Z)")
 _REGISTERED = frozenset("®™℠◊♦")
+# The character that an import wrote in place of a fraction.
 LOST_FRACTION: Final = re.compile(
     r"(?:[§¤◊¨¦]|\ufffd{1,3})(?= ?(?:cups?|t(?:ea|able)spoons?|tsps?|tbsps?|pounds?|lbs?|ounces?|oz"
     r"|inch(?:es)?|pints?|quarts?|sticks?)\b)|(?<=\d)[§¤◊¨¦]"
-)  # the character that an import wrote in place of a fraction
+)
 _LOST_APOSTROPHE = re.compile(
     r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve|ll|d)\b)"
 )
@@ -93,12 +97,13 @@ _WORD = re.compile(r"[^\W\d_]")
 _STRAY_HYPHEN: Final = re.compile(
     rf"(?<=[a-z]{{2}})-(?:\Z| (?=(?!(?:{CONJUNCTIONS})\b)[a-z]{{3}}|to taste)|(?=[\d½¼¾⅓⅔]))"
 )
+# The unit of "cup sugar", which lost its number.
 _LOST_NUMBER: Final = re.compile(
     r"(?:(?:cups?|tsps?|tbsps?|teaspoons?|tablespoons?|pounds?|ounces?|pints?|quarts?)\.?"
     r" (?=[A-Za-z])"
     r"|(?:Cups?|Tsps?|Tbsps?|Teaspoons?|Tablespoons?)\.? (?=[a-z]))"
     r"(?!(?:of|or|and|plus|cakes?|noodles?|jars?|cans?)\b)"
-)  # the unit of "cup sugar", which lost its number
+)
 _STEP_IN_LIST: Final = re.compile(
     r"\d{1,2} Serve with\b"
     r"|(?:\d{1,2}[.)]?\s*)?(?:(?:Add|Bake|Boil|Bring|Combine|Cook|Cover|Cut|Drain|Fill"
@@ -122,17 +127,17 @@ STEPS_IN_LIST: Final = "steps among the ingredients removed"
 BRACKETS: Final = "brackets closed or removed"
 _ROUND_BRACKET: Final = re.compile(r"[()]")
 _NESTED: Final = re.compile(r"(\([^()]*?),? ?\([^()]*\)")
-_BRACKET_FIRST: Final = re.compile(
-    r"\(\(([^()]*)\)(?=[^()]*\))"
-)  # "((1 cup), chopped)"
+# "((1 cup), chopped)"
+_BRACKET_FIRST: Final = re.compile(r"\(\(([^()]*)\)(?=[^()]*\))")
 _MOST_NESTED: Final = 8  # maximum brackets removed from one remark
 _REPEATED_REMARK: Final = re.compile(r"\b((?:to|for) [a-z]+),? \([^()]*\b\1\)")
+# Lines that only announce a step, or ingredients among the steps.
 _BARE_HEADING: Final = re.compile(
     r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)(?:\s*\d{1,2})?"
     r"|method|methods|directions?|instructions?|preparation|steps"
     r"|(?:what |things )?you(?:['’]ll| will)? need)\W*",
     re.IGNORECASE,
-)  # lines that only announce a step, or ingredients among the steps
+)
 _GLUED_NOTE: Final = re.compile(r"(?<=[a-z0-9)])(?=(?:Notes?|NOTES?|Tips?|TIPS?) ?:)")
 _GLUED: Final = re.compile(
     r"[.!?:](?:(?:(?<=[a-z][a-z].)|(?<=[FC)][.!?])|(?<=[A-Z]{3}[.!?]))"
@@ -142,6 +147,7 @@ _GLUED: Final = re.compile(
 _GLUED_CAPITALS: Final = re.compile(
     r"[A-Z]{4}(?=(?:In|On|Add|Mix|Heat|Place|Preheat) )"
 )
+# A unit that lost its number: "combine cup sugar and tsp. of salt"
 LOST_NUMBERS: Final = tuple(
     f"{word} {unit} "
     for word, units in (
@@ -150,7 +156,7 @@ LOST_NUMBERS: Final = tuple(
         (" and", "teaspoon tablespoon tsp tsp. tbsp"),
     )
     for unit in units.split()
-)  # a unit that lost its number: "combine cup sugar and tsp. of salt"
+)
 _BARE_NUMBER: Final = re.compile(r"\A\d{1,2} (?=[A-ZÀ-Þ])")
 _GLUED_NUMBER: Final = re.compile(r"(\d{1,2})(?=([A-ZÀ-Þ][a-zà-ÿ]+)\b)")
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")

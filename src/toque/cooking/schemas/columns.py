@@ -48,10 +48,11 @@ _NAMES: dict[Role, str] = {
         stepsections preparationsteps preparationgroups methodsteps cookingsteps strinstructions
     """,
 }
+# Common names, used only next to a recipe's other two parts.
 _WEAK: dict[Role, tuple[str, ...]] = {
     "ingredients": ("sections", "items", "components"),
     "steps": ("sections",),
-}  # common names, used only next to a recipe's other two parts
+}
 NAMES: dict[Role, tuple[str, ...]] = {
     role: tuple(n.split()) for role, n in _NAMES.items()
 }
@@ -97,12 +98,10 @@ class Shape:
     """Schema and roles of a record, according to its field names."""
 
     schema: str
-    roles: Mapping[
-        str, str
-    ]  # the record's field name per role or value such as "servings"
-    folded: Mapping[
-        str, str
-    ]  # the record's name per name in lower-case letters and digits
+    # The record's field name per role or value such as "servings"
+    roles: Mapping[str, str]
+    # The record's name per name in lower-case letters and digits.
+    folded: Mapping[str, str]
     nutrients: tuple[str, ...]  # fields that contain a nutrient
     read: frozenset[str]  # fields for numbers and labels, and for Food.com's quantities
     numbered: Mapping[Role, tuple[tuple[tuple[str, str], ...], ...]]
@@ -294,6 +293,7 @@ def schema_of_records(
     return "generic"
 
 
+# Field names of prompt and answer, in order of priority.
 PAIRS = (
     ("prompt", "target"),
     ("prompt", "completion"),
@@ -304,7 +304,7 @@ PAIRS = (
     ("question", "answers"),
     ("input", "output"),
     ("source", "target"),
-)  # field names of prompt and answer, in order of priority
+)
 _BEFORE = ("system", "systemprompt")
 _AFTER = (
     "input",

@@ -23,13 +23,14 @@ WINES: Final = "notes on wine among the steps removed"
 NOTES: Final = "notes and tips among the steps removed"
 
 STORIES: Final = "texts about the dish among the steps removed"
+# Verbs of instructions, too general for `ACTION_VERBS`.
 MORE_VERBS: Final = frozenset(
     """
     alternate blacken bury churn cooking deep dehydrate dump ensure fire follow get give go grab
     load massage order pan pass pile pop prep push rehydrate select slip smear start stick store
     submerge switch take team throw toss wait watch whack whizz
     """.split()  # noqa: SIM905
-)  # verbs of instructions, too general for `ACTION_VERBS`
+)
 
 MOST_CHARS: Final = 300  # longest credit or note; longer lines are not changed
 _OPEN: Final = r"[\W_]{0,4}"
@@ -62,19 +63,22 @@ _CREDIT: Final = re.compile(
     r")",
     re.IGNORECASE,
 )
+# The end of a sentence before a credit that continues to the end of the step.
 _WITHIN: Final = re.compile(
     r"[.!?)\"”’] (?=(?:Photo(?:graph(?:s|y)?|s)? (?:by|courtesy|credit)"
     r"|Recipes? (?:courtesy|by|adapted|reprinted) |Adapted from |Reprinted (?:from|with) "
     r"|Excerpted from |Courtesy of |Copyright |©|From the (?:kitchen|book|cookbook) of ))"
-)  # the end of a sentence before a credit that continues to the end of the step
+)
 _NOTE_WITHIN: Final = re.compile(r"[.!?)] (?=(?:Notes?|NOTES?|Tips?|TIPS?) ?:)")
+# A note with instructions, and its object, as in "Note: To toast the pecans, heat ..."
 _TASK_OF_NOTE: Final = re.compile(
     r"\W*(?:notes?|tips?) ?: to [a-z]+ (?:the |your )?([a-z]{3,})", re.IGNORECASE
-)  # a note with instructions, and its object, as in "Note: To toast the pecans, heat ..."
+)
+# The author of a book after a line with its title.
 _AUTHOR: Final = re.compile(
     rf"{_OPEN}by (?:[A-Z][\w.'’-]{{1,20}},? ?){{2,4}}(?:(?:and|with|&) .{{2,60}})?"
     r"(?:\W{0,3}\Z|\()"
-)  # the author of a book after a line with its title
+)
 _PUBLISHED: Final = re.compile(r"\([^\W\d][^()]{2,60}[,:;]? (?:19|20)\d\d\)\W{0,3}\Z")
 _GOES_ON: Final = re.compile(
     rf"{_OPEN}(?:by|from|in|and|with|of)\b(?! the\b)", re.IGNORECASE
@@ -102,9 +106,10 @@ _WINE_WORDS: Final = frozenset(
     vineyard vineyards wine winery wines zinfandel
     """.split()  # noqa: SIM905
 )
+# A vintage or a price.
 _BOTTLE: Final = re.compile(
     r"[12'’$](?:(?:(?<=\b1)9[5-9]|(?<=\b2)0[0-4]|(?<=['’])\d)\d\b|(?<=\$)\d)"
-)  # a vintage or a price
+)
 _VINTAGE: Final = re.compile(
     r"(?:[A-Z][\w.'’-]{0,24} ){1,8}(?:['’]\d\d|(?:19|20)\d\d)\W?"
 )
@@ -164,12 +169,14 @@ _OPINION: Final = re.compile(
     r"(?:[^.!?]|[.!?](?=\d)){0,200}[.!]{0,3}[)\"]?",
     re.IGNORECASE,
 )  # a sentence that praises the dish or describes the writer, not a step
+# A sentence such as "She has been making this her entire life."
 _ANECDOTE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'’-]{{1,20}},? ){{1,8}}?(?:has|have)|(?:i|we|he|she|they)[’'](?:ve|s)) been"
     r" (?:making|baking|cooking|serving|eating)(?: (?:this|these|it|them|my|our))\b"
     r"(?:[^.!?]|[.!?](?=\d)){0,200}[.!]{0,3}\Z",
     re.IGNORECASE,
-)  # a sentence such as "She has been making this her entire life."
+)
+# A note on the recipe, of any length; "*Peas" is a footnote.
 _NOTE: Final = re.compile(
     r"(?:cook|chef)s?['’]?s?['’]? notes? (?-i:[A-Z])"
     rf"|\*{{1,3}}(?=[^\W\d_])|{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}"
@@ -178,7 +185,7 @@ _NOTE: Final = re.compile(
     r"|suggestions?|p\.? ?s\.?|good to know)"
     r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] |-(?=[A-Z]))",
     re.IGNORECASE,
-)  # a note on the recipe, of any length; "*Peas" is a footnote
+)
 _BEFORE_AMOUNT: Final = re.compile(r"[^,;:(\d]{0,70}")
 _TELLING: Final = (" can ", " is ", " are ", " you'll ", " we ")
 _NUTRITION: Final = re.compile(
@@ -201,28 +208,31 @@ _FOR_SALE: Final = re.compile(
     r"(?:at|in|from|by mail|online|through)\b",
     re.IGNORECASE,
 )
+# An instruction, or the beginning of a sentence that may contain one.
 _TELLS_HOW: Final = re.compile(
     r"\A\W*(?:in|on|with|for|to|when|while|if|after|before|meanwhile|using|place|until)\b"
     r"|(?:\A\W*|[.;:,!)] |\b(?:and|then) )"
     rf"(?:{'|'.join(sorted(ACTION_VERBS - {'can', 'cream'}))})\b(?! of\b)",
     re.IGNORECASE,
-)  # an instruction, or the beginning of a sentence that may contain one
+)
+# An instruction that `_TELLS_HOW` misses, for texts in which a miss would remove a step.
 _ORDER: Final = re.compile(
     r"\b(?:\w{2,}ly|just|to|please|first|first of all|next|always|also|you'll) "
     rf"(?:{'|'.join(sorted(ACTION_VERBS | MORE_VERBS))})\b"
     rf"|(?:\A\W*|[.;:,!)] |\b(?:and|then) )(?:{'|'.join(sorted(MORE_VERBS))})\b",
     re.IGNORECASE,
-)  # an instruction that `_TELLS_HOW` misses, for texts in which a miss would remove a step
+)
 _ENGLISH: Final = frozenset(
     "and are be can for from have is it my of that the this was will with you your".split()  # noqa: SIM905
 )
 _MIN_ENGLISH: Final = 2  # minimum distinct words of `_ENGLISH` in an English text
+# The beginning of a text about a dish, or a word about its writer.
 _STORY: Final = re.compile(
     rf"\A{_OPEN}(?:(?:this|these|it|i|we|my|our|here|thanks|tried|originally|entertaining"
     r"|there)\b|an? )"
     r"|\b(?:i|i['’](?:m|ve|d)|my|we['’](?:re|ve)|is a (?:great|good)|[a-z]+ says)\b",
     re.IGNORECASE,
-)  # the beginning of a text about a dish, or a word about its writer
+)
 _WRITER: Final = re.compile(
     r"\b(?:i|i['’](?:m|ve|d)|my|thanks|we['’](?:re|ve))\b"
     rf"|\A{_OPEN}(?:p\.? ?s\b|comments?:)",

@@ -229,12 +229,13 @@ def _spoonacular(record: Record, raw: Mapping[str, Any], notes: Counter[str]) ->
         record["minutes"] = None
 
 
+# Adapters for collections that need more than their field names.
 _ADAPTERS: dict[str, Callable[[Record, Mapping[str, Any], Counter[str]], None]] = {
     "foodcom-raw": _foodcom_raw,
     "foodcom": _foodcom,
     "recipenlg": _recipenlg,
     "spoonacular": _spoonacular,
-}  # adapters for collections that need more than their field names
+}
 
 
 def _list_of(value: Any) -> list[Any]:

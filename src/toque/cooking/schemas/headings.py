@@ -56,17 +56,17 @@ _MIN_STOPS: Final = 0.75  # minimum share of longer lines with a full stop, see 
 _STOPS: Final = frozenset('.!?)]…"”')
 _SENTENCE_ENDS: Final = frozenset(".!?")
 _DIGIT: Final = re.compile(r"\d(?!(?:st|nd|rd|th) )")
+# Capitalised words after the last sentence of a step.
 _AT_END: Final = re.compile(
     r"(?:(?<=[a-z]{3}[.!])|(?<=\.\)))"
     r" ([A-ZÀ-Þ][\w'’&-]*(?: (?:[A-ZÀ-Þ][\w'’&-]*|and|with|for|the|of|in)){0,5})\Z"
-)  # capitalised words after the last sentence of a step
+)
 _MIN_WORD_CHARS: Final = 4  # minimum characters of the longest word of such a heading
 _ADVERTS: Final = frozenset(
     {"advertisement", "anzeige", "publicidad", "publicité", "pubblicità", "werbung"}
 )
-_SLUG: Final = re.compile(
-    r"[a-z]{4,20}(?:-[a-z]{2,20}){0,2}"
-)  # the name of a link: "heating-oil"
+# The name of a link: "heating-oil"
+_SLUG: Final = re.compile(r"[a-z]{4,20}(?:-[a-z]{2,20}){0,2}")
 _MAKES: Final = frozenset({"assemble", "make", "prepare"})
 _ITEM: Final = re.compile(
     r"(?:\d[\d/ .,–-]*|[½¼¾⅓⅔⅛]|an? |(?:cups?|tsps?|tbsps?|tablespoons?|teaspoons?|pinch) )"

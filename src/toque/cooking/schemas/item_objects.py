@@ -180,9 +180,8 @@ _RANDOM_KEY: Final = re.compile(r"(?=[^ ]*\d)[0-9A-Za-z_-]{6,}")
 _NOTHING: Final = frozenset(
     {"n/a", "na", "none", "null", "<unit>", "-", "nan", "undefined"}
 )
-_NUMBERS: Final = frozenset(
-    {*WORDS, "to", "or", "and", "a", "an"}
-)  # words in "one to two"
+# Words in "one to two"
+_NUMBERS: Final = frozenset({*WORDS, "to", "or", "and", "a", "an"})
 _PIECES: Final = frozenset({"unit", "units", "item", "items", "each", "ea", "qty"})
 _DECIMAL: Final = re.compile(r"\d{1,9}\.(?:0+|\d{4,})")
 _AMOUNT: Final = re.compile(NUMBER)
@@ -196,9 +195,10 @@ _FRACTIONS: Final = {
 }  # fmt: skip
 _AMOUNT_WORDS: Final = 3  # maximum words of an amount in a description: "2 large cans"
 _NEAR: Final = 0.006  # maximum distance to a fraction: 0.33 and 0.667 are thirds
+# Units with decimal amounts.
 _IN_DECIMALS: Final = frozenset(
     "milligram gram kilogram millilitre centilitre decilitre litre".split()  # noqa: SIM905
-)  # units with decimal amounts
+)
 
 
 class Measure(NamedTuple):

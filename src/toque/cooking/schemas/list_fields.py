@@ -20,9 +20,8 @@ _AMOUNT_FOLLOWS = re.compile(
     r",\s+(?=(?:\d|[¼½¾⅓⅔⅛⅜⅝⅞]|an? |pinch |dash |salt\b|pepper\b))", re.IGNORECASE
 )
 _HEADED = re.compile(r"\s*\[[^\[\]\n\"',]{1,60}\]\s*\n")
-_BRACKETED = re.compile(
-    r"^\[([^\[\]\n\"']{1,60})\] *$", re.MULTILINE
-)  # RecipeSage's headings
+# RecipeSage's headings.
+_BRACKETED = re.compile(r"^\[([^\[\]\n\"']{1,60})\] *$", re.MULTILINE)
 _MARKUP = re.compile(r"<(?:br|p|li|ol|ul)\b", re.IGNORECASE)
 
 

@@ -191,10 +191,11 @@ _MASS_IN_G: Final = dict.fromkeys(("g", "gram", "grams", "gr"), 1.0) | {
     "mg": 1e-3, "milligram": 1e-3, "milligrams": 1e-3, "µg": 1e-6, "mcg": 1e-6, "kg": 1e3,
     "oz": 28.35, "ounce": 28.35, "ounces": 28.35,
 }  # fmt: skip
+# "1,200 mg" and "1 200 mg" have thousands separators, "2,5 g" a decimal comma.
 _AMOUNT: Final = re.compile(
     r"(?:([1-9]\d{0,2}+(?:[, \xa0\u202f]\d{3})++(?:\.\d++)?+(?![\d,]))|(\d++(?:[.,]\d++)?+))"
     r"\s*+([a-zA-Zµ]*+)"
-)  # "1,200 mg" and "1 200 mg" have thousands separators, "2,5 g" a decimal comma
+)
 _BETWEEN_THOUSANDS: Final = re.compile(r"[, \xa0\u202f]")
 _KILOJOULES: Final = frozenset({"kj", "kilojoule", "kilojoules"})
 _MASS: Final = re.compile(

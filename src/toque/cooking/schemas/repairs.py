@@ -19,10 +19,11 @@ BOILERPLATE = frozenset((  # buttons and notices that scrapers read as an ingred
     "Print Recipe", "Save Recipe",
 ))  # fmt: skip
 
+# Words after the hyphen of an unfinished word: "short- or long-grain rice"
 CONJUNCTIONS = (
     "and|or|und|oder|bzw|sowie|bis|och|eller|og|nebo|anebo|alebo|lub|albo|oraz|vagy|ili|sau|tai|ja"
     "|en|of|et|ou"
-)  # words after the hyphen of an unfinished word: "short- or long-grain rice"
+)
 
 MIN_DOUBLED_CHARS = 40  # shorter texts may repeat on purpose ("Stir. Stir.")
 _MIN_COPY_CHARS = 120  # minimum letters and digits of lines that repeat distant lines
@@ -34,21 +35,24 @@ _LOWER = re.compile(r"\s*+[a-zß-öø-ÿ]")
 _GOES_ON = re.compile(
     r"\s*+(?:(?:and|or|until|to|with|of|in|into|at|about|from|for|by(?! [A-Z]))\b(?! the\b)|[fc]\b)"
 )
+# Ends of unfinished lines ("bone-in" is complete); a number may precede its unit.
 _HANGS = re.compile(
     r"(?<![\w-])(?:a|an|and|about|approx|at|by|deg|for|from|if|in|into|med|no\.?|of|on|or|over"
     r"|than|the|then|to|until"
     r"|when|with|your|\d++)\s*+\Z",
     re.IGNORECASE,
-)  # ends of unfinished lines ("bone-in" is complete); a number may precede its unit
+)
+# After such a line the rest of an unfinished sentence is missing.
 _OPENS_SENTENCE = re.compile(
     r"\s*+(?:(?:About|After|Before|Once|When|While|If|Then|Next|Now|Meanwhile)\b|In an?\b)"
-)  # after such a line the rest of an unfinished sentence is missing
+)
 _SURELY_HANGS = re.compile(r"\b(?:a|an|and|(?<!courtesy )of|than|the|with|your)\s*+\Z")
+# "an" can end a German sentence ("Braten Sie es an"), "a" a French sentence ("il y en a")
 _CUT_OFF = re.compile(
     r"(?<=[a-z] )(?:(?<! y )(?<! en )a|and|or|than|the|until|when|your|(?:in|into|on|with) an"
     r"|bottom of"
     r"|on how|for (?:about|another) \d{1,2}|(?:mix|mixture|this) is)\Z"
-)  # "an" can end a German sentence ("Braten Sie es an"), "a" a French sentence ("il y en a")
+)
 _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
     re.IGNORECASE,
@@ -86,6 +90,7 @@ _ACCENTS = {
     "flamb": "flambé", "provenal": "provençal", "habaero": "habañero", "habaeros": "habañeros",
     "apptit": "appétit", "chvre": "chèvre", "crpe": "crêpe", "crpes": "crêpes",
 }  # fmt: skip  # words that lost an accented letter; none of them is another word
+# "see cooks' note", if the text of a recipe does not contain the note.
 _NOTE_ELSEWHERE = (
     r"\b(?i:see|refer to) (?:an? |the |our |my |this )?(?:related )?(?:\* ?)?"
     r"(?i:(?:(?:cook|chef|baker|editor|author|recipe|kitchen|test[- ]kitchen|grilling|cutting)"
@@ -93,7 +98,7 @@ _NOTE_ELSEWHERE = (
     r"|formula"
     r"|methods?|links?|videos?|(?:blog )?posts?|blog|guides?|glossary|sources?|sidebar|box|charts?"
     r"|how to|here|instructions?|directions?|variations?|explanation|photos?|pictures?))\b"
-)  # "see cooks' note", if the text of a recipe does not contain the note
+)
 _RECIPE_ELSEWHERE = (
     r"(?i:(?:recipes?|procedures?|instructions?) (?:follows?|below|above|at right))\b"
 )
@@ -359,9 +364,8 @@ def _without_doubled_parts(lines: list[str]) -> list[str]:
             cleaned_lines.append(f"{before.rstrip(' :.')}: {line[start:]}")
             end = after
         elif len(before) > _HEADING_CHARS:
-            cleaned_lines.append(
-                before.rstrip("0123456789")
-            )  # the number in "Let it cool. 2Add the peas."
+            # The number in "Let it cool. 2Add the peas."
+            cleaned_lines.append(before.rstrip("0123456789"))
         elif before:
             mark = "" if before[-1] in ".?!:" else ":"
             opening = f"{before}{mark} "

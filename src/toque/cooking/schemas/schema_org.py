@@ -196,9 +196,8 @@ def _json_of(script: str) -> Any:
     repaired = _BAD_ESCAPE.sub("", _TRAILING_COMMA.sub(r"\1", bare))
     for text in (bare, repaired, decoded_entities(repaired)):
         try:
-            return json.loads(
-                text, strict=False
-            )  # pages write line breaks into strings
+            # Pages write line breaks into strings.
+            return json.loads(text, strict=False)
         except (ValueError, RecursionError):
             continue
     return None

@@ -28,16 +28,18 @@ _MOST_CHARS: Final = (
     90  # maximum characters of a tool; longer lines are misplaced steps
 )
 _MIN_CAPITALS: Final = 5  # minimum letters of a heading in capitals: "EVOO" is oil
+# Parts of a dish in headings of ingredients or steps.
 SECTION_NOUNS: Final = PART_NOUNS | frozenset(
     "crumble decoration fillings garnishes layer presentation ragout rub sauces toppings".split()  # noqa: SIM905
-)  # parts of a dish in headings of ingredients or steps
+)
+# A line that names no food, even if no other line has an amount.
 _ALWAYS: Final = re.compile(
     r"(?:(?:optional|suggested|possible|additional|other|serving|dry|wet|main|mix) ){0,3}"
     r"(?:garnish(?:es)?|accompaniments?|decorations?|toppings|ingredients|add-?ins"
     r"|mix-?ins|options|serve with .{2,60}|(?:to|for) (?:serve|serving|garnish|finish|assemble))"
     r"(?: (?:ingredients|options))?(?: if desired| \(optional\)|, optional)?\W*",
     re.IGNORECASE,
-)  # a line that names no food, even if no other line has an amount
+)
 _PREFIX: Final = re.compile(
     r"(?:(?:optional|suggested|serving) )?(?:garnish(?:es)?|accompaniments?|decorations?|toppings?"
     r"|for serving|to serve|for garnish|to garnish|serving suggestions?)"
@@ -52,13 +54,15 @@ _TOOLS: Final = re.compile(
     re.IGNORECASE,
 )
 
+# Last words of inedible things.
 _SURELY: Final = frozenset(
     """
     blender charcoal cheesecloth colander foil grinder knife mandolin mandoline mixer mortar
     parchment peeler pestle pushpin ramekin ricer scraper shaker sieve slicer soupspoon spatula
     strainer thermometer toothpick torch twine umbrella whisk zester
     """.split()  # noqa: SIM905
-)  # last words of inedible things
+)
+# Last words of inedible things unless a food is named: "rice paper", "chicken skewers"
 _WITHOUT_FOOD: Final = frozenset(
     {
         "cutter",
@@ -71,7 +75,7 @@ _WITHOUT_FOOD: Final = frozenset(
         "skewer",
         "string",
     }
-)  # last words of inedible things unless a food is named: "rice paper", "chicken skewers"
+)
 _PAIRS: Final[dict[str, frozenset[str]]] = {
     noun: frozenset(words.split())
     for noun, words in {

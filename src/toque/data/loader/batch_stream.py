@@ -38,9 +38,8 @@ from toque.units import Cursor, Duration, Progress
 
 CPU_MICRO_BATCH_TOKENS = 4096
 """Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest number here."""
-_DROPOUT: Final = key_of(
-    0x64726F70
-)  # separates these keys from other keys of the same rows
+# Separates these keys from other keys of the same rows.
+_DROPOUT: Final = key_of(0x64726F70)
 SHAPE_SAMPLE = (
     2048  # examples for the choice of the row shape, including the longest ones
 )
@@ -381,9 +380,8 @@ class DeviceFeed:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(event)
         for tensor in batch.tensors().values():
-            tensor.record_stream(
-                stream
-            )  # or the copying stream could reuse its memory too early
+            # Or the copying stream could reuse its memory too early.
+            tensor.record_stream(stream)
         return batch
 
 

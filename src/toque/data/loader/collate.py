@@ -58,9 +58,8 @@ def decoder_batch(
     # Every position predicts the next token, and the last position of an example its last target.
     labels = np.full(tokens.shape, IGNORE, np.int64)
     labels[:-1] = tokens[1:]
-    has_input = (
-        inputs.lengths > 0
-    )  # a target of one token without a prompt has no input
+    # A target of one token without a prompt has no input.
+    has_input = inputs.lengths > 0
     last_positions = side.starts + inputs.lengths - 1
     labels[last_positions[has_input]] = targets.last()[has_input]
 

@@ -74,9 +74,8 @@ class StagedPlan:
     """Sequence of epoch plans, with the methods of a single one. Each lasts at least an update."""
 
     stages: Sequence[EpochPlan]
-    begins: Sequence[
-        float
-    ]  # start of each stage as a share of the run; ascending from 0
+    # Start of each stage as a share of the run; ascending from 0.
+    begins: Sequence[float]
     run_length: Duration  # if in tokens, stages end approximately, by mean lengths
     source_lengths: NDArray[np.int64]  # [N] lengths of all training examples
     target_lengths: NDArray[np.int64]  # [N]

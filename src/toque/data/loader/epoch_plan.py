@@ -64,9 +64,8 @@ class EpochPlan:
     """Order of a selection of examples in every epoch. Each example must fit into a row."""
 
     examples: NDArray[np.int64]  # [N] store rows
-    source_lengths: NDArray[
-        np.int64
-    ]  # [N] computed tokens of the encoder; 0 for a decoder
+    # [N] computed tokens of the encoder; 0 for a decoder.
+    source_lengths: NDArray[np.int64]
     target_lengths: NDArray[np.int64]  # [N] computed tokens of the decoder
     shape: RowShape
     seed: int

@@ -41,9 +41,8 @@ class Placed:
     """Rows of the packed examples of several windows, in the order of packing."""
 
     order: NDArray[np.int64]  # [windows, examples] index of each example in its window
-    row: NDArray[
-        np.int64
-    ]  # [windows, examples] its row, numbered from 0 in every window
+    # [windows, examples] its row, numbered from 0 in every window.
+    row: NDArray[np.int64]
 
     @property
     def n_rows(self) -> NDArray[np.int64]:
@@ -108,9 +107,8 @@ def _best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
     for length in lengths:
         candidates = spaces >> length
         if candidates:
-            space = (
-                length + (candidates & -candidates).bit_length() - 1
-            )  # the lowest bit
+            # The lowest bit.
+            space = length + (candidates & -candidates).bit_length() - 1
             row = rows_by_space[space].pop()
             if not rows_by_space[space]:
                 spaces ^= 1 << space

@@ -35,9 +35,8 @@ SHORTEST: Final = (
 _CORRUPT: Final = 5
 _LOST: Final = 1
 _STAYING: Final = 2
-_HELD_OUT: Final = key_of(
-    0x7370616E73
-)  # held-out texts lose the same spans in every evaluation
+# held-out texts lose the same spans in every evaluation.
+_HELD_OUT: Final = key_of(0x7370616E73)
 
 
 @dataclass(frozen=True)

@@ -204,9 +204,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     read: int
     kept: int
     dropped: dict[str, int]
-    lines: dict[
-        str, list[str]
-    ]  # files and lines of the first dropped records, by reason
+    # Files and lines of the first dropped records, by reason.
+    lines: dict[str, list[str]]
     notes: dict[str, int]
     examples: int
     train: int
@@ -215,9 +214,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     target_tokens: int
     prompt_lengths: Lengths
     target_lengths: Lengths
-    cut: dict[
-        str, int
-    ]  # counts of sides that were cut to their limit, and of the tokens lost
+    # Counts of sides that were cut to their limit, and of the tokens lost.
+    cut: dict[str, int]
     unknown: dict[str, int]  # unknown tokens and all tokens of each side
     lost_characters: dict[str, int]
     leaked_bodies: int

@@ -61,9 +61,8 @@ Engine = Literal["local", "ray"]
 Groups = Iterator[tuple[int, list[Block]]]
 SIDECAR = "shard.json"
 NOT_READ = "bytes of the sources not read, max_examples was reached"
-_SMALL_BYTES = (
-    4 << 20
-)  # plain bytes that a process reads in the time that another takes to start
+# Plain bytes that a process reads in the time that another takes to start.
+_SMALL_BYTES = 4 << 20
 _MAX_PROCESSES = 16  # more would wait for the process that reads
 _OPEN_FILES = 16  # files that are read in turn
 _EXAMPLE_BYTES = (
@@ -81,9 +80,8 @@ class ShardResult(msgspec.Struct):
     rows: int
     records: int
     blocks: list[BlockCounts]
-    dropped: dict[
-        str, int
-    ]  # records without a target, over a limit or below the quality
+    # Records without a target, over a limit or below the quality.
+    dropped: dict[str, int]
     notes: dict[str, int]
     unknown: dict[str, int]
     lost_characters: dict[str, int]
@@ -102,9 +100,8 @@ class ShardWriter:
     fingerprint: (
         str  # fingerprint of the plan, which decides if a shard is written again
     )
-    readers: Mapping[
-        tuple[int, str], RecordReader
-    ]  # readers by source index and file name
+    # Readers by source index and file name.
+    readers: Mapping[tuple[int, str], RecordReader]
     settings: PrepareSettings
     loaded: Codec | None = None  # codec, if it need not be loaded
 

@@ -19,9 +19,8 @@ from toque.storage.json_files import KEY, decode_json, seal_of, sealed
 FORMAT = 1
 """Version of the format. It increases when older code cannot read new stores."""
 NAME = "manifest.json"
-_MAX_BYTES = (
-    1 << 28
-)  # more than a manifest of a million files; limits the reading of forged ones
+# More than a manifest of a million files; limits the reading of forged ones.
+_MAX_BYTES = 1 << 28
 _SIDES = ("prompt", "target")
 _COLUMN_TYPES = ("float32", "uint8", "uint16", "uint64")
 _END_BYTES = 8  # bytes of an int64, the end of a row
@@ -98,9 +97,8 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[StoreFile]  # files outside the shards: the split and the tokenizer
     columns: dict[str, str]  # numpy dtypes of the per-example columns, by name
     settings: dict[str, Any]
-    cut: dict[
-        str, int
-    ]  # counts of sides cut to their limit, and of the tokens that they lost
+    # Counts of sides cut to their limit, and of the tokens that they lost.
+    cut: dict[str, int]
     self_sha256: str  # SHA-256 of this file without these digits
 
 

@@ -44,9 +44,8 @@ class TokenColumn:
         self._shards = shards
         self._bounds = bounds
         self.lengths = np.zeros(bounds[-1], np.int32)  # [rows] tokens per row
-        self._starts = np.zeros(
-            bounds[-1], np.uint32
-        )  # [rows] index of the first id in the shard
+        # [rows] index of the first id in the shard.
+        self._starts = np.zeros(bounds[-1], np.uint32)
         for shard, (first, last) in zip(shards, pairwise(bounds), strict=True):
             path = shard / f"{name}_ends.npy"
             ends = mapped_array(path)

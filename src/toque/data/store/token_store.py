@@ -56,10 +56,11 @@ class TokenStore:
         self.n_rows = manifest.rows
         rows_of = {f.file.split("/")[1]: f.examples for f in manifest.shards}
         self._shards = list(rows_of)
+        # First row of each shard, then all rows.
         self._bounds = [
             0,
             *accumulate(rows_of.values()),
-        ]  # first row of each shard, then all rows
+        ]
         self._files = {f.file for f in manifest.shards}
 
     @classmethod

@@ -162,9 +162,8 @@ class Rewriter:
                 continue
             start = line.rfind(" ", 0, odd.start()) + 1
             if unicodedata.category(line[start])[0] in "MC":
-                return self._word(
-                    line
-                )  # a mark or joiner combines with the space before it
+                # A mark or joiner combines with the space before it.
+                return self._word(line)
             parts.append(line[end:start])
             end = line.find(" ", start)
             if end < 0:

@@ -40,9 +40,8 @@ _MAX_GROWTH: Final = (
 )
 _MAX_ADDED: Final = 1 << 16  # characters that a template may write in addition
 _MAX_SECONDS: Final = 2.0  # processor time of a rendering
-_MAX_MEMORY: Final = (
-    1 << 30
-)  # bytes of the child's address space; its libraries take a fifth
+# Bytes of the child's address space; its libraries take a fifth.
+_MAX_MEMORY: Final = 1 << 30
 _PLAIN: Final = """\
 {%- if bos_token is defined %}{{ bos_token }}{% endif %}
 {%- for message in messages %}{{ '### ' + message['role'].title() + '\\n' + message['content'] }}
@@ -54,9 +53,8 @@ _CHATML: Final = """\
 {{- '<|im_end|>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 _PROBE: Final = "Yes, chef!"  # an answer that shows how a template ends turns
-_MAX_REST: Final = (
-    1 << 12
-)  # characters after an answer that depend on whether a turn follows
+# Characters after an answer that depend on whether a turn follows.
+_MAX_REST: Final = 1 << 12
 TEMPLATES: Final = {"plain": _PLAIN, "chatml": _CHATML}
 """Templates by name: Markdown headings, and OpenAI's ChatML."""
 _GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -73,9 +71,8 @@ _MIN_UNIQUE: Final = (
     20  # characters of a text that does not occur in a conversation by chance
 )
 Render = Callable[..., Any]
-Message = Mapping[
-    str, Any
-]  # `role`, `content`, and other fields that a template may write
+# `role`, `content`, and other fields that a template may write.
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -83,14 +80,12 @@ class Conversation:
     """Ids of a conversation, and the positions of its answers with their end tokens."""
 
     ids: NDArray[np.uint32]
-    answers: list[
-        tuple[int, int]
-    ]  # index of the first id of each answer, and after its last
+    # Index of the first id of each answer, and after its last.
+    answers: list[tuple[int, int]]
     unended: int  # answers that the template does not end
     moved: int  # answers with a prompt that has other ids when it is encoded alone
-    unwritten: list[
-        str
-    ]  # names of fields that the template does not write, once per message
+    # Names of fields that the template does not write, once per message.
+    unwritten: list[str]
 
 
 class ChatTemplate:

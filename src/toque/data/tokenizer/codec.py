@@ -414,9 +414,8 @@ class TextStream:
         if token in self._codec.hidden:
             return self._codec.piece(token)
         context = self._ids[-_CONTEXT_IDS:]
-        complete = self._codec.decode(context).rstrip(
-            "\ufffd"
-        )  # without half a character
+        # Without half a character.
+        complete = self._codec.decode(context).rstrip("\ufffd")
         return self._codec.decode([*context, token])[len(complete) :]
 
     def rest(self) -> str:

@@ -178,9 +178,8 @@ def _append_tokens(state: dict[str, Any], shown: set[int], codec: Codec) -> set[
     """
     vocab = state["model"]["vocab"]
     id_of_piece = {piece: number for number, (piece, _) in enumerate(vocab)}
-    score = min(
-        score for _, score in vocab
-    )  # another minimum would change the unknown tokens
+    # Another minimum would change the unknown tokens.
+    score = min(score for _, score in vocab)
     for token in sorted(state["added_tokens"], key=lambda token: token["id"]):
         name = token["content"]
         if (

@@ -44,9 +44,8 @@ _OPTIONAL: Final = (
     "config.json",
 )
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
-_MAX_GROWTH: Final = (
-    1 << 16
-)  # bytes that one byte may become; 15,246 in our export of T5
+# Bytes that one byte may become; 15,246 in our export of T5.
+_MAX_GROWTH: Final = 1 << 16
 _MAX_TEXT: Final = 256  # characters that a step may insert; usually a space or a mark
 _MAX_ENTRY: Final = 1 << 14  # characters of an entry of the vocabulary
 _GROWING_STEPS: Final = ("BertNormalizer", "ByteLevel", "NFC", "NFD", "NFKC", "NFKD")

@@ -19,10 +19,11 @@ from transformers.pytorch_utils import Conv1D
 
 from toque.hardware.onednn import onednn_is_faster, product
 
+# Attributes of parameters and modules.
 _COPY, _PADDED_COPY = (
     "_toque_bf16",
     "_toque_bf16_padded",
-)  # attributes of parameters and modules
+)
 AS_A_GPU: Final = ContextVar("AS_A_GPU", default=False)
 """True in the outline of a run on a GPU, which has tensors on the CPU."""
 _PADDED_ROWS = (

@@ -176,9 +176,8 @@ def _attend(
     mask = plan.across if is_across else plan.own
     if sliding_window and plan.near is not None:
         mask = plan.near
-    bias = (
-        None if is_across else position_bias
-    )  # T5 gives its cross-attention a bias of zeros
+    # T5 gives its cross-attention a bias of zeros.
+    bias = None if is_across else position_bias
 
     output = attend(
         query,

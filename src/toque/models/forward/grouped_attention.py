@@ -32,13 +32,11 @@ MULTIPLE = 32  # lengths are padded to it, for few shapes of products and entire
 MAX_PADDED = (
     1.3  # largest ratio of computed to real scores; above it, another group is faster
 )
-MAX_SCORES = (
-    1 << 19
-)  # scores of one head in a group of several examples; they fit the cache
+# Scores of one head in a group of several examples; they fit the cache.
+MAX_SCORES = 1 << 19
 
-Example = tuple[
-    int, int, int, int
-]  # first query, number of queries, first key, number of keys
+# First query, number of queries, first key, number of keys.
+Example = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -146,9 +144,8 @@ class _Group:
 
     queries: _Side
     keys: _Side
-    masked: (
-        Tensor | None
-    )  # [G, 1, s] bfloat16, -inf at padded keys, else 0; None without any
+    # [G, 1, s] bfloat16, -inf at padded keys, else 0; None without any.
+    masked: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -374,12 +371,13 @@ def _bias_and_mask(bias: Tensor | None, *, causal: bool) -> Tensor | None:
     if bias is None:
         return None
     height, width = bias.shape[1:]
+    # These scores are not used.
     padding = (
         0,
         rounded(width) - width,
         0,
         rounded(height) - height,
-    )  # these scores are not used
+    )
     added = functional.pad(bias.to(torch.bfloat16), padding)
     return added + causal_mask(added.shape[1]) if causal else added
 

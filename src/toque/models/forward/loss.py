@@ -99,9 +99,8 @@ _BF16_CHUNK: Final = 4
 """Size of a chunk of bfloat16 logits, in default chunks. It uses as many bytes as float32 logits
 and their gradient. The products of 1,344 rows with GPT-2's head reach 770 GFLOP/s, and of 672 rows
 720 (two cores)."""
-_BLOCK_ELEMENTS: Final = (
-    1 << 21
-)  # elements of a float32 block of the softmax: 8 MiB fit the cache
+# Elements of a float32 block of the softmax: 8 MiB fit the cache.
+_BLOCK_ELEMENTS: Final = 1 << 21
 _COLUMNS: Final = (
     4096  # columns per product of slopes and matrix; with 32,128 it is 14 % slower
 )
@@ -182,9 +181,8 @@ class _Gradients:
     """Gradients that are needed, summed over chunks."""
 
     hidden: Tensor | None  # zero at positions without a label
-    weight: (
-        Tensor | None
-    )  # set by the first chunk, because zeroing V x D takes time on a CPU
+    # Set by the first chunk, because zeroing V x D takes time on a CPU.
+    weight: Tensor | None
     bias: Tensor | None
     _product: Tensor | None = None
     _is_first: bool = True

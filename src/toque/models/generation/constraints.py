@@ -79,9 +79,8 @@ class ConstraintCompiler:
         self._starts_with_space = first_bytes.startswith(b" ")
         has_marker = spelling.newline_id is not None
         self._line_break = r"\n ?" if self._starts_with_space and has_marker else r"\n"
-        self._compiled = lru_cache(_MAX_COMPILED)(
-            self._compile
-        )  # prompts and schemas repeat
+        # Prompts and schemas repeat.
+        self._compiled = lru_cache(_MAX_COMPILED)(self._compile)
 
     def to_form(self, form: Form) -> Constraint:
         """Create the constraint of a text that consists of the parts of a form."""

@@ -130,9 +130,8 @@ class Columns:
     def __init__(
         self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.data = _zeroed(
-            shape, dtype, device
-        )  # a masked column must not contain NaN
+        # A masked column must not contain NaN.
+        self.data = _zeroed(shape, dtype, device)
 
     def append(self, column: int, new: Tensor) -> None:
         """Write one column of the first n rows, [n, H, d]."""
@@ -177,9 +176,8 @@ class AttentionWindow:
 
     rows: slice
     columns: slice
-    mask: (
-        Tensor | None
-    )  # added to the scores, [rows or 1, H or 1, 1, K]; None without a mask
+    # Added to the scores, [rows or 1, H or 1, 1, K]; None without a mask.
+    mask: Tensor | None
     gather: Gather | None = None  # gathered attention, if it is used
     cap: float | None = None  # c of scores that become c * tanh(s / c) before the mask
 

@@ -64,12 +64,10 @@ class NewToken(NamedTuple):
     token: int
     end: End | None
     """Reason, for the last token only. With "stop" the token is not part of the answer."""
-    logprob: (
-        float | None
-    )  # in nats, after masks of form and n-grams, before temperature and top-k
-    likeliest: Sequence[
-        tuple[int, float]
-    ]  # the most likely tokens and their logprobs, best first
+    # In nats, after masks of form and n-grams, before temperature and top-k.
+    logprob: float | None
+    # The most likely tokens and their logprobs, best first.
+    likeliest: Sequence[tuple[int, float]]
 
 
 class Ngrams:

@@ -29,9 +29,8 @@ _ZERO: Final = 128  # unsigned number for zero
 _BLOCKS_PER_STEP: Final = (
     64  # blocks that are quantized together: about 8 MB of weights
 )
-MAX_BLOCKS: Final = (
-    1 / 8
-)  # share of blocks that may have the largest logit; above it, compute all
+# Share of blocks that may have the largest logit; above it, compute all.
+MAX_BLOCKS: Final = 1 / 8
 _ROUNDING: Final = 1.001  # factor of the bounds, because they are computed in float32
 _MIN_TEMPERATURE: Final = 1e-20
 """A lower temperature has the same effect, because this one already selects the larger of any two

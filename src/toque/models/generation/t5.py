@@ -36,9 +36,8 @@ class T5Decoding:
         self.start = pad_id if start is None else int(start)
         self.decoder: Any = core.get_submodule("decoder")
         self.cache = KVCache.of_model(core, rows=rows, columns=columns)
-        self.sources = KVCache.of_model(
-            core, rows=rows
-        )  # keys and values of the cross-attention
+        # Keys and values of the cross-attention.
+        self.sources = KVCache.of_model(core, rows=rows)
         self._source_windows: list[
             AttentionWindow
         ] = []  # empty after a change of the rows

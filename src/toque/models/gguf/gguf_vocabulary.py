@@ -214,9 +214,8 @@ def write_vocabulary(
     template = prompt_tokens.template
     if template is not None:
         if bos is None and "bos_token" in template:
-            template = (
-                _NO_BOS + template
-            )  # the template would write the end as its bos_token
+            # The template would write the end as its bos_token.
+            template = _NO_BOS + template
         writer.add_chat_template(template)
 
 

@@ -6,9 +6,8 @@ from typing import Final
 
 from toque.errors import in_shell
 
-Example = (
-    str | list[dict[str, str]]
-)  # a prompt, or the first messages of a conversation
+# A prompt, or the first messages of a conversation.
+Example = str | list[dict[str, str]]
 HEADING: Final = "## Use it without Toque"
 _DECODER: Final = """from transformers import pipeline
 

@@ -38,9 +38,8 @@ _FROM_TOKENIZER = (
 _OLD_NAMES = ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
 """Old names that configs accept and convert to `rope_parameters`."""
 
-_SIZE = re.compile(
-    r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)"
-)  # names of counts
+# Names of counts.
+_SIZE = re.compile(r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)")
 
 _DEFAULTS_TOO_LARGE = {
     "neox": ("GPT-NeoX-20B", "80 GB"),

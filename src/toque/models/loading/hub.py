@@ -14,9 +14,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 _SHARD = re.compile(r"(.*)-\d+-of-(\d+)\.safetensors")
 _ANSWER_SECONDS = 5.0  # time limit of the hub's first answer
 _ALSO = ("*.json", "*.model", "*.txt", "README.md")
-_NOT = (
-    "consolidated*.safetensors",
-)  # another copy of the weights, for another program
+# Another copy of the weights, for another program.
+_NOT = ("consolidated*.safetensors",)
 
 
 def folder_here(

@@ -21,9 +21,8 @@ from toque.storage.no_follow import refuse_endless_files
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MAX_BYTES: Final = (
-    8 << 20
-)  # bytes of a config.json; 1 MiB is enough for names of 20,000 classes
+# Bytes of a config.json; 1 MiB is enough for names of 20,000 classes.
+_MAX_BYTES: Final = 8 << 20
 _MAX_LAYERS: Final = 1_000
 _LARGEST: Final = (1 << 31) - 1
 _SIZE = re.compile(

@@ -31,10 +31,11 @@ ROWS_KEY = (
     "toque_vocabulary"  # metadata: rows of the base's embedding, which may have grown
 )
 FORMAT_KEY = "toque_base_format"  # metadata: format of the base's matrices in training
+# Weights of a complete model.
 _BASE: Final = (
     "model*.safetensors*",
     "pytorch_model*.bin*",
-)  # weights of a complete model
+)
 _PREFIX = "base_model.model."  # peft's prefix of the wrapped model's parameter names
 _PLAIN_STARTS: Final = ("gaussian", "eva", "orthogonal", "mica")
 """Values of init_lora_weights that do not change the base.

@@ -127,9 +127,8 @@ def read_frozen(
             continue
         path, _, last = name.rpartition(".")
         if path not in layers or last != "weight":
-            _update(
-                digest, plain_name(name), parameter
-            )  # a bias comes before its weight
+            # A bias comes before its weight.
+            _update(digest, plain_name(name), parameter)
             continue
         matrix = read(plain_name(name))
         _update(digest, plain_name(name), matrix)

@@ -272,9 +272,8 @@ class CheckpointSaver:
         """
         started = time.perf_counter()
         parent = self.store.best_folder if metrics else self.store.current_folder
-        state = json.loads(
-            json.dumps(state, allow_nan=False)
-        )  # a copy: training changes it
+        # A copy: training changes it.
+        state = json.loads(json.dumps(state, allow_nan=False))
 
         def write(tensors: Tensors) -> Saved:
             return self.store.save(at.step, tensors, state, metrics=metrics)

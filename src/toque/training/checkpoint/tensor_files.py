@@ -78,9 +78,8 @@ class CutTensor(msgspec.Struct, frozen=True):
                     f"after {end:,} comes the slice from {start:,} to {stop:,}"
                 )
             end = stop
-        length = (
-            self.shape[self.dim] if self.shape else 1
-        )  # a scalar is one slice [0, 1)
+        # A scalar is one slice [0, 1)
+        length = self.shape[self.dim] if self.shape else 1
         if end != length:
             raise ValueError(f"its slices end at {end:,} of {length:,}")
 

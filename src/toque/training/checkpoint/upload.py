@@ -266,9 +266,8 @@ class Uploads:
         remote = complete_steps(names, kind)
         if kind == "best":
             local = {path.name for path in (self._run / "best").glob("step-*")}
-            newest = max(
-                local, default=""
-            )  # the bucket may list a newer one before the folder
+            # The bucket may list a newer one before the folder.
+            newest = max(local, default="")
             retained = [
                 step for step in remote if step in local or step > newest
             ] or remote

@@ -29,9 +29,8 @@ from toque.training.observers.metrics_log import LossSum, StepWindow
 from toque.training.state_values import optional_number_in
 from toque.units import Duration, Progress
 
-_REFRESH_SECONDS: Final = (
-    0.25  # seconds between status lines, because each waits for CUDA
-)
+# Seconds between status lines, because each waits for CUDA.
+_REFRESH_SECONDS: Final = 0.25
 _METRIC_FORMATS: Final = {"loss": ".4f", "perplexity": ".2f", "bits_per_byte": ".3f"}
 _MAX_EPOCH_ROWS: Final = 4  # rows of epochs that end without an evaluation
 _MIN_TEXT_WIDTH: Final = 24  # characters of a text in a row of a narrow terminal
@@ -60,9 +59,8 @@ class ConsoleProgress(Callback):
 
     log_every: Duration  # duration between status lines in the log
     reporter: Reporter
-    warn: Callable[[Progress, str], None] = lambda *_: (
-        None
-    )  # called once if the console fails
+    # Called once if the console fails.
+    warn: Callable[[Progress, str], None] = lambda *_: None
     time_left: TimeLeft | None = None
     """Forecast of the entire command. Without it only the updates are forecast."""
     highlight: Callable[[], Highlight] = Highlight
@@ -293,9 +291,8 @@ class Summary(Callback):
     ranks: int = 1
     alone_seconds: float | None = None
     """Seconds of one rank's part of an update, measured before the first update."""
-    flops_per_token: float | None = (
-        None  # FLOPs of both passes; None for no utilisation
-    )
+    # FLOPs of both passes; None for no utilisation.
+    flops_per_token: float | None = None
     peak: Peak | None = None  # peak of all ranks together; None for no utilisation
     uploads: Callable[[], str] | None = None  # describes the uploads so far
     _gpu_percents: list[float] = field(default_factory=list)

@@ -73,9 +73,8 @@ class StepWindow:
     n_tokens: int = 0
     n_computed: int = 0
     seconds: float = 0.0
-    parts: dict[str, float] = field(
-        default_factory=dict
-    )  # wall seconds by `phases.Part`
+    # Wall seconds by `phases.Part`.
+    parts: dict[str, float] = field(default_factory=dict)
     slowed_tokens: int = 0
     slowed_seconds: float = 0.0
     first_lr: float = math.nan  # learning rate of the first update
@@ -184,12 +183,10 @@ class MetricsLog(Callback):
 
     path: Path
     log_every: Duration  # time between step events; the first update always has one
-    about: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # further fields of the start event
-    flops_per_token: float | None = (
-        None  # FLOPs of both passes; None for no utilisation
-    )
+    # Further fields of the start event.
+    about: Mapping[str, Any] = field(default_factory=dict)
+    # FLOPs of both passes; None for no utilisation.
+    flops_per_token: float | None = None
     peak: Peak | None = None
     evaluated: Callable[[], Mapping[str, Any]] = dict
     """Function that returns the fields `seconds` and `texts` of the newest evaluation."""
@@ -200,9 +197,8 @@ class MetricsLog(Callback):
     """Device of the run. On a GPU, step events have the session's peak of allocated bytes."""
     dropped_records: int = 0
     _window: StepWindow = field(default_factory=StepWindow)
-    _losses: list[Tensor] = field(
-        default_factory=list
-    )  # losses of the window's updates, [] each
+    # Losses of the window's updates, [] each.
+    _losses: list[Tensor] = field(default_factory=list)
     _stop_after: Duration | None = None
     _file: JsonLines | None = None
     _warned_of_peak: bool = False

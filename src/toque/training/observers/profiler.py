@@ -70,9 +70,8 @@ class Profiler(Callback):
     _updates: int = 0
     _steps: list[int] = field(default_factory=list)  # steps of the current trace
     _warned: bool = False
-    _error: Exception | None = (
-        None  # raised later, because torch must finish its own step
-    )
+    # Raised later, because torch must finish its own step.
+    _error: Exception | None = None
 
     def on_fit_start(self, start: RunStart) -> None:
         """Start the profiler, and warn if the run is shorter than the schedule."""
@@ -152,9 +151,8 @@ class Profiler(Callback):
         except Exception as error:  # noqa: BLE001 - torch and the disk may raise anything
             self._error = error
         self._steps = []
-        trace.profiler = (
-            None  # otherwise torch warns that the next trace lacks these events
-        )
+        # Otherwise torch warns that the next trace lacks these events.
+        trace.profiler = None
 
     def _write(self, trace: profile, steps: Sequence[int]) -> None:
         folder = self.folder / FOLDER

@@ -41,9 +41,8 @@ _RATES: Final = (
 )
 _THROTTLED_UNITS: Final = {"throttled_usec": 1e6, "throttled_time": 1e9}
 """Units per second of the counters of cgroups v2 and v1."""
-_PATIENCE_SECONDS: Final = (
-    5.0  # wait for the last reading; it hangs if a driver is broken
-)
+# Wait for the last reading; it hangs if a driver is broken.
+_PATIENCE_SECONDS: Final = 5.0
 _MIN_SECONDS: Final = 0.2
 """Shortest time between the last two readings. Rates over a shorter time mean little."""
 _THROTTLE_REASONS: Final = {
@@ -310,9 +309,8 @@ class SystemSampler(Callback):
     def _work(self, over: threading.Event) -> None:
         gpus: Gpus | None = None
         if self.on_gpu:
-            gpus, problem = (
-                find_gpus()
-            )  # drivers are slow, so this is not in the loop's thread
+            # Drivers are slow, so this is not in the loop's thread.
+            gpus, problem = find_gpus()
             if problem:
                 self._warnings.append(problem)
 

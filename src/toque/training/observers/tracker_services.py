@@ -12,9 +12,8 @@ from typing import Any, Final, Protocol
 
 from toque.errors import ConfigError
 
-Row = tuple[
-    int, str, str, str | None, float | None
-]  # step, prompt, text, reference, score
+# step, prompt, text, reference, score.
+Row = tuple[int, str, str, str | None, float | None]
 COLUMNS: Final = ("step", "prompt", "text", "reference", "recipe_score")
 
 

@@ -21,12 +21,10 @@ from toque.training.observers.background_thread import BackgroundThread
 from toque.training.observers.tracker_services import Open, Row, Tracker
 from toque.units import Progress
 
-END_PATIENCE_SECONDS: Final = (
-    10.0  # seconds that a finished run waits for a tracker's last records
-)
-_MAX_TEXT: Final = (
-    2_000  # characters of a text that is sent; samples.jsonl has the entire text
-)
+# Seconds that a finished run waits for a tracker's last records.
+END_PATIENCE_SECONDS: Final = 10.0
+# Characters of a text that is sent; samples.jsonl has the entire text.
+_MAX_TEXT: Final = 2_000
 _DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}  # 3.0 is any difficulty
 
 Pairs = Iterator[tuple[str, object]]

@@ -234,9 +234,8 @@ class Watchers:
     run: Path
     values: Callable[[Mapping[str, Any]], dict[str, float]]
     """Function that returns the numbers of a record by their names in trackers."""
-    open_feeds: list[TrackerFeed] = field(
-        default_factory=list
-    )  # the command must finish them
+    # The command must finish them.
+    open_feeds: list[TrackerFeed] = field(default_factory=list)
 
     @classmethod
     def from_settings(
@@ -357,9 +356,8 @@ class DataBound(Callback):
     """
 
     warn: Warn
-    updates: int = (
-        50  # updates per window, because a single slow read of the disk is normal
-    )
+    # Updates per window, because a single slow read of the disk is normal.
+    updates: int = 50
     _window: StepWindow | None = None
     _warned: bool = False
 
@@ -370,9 +368,8 @@ class DataBound(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Add the update, and compare the waiting time when the window is full."""
         if self._window is None:
-            self._window = (
-                StepWindow()
-            )  # the first batch of a session is not prefetched
+            # The first batch of a session is not prefetched.
+            self._window = StepWindow()
             return
         if info.slowed:
             return

@@ -19,13 +19,11 @@ from toque.units import Progress
 from toque.version import __version__
 
 TIMEOUT_SECONDS: Final = 10.0  # time limit of one message, in the background thread
-END_PATIENCE_SECONDS: Final = (
-    3.0  # seconds that a finished run waits for its last message
-)
+# Seconds that a finished run waits for its last message.
+END_PATIENCE_SECONDS: Final = 3.0
 _DISCORD_HOSTS: Final = ("discord.com", "discordapp.com")
-_MAX_DISCORD_CHARACTERS: Final = (
-    1900  # Discord refuses content of more than 2,000 characters
-)
+# Discord refuses content of more than 2,000 characters.
+_MAX_DISCORD_CHARACTERS: Final = 1900
 
 Warn = Callable[[Progress, str], None]
 

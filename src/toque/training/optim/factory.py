@@ -171,9 +171,8 @@ def _train_with_noise(
 ) -> None:
     """Make updates with random gradients, which are a function of the step."""
     for step in steps:
-        torch.default_generator.manual_seed(
-            step
-        )  # torch.manual_seed would also seed the GPUs
+        # torch.manual_seed would also seed the GPUs.
+        torch.default_generator.manual_seed(step)
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
         for group in optimizer.param_groups:
@@ -189,9 +188,8 @@ def _try_to_continue(
     Errors before the restart are raised. The CPU's random numbers are seeded again.
     """
     torch.default_generator.manual_seed(0)
-    model = nn.Linear(
-        64, _MIN_8_BIT_WEIGHTS // 32
-    )  # large enough for a state in 8 bits
+    # Large enough for a state in 8 bits.
+    model = nn.Linear(64, _MIN_8_BIT_WEIGHTS // 32)
 
     def build_for(model: nn.Linear) -> torch.optim.Optimizer:
         groups = [(model.weight, 0.01), (model.bias, 0.0)]
@@ -239,9 +237,8 @@ def _probe_state(optimizer: torch.optim.Optimizer, n_dims: int = 2) -> dict[str,
     """Return a custom optimizer's state of a parameter of `_PROBE_SIZES` after an update."""
     parameter = nn.Parameter(torch.ones(_PROBE_SIZES[:n_dims]))
     parameter.grad = torch.ones_like(parameter)
-    twin = object.__new__(
-        type(optimizer)
-    )  # gets the settings, but not the weights or state
+    # Gets the settings, but not the weights or state.
+    twin = object.__new__(type(optimizer))
     group = {**optimizer.param_groups[0], "params": [parameter]}
     vars(twin).update(vars(optimizer), state=defaultdict(dict), param_groups=[group])
     twin.step()

@@ -96,9 +96,10 @@ def doctor(
         CheckpointError: The folder contains a link.
     """
     if run is None:
+        # Loads torch.
         from toque.workflows.diagnosis.machine_checks import (
             check_machine,
-        )  # loads torch
+        )
 
         return check_machine(reporter=reporter)
     folder = existing_folder(run)

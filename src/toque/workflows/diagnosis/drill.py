@@ -209,9 +209,8 @@ def drill(
             "folder."
         ) from error
     with scratch:
-        importlib.import_module(
-            "toque.workflows.training_child"
-        )  # before the first fork
+        # Before the first fork.
+        importlib.import_module("toque.workflows.training_child")
         faults = _Drill(
             folder,
             Path(scratch.name),
@@ -382,9 +381,8 @@ class _Drill:
         problems = []
         first = self._start_session(run)
         if first.wait_until(lambda: steps_done(run) >= 1):
-            first.send(
-                signal.SIGSTOP
-            )  # otherwise it might end before the second session begins
+            # Otherwise it might end before the second session begins.
+            first.send(signal.SIGSTOP)
             second = self._start_session(run)
             code = second.wait()
             first.send(signal.SIGCONT)

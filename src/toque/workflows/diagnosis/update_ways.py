@@ -465,7 +465,9 @@ class _Ways:
         runtime: Runtime | None = None,
         reference: LossAndGradient | None = None,
     ) -> UpdateWay:
-        """Compute an update in one way, by default with all rows together. Compare it with a reference.
+        """Compute an update in one way, by default with all rows together.
+
+        Compare it with a reference.
 
         The default reference is transformers' update.
         """

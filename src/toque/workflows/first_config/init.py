@@ -511,9 +511,8 @@ def _read_start(source: Source) -> FoundSource:
 
     is_complete = next(blocks, None) is None
     scale = 1.0 if is_complete else max(1.0, sum(sizes) / bytes_read)
-    records = (
-        float(f"{n_usable * scale:.2g}") if scale > 1 else n_usable
-    )  # two digits of a guess
+    # Two digits of a guess.
+    records = float(f"{n_usable * scale:.2g}") if scale > 1 else n_usable
     share_different = len(keys) / n_usable
     report = SourceReport(source.path, "", 0, n_read, n_usable, dict(unused))
     remarks = [

@@ -657,9 +657,8 @@ def measure_rate(size: Size, characters: float, tokenizer: str) -> float:
             float(run.trainer.step(step).loss)  # waits for the device
             rates.append(step.n_tokens / (time.perf_counter() - start))
             cursor = step.cursor
-        return statistics.median(
-            rates[1:]
-        )  # the first update allocates the optimizer's state
+        # The first update allocates the optimizer's state.
+        return statistics.median(rates[1:])
 
 
 def measure_writing_rate(model: Mapping[str, Any], characters: float) -> float:
