@@ -394,7 +394,7 @@ def lines_of(file: str, records: list[dict[str, object]]) -> str:
         ),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "--columns messages=chosen where they",
+            "--columns messages=chosen if they",
         ),
     ],
 )
