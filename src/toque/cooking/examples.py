@@ -144,9 +144,8 @@ _ORIGINS: Final = {
 }
 
 
-SHOWN_STEPS: Final = (
-    3  # maximum steps before the requested step; a full prompt would truncate more
-)
+# Maximum steps before the requested step; a full prompt would truncate more.
+SHOWN_STEPS: Final = 3
 _FOODS_OF_A_REQUEST: Final = 3
 _REQUEST, _NEXT_STEP = 1, 2
 

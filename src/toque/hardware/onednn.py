@@ -22,9 +22,8 @@ EMULATED_BF16: Final = (
     "This {device} has no bf16 in hardware. It emulates bf16 products, which are slower than "
     "float32. Use precision auto for the fastest one."
 )
-_USUAL_ROWS: Final = (
-    64  # the packed order is fastest for this number of rows, and works for any
-)
+# The packed order is fastest for this number of rows, and works for any.
+_USUAL_ROWS: Final = 64
 
 
 def has_fast_bf16(device: torch.device) -> bool:

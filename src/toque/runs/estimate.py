@@ -134,9 +134,8 @@ class Time:
     evaluation_seconds: float  # time of one held-out loss
     run_seconds: float | None
     """Seconds of all updates and held-out losses. None if their number is unknown."""
-    measured: bool = (
-        False  # True if the run's own updates, with their exchange, were measured
-    )
+    # True if the run's own updates, with their exchange, were measured.
+    measured: bool = False
 
     @property
     def utilisation(self) -> float | None:

@@ -332,9 +332,8 @@ class ChatRequest(TextRequest):
     opens_texts = True
 
     messages: Annotated[list[_Message], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = (
-        None  # overrides max_tokens
-    )
+    # Overrides max_tokens.
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: _Unused = None

@@ -170,9 +170,8 @@ class FileLayout:
     ] = ()  # columns of Parquet or Arrow that do not hold bytes
     sample: tuple[dict[str, Any], ...] = ()  # first JSON records that can be decoded
     in_dict: bool = False  # True if JSON records are the values of one object, by id
-    fits: bool = (
-        True  # True if most of a table's first rows have as many fields as its header
-    )
+    # True if most of a table's first rows have as many fields as its header.
+    fits: bool = True
 
     @property
     def described(self) -> str:

@@ -128,9 +128,8 @@ _SMALL_FRACTION = re.compile(
 _LOST_BLANK = re.compile(r"(?<![\d.,/⁄])([1-9])([1-9]⁄[2-9])(?!\d)")
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
-_MOST: Final = (
-    1e15  # largest accepted number: exact as a float and larger than any real amount
-)
+# Largest accepted number: exact as a float and larger than any real amount.
+_MOST: Final = 1e15
 # Larger numbers; Python rejects more than 4,300 digits.
 _OVER: Final = re.compile(r"\d{16}")
 

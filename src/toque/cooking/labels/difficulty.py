@@ -21,13 +21,11 @@ from toque.cooking.durations import minutes_in_step
 from toque.cooking.labels.features import Reading
 from toque.cooking.recipe import DIFFICULTIES, Difficulty, difficulty_of
 
-LITTLE_WORK: Final = (
-    30_000.0  # largest product of ingredients, words and minutes of an easy recipe
-)
+# Largest product of ingredients, words and minutes of an easy recipe.
+LITTLE_WORK: Final = 30_000.0
 UNSAID_MINUTES: Final = 30.0
-TECHNIQUE_WORK: Final = (
-    2.0  # factor for the work of a recipe with a demanding technique
-)
+# Factor for the work of a recipe with a demanding technique.
+TECHNIQUE_WORK: Final = 2.0
 LONG_MINUTES: Final = 120
 MANY_TECHNIQUES: Final = 2
 

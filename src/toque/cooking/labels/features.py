@@ -22,9 +22,8 @@ _PURE_FAT: Final = 95.0
 _PURE_SALT: Final = 30_000.0
 _FRYING_FAT_G: Final = 180.0
 _BRINE_SALT_G: Final = 50.0
-TAKEN_UP: Final = (
-    0.1  # guessed share of frying fat, and of salt in a brine or crust, that is eaten
-)
+# Guessed share of frying fat, and of salt in a brine or crust, that is eaten.
+TAKEN_UP: Final = 0.1
 
 _NEEDS_NO_AMOUNT: Final = re.compile(
     r"\bto (?:taste|serve|garnish|decorate|season|finish)\b|\bas (?:needed|required|desired)\b"

@@ -103,9 +103,8 @@ def is_food(name: str) -> bool:
 
 
 CUP_ML: Final = 236.6
-_CUP_G: Final = (
-    150.0  # grams per cup of a food without a known density: between flour and water
-)
+# Grams per cup of a food without a known density: between flour and water.
+_CUP_G: Final = 150.0
 _PIECE_G: Final = 60.0
 _UNIT_G: Final[dict[str, float]] = {  # grams per unit of foods without their own value
     "can": 400, "package": 300, "jar": 340, "bottle": 350, "bag": 300, "box": 350, "carton": 450,

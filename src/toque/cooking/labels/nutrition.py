@@ -59,32 +59,26 @@ RED_PER_SERVING: Final = {
     "salt_g": 1.8,
 }
 SALT_PER_SODIUM: Final = 2.5
-MIN_LIGHTS: Final = (
-    2  # minimum known lights; with fewer stated nutrients the class is estimated
-)
+# Minimum known lights; with fewer stated nutrients the class is estimated.
+MIN_LIGHTS: Final = 2
 
-_UNKNOWN_G: Final = (
-    40.0  # grams per serving of a food that is neither measured nor in the table
-)
+# Grams per serving of a food that is neither measured nor in the table.
+_UNKNOWN_G: Final = 40.0
 _ENERGY: Final = NUTRIENTS.index("energy_kcal")
 _FAT, _SUGAR = NUTRIENTS.index("fat_g"), NUTRIENTS.index("sugar_g")
 _PROTEIN, _CARBOHYDRATE = (
     NUTRIENTS.index("protein_g"),
     NUTRIENTS.index("carbohydrate_g"),
 )
-_MOST_REFINED: Final = (
-    0.5  # largest refined share of a Healthy dish by weight without water
-)
-_LEAST_REFINED_G: Final = (
-    15.0  # minimum refined grams that count; less sweetens a pot of tea
-)
+# Largest refined share of a Healthy dish by weight without water.
+_MOST_REFINED: Final = 0.5
+# Minimum refined grams that count; less sweetens a pot of tea.
+_LEAST_REFINED_G: Final = 15.0
 _MOST_REFINED_NAMES: Final = 0.6
-_LEAST_SERVING: Final = (
-    2.0  # minimum grams per serving of a food, to exclude seasonings
-)
-_REFINED_ENERGY: Final = (
-    0.6  # minimum share of fat and sugar in a refined dish's stated energy
-)
+# Minimum grams per serving of a food, to exclude seasonings.
+_LEAST_SERVING: Final = 2.0
+# Minimum share of fat and sugar in a refined dish's stated energy.
+_REFINED_ENERGY: Final = 0.6
 # Minimum fat and sugar, and maximum protein, in grams per 100 g.
 _REFINED: Final = (
     (25.0, 0.5),

@@ -44,12 +44,10 @@ DAILY_VALUES = {
     "fat_g": 65.0, "sugar_g": 25.0, "sodium_mg": 2400.0, "protein_g": 50.0,
     "saturated_fat_g": 20.0, "carbohydrate_g": 300.0,
 }  # fmt: skip
-MAX_FIELD_CHARS = (
-    200_000  # limit per text; the longest of 90,000 real recipes has 15,290
-)
-MAX_DEPTH = (
-    100  # maximum nesting depth of a record's values; real pages have a depth of ten
-)
+# Limit per text; the longest of 90,000 real recipes has 15,290.
+MAX_FIELD_CHARS = 200_000
+# Maximum nesting depth of a record's values; real pages have a depth of ten.
+MAX_DEPTH = 100
 _API_DEFAULT_MINUTES = ("45", "45.0")  # Spoonacular's value for an unknown time
 
 _MOST = 1e9  # upper bound of numbers in a record

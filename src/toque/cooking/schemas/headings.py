@@ -49,9 +49,8 @@ _ANNOUNCED: Final = _BARE | {
     "steps",
 }
 _BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
-_SHORT: Final = (
-    40  # maximum characters of a heading, unless a heading precedes every paragraph
-)
+# Maximum characters of a heading, unless a heading precedes every paragraph.
+_SHORT: Final = 40
 _MIN_STOPS: Final = 0.75  # minimum share of longer lines with a full stop, see `_heads`
 _STOPS: Final = frozenset('.!?)]…"”')
 _SENTENCE_ENDS: Final = frozenset(".!?")

@@ -23,13 +23,11 @@ HEADINGS: Final = "ingredient sub-headings"
 TIPS: Final = "tips beside the steps left out"
 NOT_READ: Final = "ingredients and steps left out: objects without a known name or text"
 
-_DEEPEST: Final = (
-    16  # maximum depth of lists and objects; real files have a depth of six
-)
+# Maximum depth of lists and objects; real files have a depth of six.
+_DEEPEST: Final = 16
 _MAX_HEADING_CHARS: Final = 60
-_MOST_COMPARED: Final = (
-    50  # maximum notes and nested steps that are compared with a line
-)
+# Maximum notes and nested steps that are compared with a line.
+_MOST_COMPARED: Final = 50
 _PREFIXES: Final = (
     "recipe",
     "ingredient",

@@ -41,15 +41,12 @@ Reason = Literal[
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 MOST_STEPS_IN_LIST = 2  # maximum steps among the ingredients of a usable recipe
-MOST_LINES_OF_LIST = (
-    2  # maximum ingredient lines of a recipe that may have its list on one line
-)
-MIN_STEP_CHARS = (
-    20  # minimum characters of steps without instructions; "Mix." teaches nothing
-)
-MIN_STEP_WORDS = (
-    3  # minimum words of shorter steps with instructions: "Mix and bake." is enough
-)
+# Maximum ingredient lines of a recipe that may have its list on one line.
+MOST_LINES_OF_LIST = 2
+# Minimum characters of steps without instructions; "Mix." teaches nothing.
+MIN_STEP_CHARS = 20
+# Minimum words of shorter steps with instructions: "Mix and bake." is enough.
+MIN_STEP_WORDS = 3
 
 _MOST_MINUTES = 1e9  # also the bound of every other number of a record
 _T = TypeVar("_T", bound=str)
@@ -202,9 +199,8 @@ _MASS: Final = re.compile(
     r"((?<!\d)\d++(?:[.,]\d++)?+)\s*+(g|grams?|gr|oz|ounces?)\b", re.IGNORECASE
 )
 _NOT_FOLDED: Final = re.compile(r"[^a-z0-9]")
-_MIN_SERVING_G: Final = (
-    5.0  # minimum grams per serving; exporters write "1 g" for unknown servings
-)
+# Minimum grams per serving; exporters write "1 g" for unknown servings.
+_MIN_SERVING_G: Final = 5.0
 
 
 @lru_cache(maxsize=1024)

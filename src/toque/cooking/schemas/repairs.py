@@ -68,12 +68,10 @@ _MEASURES = re.compile(
 _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
-_HEADING_CHARS = (
-    40  # maximum characters of a heading or list item; a small letter may follow it
-)
-_END_CHARS = (
-    24  # characters at the end of a step that may contain the end of its sentence
-)
+# Maximum characters of a heading or list item; a small letter may follow it.
+_HEADING_CHARS = 40
+# Characters at the end of a step that may contain the end of its sentence.
+_END_CHARS = 24
 _BRACKET_LINES = 3  # maximum lines up to the closing bracket
 _SPACES = "recipes with spaces before punctuation"
 _FRACTIONS = "recipes with fractions mended"

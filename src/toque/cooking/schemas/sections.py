@@ -24,9 +24,8 @@ SHOPPING: Final = "shopping notes among the ingredients removed"
 CREDITS: Final = "credits among the ingredients removed"
 NOTES: Final = "notes among the ingredients removed"
 
-_MOST_CHARS: Final = (
-    90  # maximum characters of a tool; longer lines are misplaced steps
-)
+# Maximum characters of a tool; longer lines are misplaced steps.
+_MOST_CHARS: Final = 90
 _MIN_CAPITALS: Final = 5  # minimum letters of a heading in capitals: "EVOO" is oil
 # Parts of a dish in headings of ingredients or steps.
 SECTION_NOUNS: Final = PART_NOUNS | frozenset(

@@ -40,9 +40,8 @@ CPU_MICRO_BATCH_TOKENS = 4096
 """Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest number here."""
 # Separates these keys from other keys of the same rows.
 _DROPOUT: Final = key_of(0x64726F70)
-SHAPE_SAMPLE = (
-    2048  # examples for the choice of the row shape, including the longest ones
-)
+# Examples for the choice of the row shape, including the longest ones.
+SHAPE_SAMPLE = 2048
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,8 @@ class Step:
     n_examples: int  # examples on all ranks
     n_computed: int  # tokens with padding on this rank
     epoch: float  # passes over the data after this update
-    stage: int | None = (
-        None  # stage of the curriculum, from 1; None without a curriculum
-    )
+    # Stage of the curriculum, from 1; None without a curriculum.
+    stage: int | None = None
 
     def after(self, before: Progress, seconds: float) -> Progress:
         """Compute the progress after this update, which took `seconds`."""

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
 Rows = list[list[int]]  # indices of the examples in each row
-_TINY: Final = (
-    1e-9  # tolerance for shares of a row: less than a token, more than rounding errors
-)
+# Tolerance for shares of a row: less than a token, more than rounding errors.
+_TINY: Final = 1e-9
 _UNOPENED: Final = 1e3
 """Space of a row without examples, as shares of a row. Any opened row fits better."""
 

@@ -28,9 +28,8 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.keyed_random import key_of, shuffle
 
-SHORTEST: Final = (
-    4  # tokens of the shortest example that is corrupted, with its end token
-)
+# Tokens of the shortest example that is corrupted, with its end token.
+SHORTEST: Final = 4
 # Separate the keys of this module from other keys, and of lost spans from other spans.
 _CORRUPT: Final = 5
 _LOST: Final = 1

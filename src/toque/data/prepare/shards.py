@@ -65,9 +65,8 @@ NOT_READ = "bytes of the sources not read, max_examples was reached"
 _SMALL_BYTES = 4 << 20
 _MAX_PROCESSES = 16  # more would wait for the process that reads
 _OPEN_FILES = 16  # files that are read in turn
-_EXAMPLE_BYTES = (
-    2048  # rough size of an example, to keep the groups of a small run small
-)
+# Rough size of an example, to keep the groups of a small run small.
+_EXAMPLE_BYTES = 2048
 _QUEUED = 1  # groups waiting for a process; more would take memory
 _GROUPS_PER_ACTOR = 2  # groups sent to a Ray actor: one in progress and one waiting
 

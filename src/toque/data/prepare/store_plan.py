@@ -35,9 +35,8 @@ USUAL_PROMPT = 256  # tokens; limit of prompts if nothing else determines it
 USUAL_TARGET = 512  # tokens; limit of targets
 LIMITS = ("max_prompt_tokens", "max_target_tokens")
 CHAT = ("chat_template", "chat_date", "loss_on")  # settings of conversations
-DEFAULT_BAD_SHARE = (
-    0.5  # if more records are unusable, the file probably has another format
-)
+# If more records are unusable, the file probably has another format.
+DEFAULT_BAD_SHARE = 0.5
 CODE_VERSION = 4
 """Version of the code. It increases when equal inputs give other rows, so that older stores are
 not reused."""
@@ -59,22 +58,19 @@ class PrepareSettings:
 
     family_kind: FamilyKind
     tokenizer: str
-    max_prompt_tokens: int | None = (
-        USUAL_PROMPT  # None: `source_sample` chooses it from the data
-    )
+    # None: `source_sample` chooses it from the data.
+    max_prompt_tokens: int | None = USUAL_PROMPT
     max_target_tokens: int | None = USUAL_TARGET
-    room: int | None = (
-        None  # positions of the model for both sides; recorded with chosen limits
-    )
+    # Positions of the model for both sides; recorded with chosen limits.
+    room: int | None = None
     on_overlong: OnOverlong = "auto"  # auto: truncate pairs and split documents
     validation_fraction: float = 0.1
     max_examples: int | None = None
     min_quality: float = 0.0
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
-    max_bad_share: float = (
-        DEFAULT_BAD_SHARE  # largest share of records that a reader may drop
-    )
+    # Largest share of records that a reader may drop.
+    max_bad_share: float = DEFAULT_BAD_SHARE
     max_files: tuple[
         int | None, ...
     ] = ()  # files read per source; recorded if one has a limit

@@ -35,9 +35,8 @@ from toque.errors import DataError
 from toque.models.loading.provenance import Form
 from toque.sources.records import Turn
 
-_MAX_GROWTH: Final = (
-    4  # characters that a template may write per character of the messages
-)
+# Characters that a template may write per character of the messages.
+_MAX_GROWTH: Final = 4
 _MAX_ADDED: Final = 1 << 16  # characters that a template may write in addition
 _MAX_SECONDS: Final = 2.0  # processor time of a rendering
 # Bytes of the child's address space; its libraries take a fifth.
@@ -67,9 +66,8 @@ _DATED: Final = re.compile(
 _DIRECTIVE: Final = re.compile(r"%[-_0^#:]*[A-Za-z]")
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """Names of the same field. transformers copies it to the first two."""
-_MIN_UNIQUE: Final = (
-    20  # characters of a text that does not occur in a conversation by chance
-)
+# Characters of a text that does not occur in a conversation by chance.
+_MIN_UNIQUE: Final = 20
 Render = Callable[..., Any]
 # `role`, `content`, and other fields that a template may write.
 Message = Mapping[str, Any]
@@ -102,9 +100,8 @@ class ChatTemplate:
         self._special = {
             number: token.content for number, token in added.items() if token.special
         }
-        self._added_end: int | None = (
-            None  # end of an answer if the template does not write it
-        )
+        # End of an answer if the template does not write it.
+        self._added_end: int | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = 0  # process that started the child; a fork needs another child
         # The child renders one conversation at a time.

@@ -37,9 +37,8 @@ NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
 _PROBE = "Fold\n\n- 2 eggs\n1. Stir."
 _SAMPLE_TEXTS = 32  # texts per batch for which the ids of the cache are checked
-_SAMPLE_CHARS = (
-    4096  # characters checked per text: an entire recipe, the beginning of a book
-)
+# Characters checked per text: an entire recipe, the beginning of a book.
+_SAMPLE_CHARS = 4096
 _CONTEXT_IDS = 8  # ids before a token that decide its text: a character's bytes, a line's beginning
 
 

@@ -43,9 +43,8 @@ class Encoded:
     flat: NDArray[np.uint32]  # concatenated ids
     ends: NDArray[np.int64]  # [texts] index after the last id of each text
     lost: Counter[str]  # counts of characters that became unknown tokens
-    disagreed: bool = (
-        False  # whether a sample's ids from the cache differed from the tokenizer's
-    )
+    # Whether a sample's ids from the cache differed from the tokenizer's.
+    disagreed: bool = False
 
 
 class _Table(dict[bytes, bytes | bytearray]):

@@ -26,9 +26,8 @@ _COPY, _PADDED_COPY = (
 )
 AS_A_GPU: Final = ContextVar("AS_A_GPU", default=False)
 """True in the outline of a run on a GPU, which has tensors on the CPU."""
-_PADDED_ROWS = (
-    64  # the rows of an output head are padded to a multiple of it, see `padded_copy`
-)
+# The rows of an output head are padded to a multiple of it, see `padded_copy`.
+_PADDED_ROWS = 64
 
 
 def padded_length(n: int) -> int:

@@ -80,13 +80,11 @@ class BlockMasks:
     """Pairs of positions that attend to each other, for every layer of a micro-batch."""
 
     own: BlockMask  # self-attention
-    across: BlockMask | None = (
-        None  # cross-attention from decoder to encoder, if there is one
-    )
+    # cross-attention from decoder to encoder, if there is one.
+    across: BlockMask | None = None
     kernels: Kernels = DEFAULT_KERNELS
-    near: BlockMask | None = (
-        None  # `own` within the sliding window, for layers that have one
-    )
+    # `own` within the sliding window, for layers that have one.
+    near: BlockMask | None = None
 
 
 def decoder_masks(

@@ -29,9 +29,8 @@ from torch.nn import functional
 from toque.models.forward.keyed_dropout import keep_mask, keys_by_head, next_keys
 
 MULTIPLE = 32  # lengths are padded to it, for few shapes of products and entire tiles of kernels
-MAX_PADDED = (
-    1.3  # largest ratio of computed to real scores; above it, another group is faster
-)
+# Largest ratio of computed to real scores; above it, another group is faster.
+MAX_PADDED = 1.3
 # Scores of one head in a group of several examples; they fit the cache.
 MAX_SCORES = 1 << 19
 
@@ -44,9 +43,8 @@ class AttentionPlan:
     """Examples of a flat row, for every layer of one forward."""
 
     own: list[Example]  # self-attention
-    across: list[Example] | None = (
-        None  # cross-attention from decoder to encoder, if there is one
-    )
+    # cross-attention from decoder to encoder, if there is one.
+    across: list[Example] | None = None
 
     @property
     def longest(self) -> int:

@@ -143,12 +143,10 @@ class Site:
 
     def __init__(self, reads: str, others: str) -> None:
         self.sides = (reads, others)
-        self.tokens: Tensor | None = (
-            None  # [R, T] keys of the layer's tokens, or of the queries
-        )
-        self.others: Tensor | None = (
-            None  # [R, S] keys of the tokens that are attended to
-        )
+        # [R, T] keys of the layer's tokens, or of the queries.
+        self.tokens: Tensor | None = None
+        # [R, S] keys of the tokens that are attended to.
+        self.others: Tensor | None = None
         self.key: Any = None  # [] int64
         self.table: Any = None  # `column_table`
         self.calls = 0

@@ -101,9 +101,8 @@ and their gradient. The products of 1,344 rows with GPT-2's head reach 770 GFLOP
 720 (two cores)."""
 # Elements of a float32 block of the softmax: 8 MiB fit the cache.
 _BLOCK_ELEMENTS: Final = 1 << 21
-_COLUMNS: Final = (
-    4096  # columns per product of slopes and matrix; with 32,128 it is 14 % slower
-)
+# Columns per product of slopes and matrix; with 32,128 it is 14 % slower.
+_COLUMNS: Final = 4096
 _TINY: Final = 1e-30  # smaller shares are computed from the logits again
 
 

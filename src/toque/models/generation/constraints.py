@@ -29,9 +29,8 @@ r"""Generator of the patterns of a text's parts. It receives the text of each fi
 break is "\n", and "." is any other character. Every part except the last ends at the first match
 of its pattern.
 """
-_MAX_SCHEMA_LENGTH: Final = (
-    100_000  # characters: 90,000 compiled in 1.7 s, 270,000 in 19 s
-)
+# characters: 90,000 compiled in 1.7 s, 270,000 in 19 s.
+_MAX_SCHEMA_LENGTH: Final = 100_000
 _MAX_LEXER_STATES: Final = 50_000  # lexer states of a schema, at 1 to 2 KB each
 _MAX_REMAINDERS: Final = 10_000
 """Maximum number of remainders of a schema's multiples.
@@ -162,9 +161,8 @@ class Constraint:
 
     compiler: ConstraintCompiler
     matcher: LLMatcher
-    form: Form | None = (
-        None  # the next parts; None for a schema, or after the last part
-    )
+    # The next parts; None for a schema, or after the last part.
+    form: Form | None = None
     fault: str = ""
     """Predicate of the error message with the subject "The text"; "" without an error."""
     _n_read: int = 0  # tokens that matchers have read

@@ -35,12 +35,10 @@ from toque.models.generation.packed_products import has_bf16_products
 
 SPARE = 64  # columns that are allocated in addition to the current need
 MAX_INITIAL_COLUMNS = 1024  # columns that are allocated before a row needs them
-MAX_WASTED_COLUMNS = (
-    192  # padding in a group of rows: 40 us at 8 GB/s, the cost of another call
-)
-PREFILL_TOKENS = (
-    4096  # prompt tokens with padding in one forward, which limits its memory
-)
+# Padding in a group of rows: 40 us at 8 GB/s, the cost of another call.
+MAX_WASTED_COLUMNS = 192
+# Prompt tokens with padding in one forward, which limits its memory.
+PREFILL_TOKENS = 4096
 # Padding of a prefill on a CPU: 0.15 ms per token (30 M model), 2 to 3 per call.
 WASTED_TOKENS = 128
 

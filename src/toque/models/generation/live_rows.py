@@ -45,12 +45,10 @@ class Order:
     options: (
         GenerationOptions  # sampling options; lengths, precision and rows are ignored
     )
-    number: int = (
-        0  # determines the random numbers, together with the seed and the position
-    )
-    n_likeliest: int | None = (
-        None  # number of alternatives with logprobs; None for no logprobs
-    )
+    # Determines the random numbers, together with the seed and the position.
+    number: int = 0
+    # Number of alternatives with logprobs; None for no logprobs.
+    n_likeliest: int | None = None
     begun: Sequence[
         int
     ] = ()  # first tokens of the answer if they are fixed; not reported

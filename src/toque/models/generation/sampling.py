@@ -21,14 +21,12 @@ from toque.keyed_random import mix
 
 _MASK = (1 << 64) - 1
 BLOCK: Final = 64  # consecutive tokens that share a scale and a bound
-WORTHWHILE_STEPS: Final = (
-    32  # greedy steps that pay for the quantization of the head's weights
-)
+# Greedy steps that pay for the quantization of the head's weights.
+WORTHWHILE_STEPS: Final = 32
 _INT8_MAX: Final = 127
 _ZERO: Final = 128  # unsigned number for zero
-_BLOCKS_PER_STEP: Final = (
-    64  # blocks that are quantized together: about 8 MB of weights
-)
+# Blocks that are quantized together: about 8 MB of weights.
+_BLOCKS_PER_STEP: Final = 64
 # Share of blocks that may have the largest logit; above it, compute all.
 MAX_BLOCKS: Final = 1 / 8
 _ROUNDING: Final = 1.001  # factor of the bounds, because they are computed in float32

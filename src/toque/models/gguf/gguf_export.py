@@ -86,9 +86,8 @@ class ExportedGguf:
     widened: tuple[
         str, ...
     ] = ()  # weights in float32, because they exceed the range of the type
-    composes: bool = (
-        False  # True if the tokenizer of the source composes letters (Unicode NFC)
-    )
+    # True if the tokenizer of the source composes letters (Unicode NFC)
+    composes: bool = False
 
     def __str__(self) -> str:
         """Describe the file and the comparison."""

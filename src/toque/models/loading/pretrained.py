@@ -74,13 +74,11 @@ from toque.models.lora.frozen import (
 from toque.models.lora.layers import ADAPTER
 from toque.models.lora.quantised import Outlined, form_named
 
-SHARE: Final = (
-    0.8  # share of free memory for weights; the KV cache and activations get the rest
-)
+# Share of free memory for weights; the KV cache and activations get the rest.
+SHARE: Final = 0.8
 CPU: Final = torch.device("cpu")
-MAX_ROWS: Final = (
-    500_000  # maximum size of a grown embedding, and of a trained tokenizer
-)
+# Maximum size of a grown embedding, and of a trained tokenizer.
+MAX_ROWS: Final = 500_000
 
 
 @dataclass(frozen=True)

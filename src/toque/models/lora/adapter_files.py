@@ -133,9 +133,8 @@ def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> No
         CheckpointError: The folder is damaged.
     """
     peft, config = _peft(), read_config(folder)
-    config.init_lora_weights = (
-        False  # the file has all values; other starts read the base's matrix
-    )
+    # The file has all values; other starts read the base's matrix.
+    config.init_lora_weights = False
     with _opened(folder / WEIGHTS) as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
     try:

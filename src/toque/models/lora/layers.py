@@ -23,9 +23,8 @@ from toque.models.families import embedding, family_of
 from toque.models.lora.quantised import silence_bitsandbytes
 
 ADAPTER: Final = "default"  # peft's name for the trained adapter
-LARGE: Final = (
-    2_500_000_000  # minimum of parameters for a lower rank; FLAN-T5-XL has 2.85e9
-)
+# Minimum of parameters for a lower rank; FLAN-T5-XL has 2.85e9.
+LARGE: Final = 2_500_000_000
 
 _ATTENTION: Final = {  # modules for `target_modules: auto` (Hu et al. 2021, section 7.1)
     "t5": ("q", "v"),
