@@ -307,11 +307,19 @@ def test_footnotes_glued_into_a_sentence_are_removed():
         ("1/4 teaspoon tsp cumin", "1/4 teaspoon cumin"),
         ("1 pkt -Active yeast", "1 pkt Active yeast"),
         ("30 g yeast, -=OR=-", "30 g yeast"),
+        ("Fry for 1 to2 minutes", "Fry for 1 to 2 minutes"),
         ("Mix for 10  15 minutes", "Mix for 10-15 minutes"),
     ],
 )
 def test_doubled_units_and_marks_of_a_program(line, repaired):
     assert without_misprints([line], Counter()) == [repaired]
+
+
+def test_a_size_cut_at_its_decimal_point_is_joined():
+    steps = ["remove the peas from the heat and spread them in a 10", "5 x 15 inch pan"]
+    assert rejoined(steps, Counter(), anywhere=True) == [
+        "remove the peas from the heat and spread them in a 10.5 x 15 inch pan"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ _MEASURES = re.compile(
 _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _ENDS_REMARK = re.compile(r"\d{1,3}\)(?:\Z|[.,;]| (?![A-ZÀ-Þ]))")
-_UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
+_UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d{1,2}\.?\Z")
 # Maximum characters of a heading or list item; a small letter may follow it.
 _HEADING_CHARS = 40
 # Characters at the end of a step that may contain the end of its sentence.
@@ -195,6 +195,8 @@ _MISPRINTS = [  # signs for a 40 times faster search, pattern, repair, note
         (("-=OR=-",), r",? ?-=OR=-", "", "recipes with marks of Meal-Master"),
         ((" -",), r" -(?=[A-Z][a-z]{2})(?<=\d (?:pkt|pkg|tsp) -)", " ",
          "recipes with marks of Meal-Master"),
+        ((" to1", " to2", " to3", " to4", " to5", " to6"), r" to(?=[1-6]\d? (?:min|hour|in))",
+         " to ", LOST_SPACES),
         # Examples: 'the"lid', 'salt& oil'
         (("& ", '"'), r'(?<=[a-z])(&(?= )|"(?=\w[^"\n]{0,60}"))', r" \1", _SPACES),
         (("recipe", "cup", "spoon", "tsp", "tbsp"),
