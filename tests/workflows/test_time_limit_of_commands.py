@@ -84,7 +84,7 @@ def test_a_total_that_has_come_to_its_end_goes_on_when_it_is_raised(settings):
     (said,) = [
         text for text in notices.notices if "it continues to 60 seconds total" in text
     ]
-    assert "rises now to its value at this point of a run of 60 seconds total" in said
+    assert "rises to its value at this point of a run of 60 seconds total" in said
     assert go("60").step == longer.step
 
 

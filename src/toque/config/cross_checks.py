@@ -1,4 +1,4 @@
-"""Checks of combinations of settings, and of a new length for a run."""
+"""Checks of combinations of settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from typing import Final
 from toque.config.field_types import OF_CLASSES
 from toque.config.schema import RunConfig
 from toque.config.schema_methods import CurriculumConfig
-from toque.units import Duration, Progress
+from toque.units import Duration
 
 _RUN_FOLDERS: Final = {"best", "checkpoints", "model", "outbox", "set-aside"}
 """Subfolders of a run, in which it deletes and replaces files."""
-_ANY_LENGTH: Final = ("constant", "inverse_sqrt", "cosine_restarts")
-"""Schedules that do not depend on the length of the run."""
-_COOLDOWN: Final = Duration(20, "%")
 
 
 def find_conflicts(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
@@ -256,72 +253,3 @@ def share_of(point: Duration, length: Duration) -> float | None:
         return point.amount / 100.0
     point, length = point.in_minutes(), length.in_minutes()
     return point.amount / length.amount if point.unit == length.unit else None
-
-
-def explain_new_length(
-    old: RunConfig, new: RunConfig, progress: Progress, *, total_seconds: float = 0.0
-) -> str | None:
-    """Return a notice about a run that continues to a new `train.stop_after`.
-
-    A run that has ended can continue with every schedule. Another run can only continue if its
-    updates so far equal the updates of the longer run.
-
-    Args:
-        old: The configuration of the run.
-        new: The same configuration with another length.
-        progress: The progress of the run.
-        total_seconds: Time of the entire command so far, which `progress` does not include.
-
-    Returns:
-        The notice, or None if the run cannot continue.
-    """
-    old_length, length = old.train.stop_after, new.train.stop_after
-    if old_length == length or length.reached(progress):
-        return None
-    if length.total and (length.seconds or 0.0) <= total_seconds:
-        return None
-    if new.curriculum is not None and len(new.curriculum.stages) > 1:
-        return None  # the bounds of earlier stages would move
-
-    if old_length.total:
-        has_ended = total_seconds >= (old_length.seconds or 0.0)
-    else:
-        has_ended = old_length.reached(progress)
-    is_longer = old_length.unit == length.unit and length.amount > old_length.amount
-    if not (
-        has_ended
-        or (is_longer and _is_independent_of_length(new, old_length, progress))
-    ):
-        return None
-
-    schedule = new.optim.schedule
-    notice = (
-        f"this run was planned for {old_length} and is at step {progress.step:,}: it continues to "
-        f"{length}"
-    )
-    if schedule in _ANY_LENGTH or not has_ended:
-        return f"{notice}."
-    if schedule == "wsd":
-        return (
-            f"{notice}. The learning rate has cooled down (optim.schedule=wsd). It returns to its "
-            f"peak now, and cools down again before {length}."
-        )
-    return (
-        f"{notice}. The learning rate has reached its minimum (optim.schedule={schedule}). It "
-        f"rises now to its value at this point of a run of {length}."
-    )
-
-
-def _is_independent_of_length(
-    config: RunConfig, length: Duration, progress: Progress
-) -> bool:
-    """Check whether the schedule up to `progress` is the same for a run of any longer length."""
-    optim = config.optim
-    if optim.warmup.amount and optim.warmup.unit == "%":
-        return False
-    if optim.cycles is not None and optim.cycles.first.unit == "%":
-        return False
-    if optim.schedule != "wsd":
-        return optim.schedule in _ANY_LENGTH
-    cooldown = share_of(optim.cooldown or _COOLDOWN, length)
-    return cooldown is not None and length.fraction(progress) <= 1.0 - cooldown

@@ -53,16 +53,17 @@ from toque.workflows.prepare import prepare_if_absent
 from toque.workflows.prepared_store import is_prepared, open_store
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
-from toque.workflows.run_folder import (
-    LoggedReporter,
-    checkpoint_to_continue,
-    load_start_weights,
+from toque.workflows.run_folder.access import (
     lock_run_folder,
-    prepare_run_folder,
     refuse_small_disk,
-    start_folder,
     write_config,
 )
+from toque.workflows.run_folder.continuation import (
+    checkpoint_to_continue,
+    prepare_run_folder,
+)
+from toque.workflows.run_folder.run_log import LoggedReporter
+from toque.workflows.run_folder.weights import load_start_weights, start_folder
 
 
 def train(
