@@ -21,7 +21,7 @@ from toque.runs.time_left import TimeLeft
 from toque.training.micro_batch import least_of
 from toque.training.stopping import CommandClock, TimeLimit
 from toque.units import Duration
-from toque.workflows.model_record import find_max_target_tokens
+from toque.workflows.trained_model.training_record import find_max_target_tokens
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 _SHORT_SECONDS: Final = 2.0
