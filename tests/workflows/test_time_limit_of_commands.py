@@ -10,7 +10,7 @@ from toque.config import load_config
 from toque.config.dump import to_yaml
 from toque.errors import ConfigError
 from toque.training.stopping import CommandClock
-from toque.workflows.diagnosis.drill import StopAt
+from toque.workflows.diagnosis.training_session import StopAt
 from toque.workflows.run_length import extrapolate_seconds
 from toque.workflows.train import train
 

@@ -359,7 +359,7 @@ def _list_combinations(improvements: Sequence[str]) -> dict[str, set[str]]:
 def _switch_overrides(
     switches: Mapping[str, Switch], enabled: Collection[str]
 ) -> list[str]:
-    """Return the overrides that switch the `enabled` improvements on, and all others off."""
+    """Return the overrides that switch on the `enabled` improvements, and switch off the rest."""
     # Improvements may share an override, such as the stages. A second one would replace the
     # settings that the overrides in between have changed.
     overrides: dict[str, None] = {}
@@ -384,7 +384,7 @@ class Switch(NamedTuple):
 def _find_switches(
     config: str, overrides: Sequence[str]
 ) -> tuple[dict[str, Switch], dict[str, str]]:
-    """Return the switches of improvements that fit, and the reasons against the other ones."""
+    """Return the switches of improvements that fit, and the reasons against the rest."""
     base = load_config(config, overrides).config
     switches: dict[str, Switch] = {}
     left_out: dict[str, str] = {}
@@ -424,7 +424,7 @@ def _lock_folder(out: Path) -> AbstractContextManager[object]:
 def _train_variants(
     config: str, plan: AblationPlan, out: Path, reporter: Reporter, *, trust_code: bool
 ) -> dict[str, Result]:
-    """Return the result of every run. Train the runs that have none, and report each."""
+    """Return the result of every run. Train each run without a result, and report all."""
     results: dict[str, Result] = {}
     runs = plan.runs
     for number, (key, variant) in enumerate(runs.items(), start=1):

@@ -128,7 +128,7 @@ def save_rows(
                 "'target': 'answer'})."
             )
         raise
-    # Rows of an earlier call whose store was replaced are no longer needed.
+    # The store may have replaced a store of other rows, which are no longer needed.
     if is_only_rank() and holds_a_store(store):
         forget_rows(store, _source_names(store))
 

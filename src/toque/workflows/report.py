@@ -309,7 +309,7 @@ def verify(path: Model) -> Verified:
 
 
 def _is_store(folder: Path) -> bool:
-    """Return whether a folder with a manifest is a store, of which the shards may be missing."""
+    """Return whether a folder with a manifest is a store, even if its shards are missing."""
     if (folder / "shards").is_dir():
         return True
     manifest = folder / "manifest.json"
