@@ -46,17 +46,14 @@ def _sections(model: type[Config]) -> list[type[Config]]:
     sections = [model]
     for section in sections:  # grows during the loop
         for field in section.model_fields.values():
-            sections += [
-                kind for kind in _models_in(field.annotation) if kind not in sections
-            ]
+            models = _models_in(field.annotation)
+            sections += [model for model in models if model not in sections]
     return sections
 
 
 def _models_in(annotation: Any) -> list[type[Config]]:
+    """List the sections in the annotation of a field."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
-    return [
-        kind
-        for part in getattr(annotation, "__args__", ())
-        for kind in _models_in(part)
-    ]
+    parts = getattr(annotation, "__args__", ())
+    return [model for part in parts for model in _models_in(part)]
