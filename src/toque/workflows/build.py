@@ -298,7 +298,8 @@ def _build_evaluator(parts: _Parts, interrupt: Interrupt) -> Evaluator:
     Raises:
         ConfigError: A setting names a metric that the run does not measure.
     """
-    config, store, reporter = parts.config, parts.store, parts.reporter
+    config, store = parts.config, parts.store
+    reporter = parts.reporter
     evaluation = config.evaluation
     sharing = parts.placed.sharing
     layout = parts.stream.layout
@@ -343,7 +344,8 @@ def _build_final_sampler(parts: _Parts, evaluator: Evaluator) -> Sampler:
 
 def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Trainer:
     """Build the training loop without its observers."""
-    config, runtime, resources = parts.config, parts.runtime, parts.fitted.resources
+    config, runtime = parts.config, parts.runtime
+    resources = parts.fitted.resources
     train, optim = config.train, config.optim
     model = parts.placed.model
     ranks = runtime.ranks
@@ -438,7 +440,8 @@ def _build_observers(
 
     Ranks other than the first have no watchers. They only contribute to gradient norms.
     """
-    observe, runtime, reporter = run.config.observe, parts.runtime, parts.reporter
+    observe = run.config.observe
+    runtime, reporter = parts.runtime, parts.reporter
     sharing = parts.placed.sharing
     gradients = partial(
         Gradients.from_settings, observe.gradients, run.model, runtime.phases, sharing
@@ -535,7 +538,8 @@ def _build_metrics_log(
     copies: Sequence[Callable[[Mapping[str, Any]], None]],
 ) -> MetricsLog:
     """Build the writer of metrics.jsonl. `copies` also receive its events."""
-    config, runtime, evaluator = run.config, parts.runtime, run.evaluator
+    config, evaluator = run.config, run.evaluator
+    runtime = parts.runtime
     sharing, resources = parts.placed.sharing, parts.fitted.resources
     about = {
         "config_sha256": config_sha256(config),

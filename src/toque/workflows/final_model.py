@@ -146,7 +146,8 @@ def _write(
 
     `goal` selected the weights. None: they are the last ones of the run.
     """
-    config, store, trainer = run.config, run.store, run.trainer
+    config, store = run.config, run.store
+    trainer = run.trainer
     folder = Path(config.run_dir)
     metrics_file = folder / METRICS
     history = history_of(metrics_file) if metrics_file.exists() else RunHistory()
