@@ -108,6 +108,7 @@ def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int
     keys = [np.uint64(key_of(key, r)) for r in range(_ROUNDS)]
 
     def permute_once(values: U64) -> U64:
+        """Permute the numbers of 2 * half_bits bits."""
         left, right = values >> half, values & low
         for round_key in keys:
             mix = _mix_array(right ^ round_key)

@@ -622,6 +622,7 @@ def _estimate_differences(
 
 
 def _effects_table(record: Mapping[str, Any]) -> Grid:
+    """Return the table of differences, with a row per improvement and comparison."""
     headings = ("improvement", "how", *(column.heading for column in COLUMNS))
     rows = []
     for improvement, comparisons in record["effects"].items():

@@ -68,7 +68,7 @@ class Evaluation:
     """Number of texts that were not generated because the run reached its time limit."""
 
     @property
-    def of_examples(self) -> dict[str, float]:
+    def example_metrics(self) -> dict[str, float]:
         """Scores of the held-out examples and tasks by name."""
         task_metrics = {
             f"{scores.task}_{name}": value
@@ -80,7 +80,7 @@ class Evaluation:
     @property
     def metrics(self) -> dict[str, float]:
         """All scores by name, without intervals."""
-        return {**self.of_examples, **self.texts.metrics}
+        return {**self.example_metrics, **self.texts.metrics}
 
     def to_json(self) -> str:
         """Return the content of evaluation.json. Numbers that are not finite become null."""

@@ -31,10 +31,7 @@ from toque.workflows.trained_model.model_codec import (
     model_files,
     open_codec,
 )
-from toque.workflows.trained_model.prompt_format import (
-    describe_prompts,
-    example_prompt,
-)
+from toque.workflows.trained_model.prompt_format import describe_prompts, example_prompt
 from toque.workflows.trained_model.training_record import (
     FOREIGN,
     UNKNOWN,
@@ -57,8 +54,8 @@ N_PROMPTS: Final = 20
 """Number of prompts for which the exported file is compared with the model."""
 _MODELFILE: Final = """# ollama create {name} -f Modelfile
 FROM ./{file}
-{asks}
-PARAMETER num_predict {most}
+{template}
+PARAMETER num_predict {max_tokens}
 """
 _OLLAMA_TEMPLATE: Final = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
 _OLLAMA_CHAT: Final = """# Ollama uses the chat template in the file if it supports it.
@@ -379,8 +376,8 @@ def _export_gguf(
     modelfile = _MODELFILE.format(
         name=to.name,
         file=file,
-        asks=_ollama_template(codec, record, template, ends=ends),
-        most=record.max_new_tokens,
+        template=_ollama_template(codec, record, template, ends=ends),
+        max_tokens=record.max_new_tokens,
     )
     return export_gguf(
         source,

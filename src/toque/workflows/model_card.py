@@ -172,7 +172,7 @@ def _list_results(
     text_scores = {
         name: estimate.value for name, estimate in evaluation.texts.overall.items()
     }
-    scores = {**evaluation.of_examples, **text_scores}
+    scores = {**evaluation.example_metrics, **text_scores}
     return [
         EvalResult(
             task_type=task,
@@ -223,6 +223,7 @@ def _is_short_text(value: object) -> bool:
 
 
 def _describe_data(config: RunConfig, manifest: StoreManifest) -> str:
+    """Return the table of the sources, with the counts of examples and tokens."""
     files_by_source: dict[int, list[SourceEntry]] = {}
     for entry in manifest.sources:
         files_by_source.setdefault(entry.source, []).append(entry)
@@ -260,9 +261,11 @@ def _describe_data(config: RunConfig, manifest: StoreManifest) -> str:
 
 
 def _describe_scores(evaluation: Evaluation, record: Provenance) -> str:
+    """Return the table of the scores, with the method of their measurement."""
     texts = evaluation.texts
     rows = [
-        (name, f"{value:.4g}", "", "") for name, value in evaluation.of_examples.items()
+        (name, f"{value:.4g}", "", "")
+        for name, value in evaluation.example_metrics.items()
     ]
     for name, estimate in texts.overall.items():
         interval = _format_interval(estimate)
@@ -294,6 +297,7 @@ def _describe_limits(
     manifest: StoreManifest,
     evaluation: Evaluation,
 ) -> str:
+    """Return the list of the intended use, the licence, and what was not measured."""
     intended = {
         "gaps": "A start for further training. It does not generate texts.",
         "documents": "Continuing texts of the kind it was trained on.",
@@ -324,6 +328,7 @@ def _describe_limits(
 
 
 def _describe_licence(config: RunConfig) -> str:
+    """Return the sentence about the licence, from `model.licence` or the card of the base."""
     facts = _licence_and_languages(config)
     name = facts.get("license_name", facts.get("license"))
     if name is None:
@@ -334,6 +339,7 @@ def _describe_licence(config: RunConfig) -> str:
 
 
 def _training_table(config: RunConfig, run: FinishedRun) -> str:
+    """Return the table of the settings that determine the training."""
     start = run.history.start
     optim, adapter = config.optim, config.adapter
     parameters = start.get("parameters") or {}
@@ -356,6 +362,7 @@ def _training_table(config: RunConfig, run: FinishedRun) -> str:
 
 
 def _cost_table(run: FinishedRun) -> str:
+    """Return the table of the time, arithmetic and energy of the run."""
     history = run.history
     tokens = run.progress.tokens
     flops_per_token = history.start.get("flops_per_token")

@@ -22,12 +22,7 @@ from toque.models.loading.model_folder import read_config_json
 from toque.reporter import ProgressSink, no_progress
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import Located, Source
-from toque.sources.source_files import (
-    SourceFile,
-    find_files,
-    is_here,
-    located,
-)
+from toque.sources.source_files import SourceFile, find_files, is_here, located
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.download import fetch, listing

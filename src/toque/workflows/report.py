@@ -322,12 +322,14 @@ def _is_store(folder: Path) -> bool:
 
 
 def _verify_store(path: Path) -> str:
+    """Verify the hashes of a store and of rows saved with it. Return a line about it."""
     manifest = TokenStore.open(path, verify=True).manifest
     n_files = len(manifest.shards) + len(manifest.files) + verify_rows(path)
     return f"{path}: store of {manifest.examples:,} examples, {n_files} files, all hashes correct"
 
 
 def _verify_checkpoint(path: Path) -> str:
+    """Verify the hashes of a checkpoint. Return a line about it."""
     from toque.training.checkpoint.saved import verify_checkpoint  # loads torch
 
     checkpoint = verify_checkpoint(path)

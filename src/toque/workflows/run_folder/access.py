@@ -14,13 +14,9 @@ from toque.reporter import size_text
 from toque.runs.history import METRICS
 from toque.storage.atomic import atomic_write
 from toque.storage.no_follow import current_path
-from toque.training.checkpoint.fetch import (
-    OUTBOX,
-)
+from toque.training.checkpoint.fetch import OUTBOX
 from toque.training.checkpoint.resume import model_tensors
-from toque.training.checkpoint.saved import (
-    step_folders,
-)
+from toque.training.checkpoint.saved import step_folders
 from toque.training.checkpoint.store import run_lock
 from toque.training.checkpoint.tensor_files import bytes_of
 from toque.training.optim.factory import state_bytes

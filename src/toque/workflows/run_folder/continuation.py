@@ -20,11 +20,7 @@ from toque.errors import CheckpointError, argument, in_shell
 from toque.runs.run_record import END
 from toque.storage.atomic import atomic_write, sha256_of
 from toque.storage.bucket import Bucket
-from toque.training.checkpoint.fetch import (
-    complete_steps,
-    fetch_run,
-    fetch_step,
-)
+from toque.training.checkpoint.fetch import complete_steps, fetch_run, fetch_step
 from toque.training.checkpoint.saved import (
     MANIFEST,
     Checkpoint,

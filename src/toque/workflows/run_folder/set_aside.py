@@ -15,15 +15,8 @@ from toque.evaluation.bootstrap import FILE as BY_TEXT
 from toque.runs.run_record import END, EVALUATION
 from toque.storage.atomic import ASIDE_PREFIX, move_into
 from toque.storage.bucket import Bucket
-from toque.training.checkpoint.fetch import (
-    OUTBOX,
-    complete_steps,
-)
-from toque.training.checkpoint.saved import (
-    MANIFEST,
-    step_folders,
-    step_of,
-)
+from toque.training.checkpoint.fetch import OUTBOX, complete_steps
+from toque.training.checkpoint.saved import MANIFEST, step_folders, step_of
 from toque.workflows.saved_steps import KINDS, SET_ASIDE
 
 _FINAL_FILES: Final = (END, EVALUATION, BY_TEXT, "model")
@@ -60,16 +53,16 @@ def set_aside(run: Path, step: int | None, *, bucket: Bucket | None) -> list[str
         run, target, after, has_uploads=bool(uploaded)
     )
     if bucket is not None:
-        final_names: list[str] = []
         if uploaded or (step is None and END in names):
-            final_names = [name for name in names if name.split("/")[0] in _FINAL_FILES]
-        aside = f"{SET_ASIDE}/{target.name}"
-        _move_in_bucket(bucket, final_names, aside, removal_order=final_names)
+            finals = [name for name in names if name.split("/")[0] in _FINAL_FILES]
+            _copy_in_bucket(bucket, finals, target.name)
+            bucket.remove(finals)
         for folder in uploaded:
             # The manifest makes a checkpoint complete, so it is copied last and removed first.
             inside = [name for name in names if name.startswith(f"{folder}/")]
             inside.sort(key=lambda name: name.endswith(f"/{MANIFEST}"))
-            _move_in_bucket(bucket, inside, aside, removal_order=inside[::-1])
+            _copy_in_bucket(bucket, inside, target.name)
+            bucket.remove(reversed(inside))
         moved += [name for name in uploaded if name not in moved]
     return moved + final_files
 
@@ -117,9 +110,6 @@ def _set_local_files_aside(
     return moved, final_files
 
 
-def _move_in_bucket(
-    bucket: Bucket, names: Sequence[str], target: str, *, removal_order: Sequence[str]
-) -> None:
+def _copy_in_bucket(bucket: Bucket, names: Sequence[str], time_name: str) -> None:
     for name in names:
-        bucket.copy(name, f"{target}/{name}")
-    bucket.remove(removal_order)
+        bucket.copy(name, f"{SET_ASIDE}/{time_name}/{name}")

@@ -17,11 +17,7 @@ from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError, in_shell
 from toque.storage.atomic import sha256_of
 from toque.training.checkpoint.resume import load_model_tensors, model_tensors
-from toque.training.checkpoint.saved import (
-    MANIFEST,
-    Checkpoint,
-    verify_checkpoint,
-)
+from toque.training.checkpoint.saved import MANIFEST, Checkpoint, verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.trainer import Trainer
 from toque.workflows.results import Model, model_folder, refuse_absent_start
