@@ -63,7 +63,7 @@ class ToqueError(Exception):
     """True if another rank of the same run reports the error to the user."""
 
     def __str__(self) -> str:
-        """Return the message with arguments as in Python."""
+        """Return the message with the names of arguments in Python."""
         return self.message(str)
 
     def message(self, name: Callable[[str], str]) -> str:

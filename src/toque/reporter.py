@@ -94,7 +94,7 @@ class Count(Protocol):
     """Function called when some items are done."""
 
     def __call__(self, done: int, total: int, share: float | None = None, /) -> None:
-        """Receive the done items, all items, and the share of work if it is not done / total."""
+        """Receive the numbers of done items and of all items. `share` replaces done / total."""
 
 
 def uncounted(done: int, total: int, share: float | None = None, /) -> None:
@@ -151,7 +151,7 @@ def size_text(n_bytes: float) -> str:
 
 
 class LogReporter(Reporter):
-    """Reporter that appends lines, notices and kept progress to a text file."""
+    """Reporter that appends lines, notices and logged progress to a text file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

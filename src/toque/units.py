@@ -58,7 +58,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Duration:
-    """An amount of training, and its unit.
+    """An amount of training in a unit.
 
     >>> str(Duration.parse("3 epochs"))
     '3 epochs'

@@ -1,4 +1,4 @@
-"""Serialisation of a configuration: YAML text, SHA-256, and differences between two."""
+"""Configurations as YAML and as a SHA-256, and the differences between two configurations."""
 
 from __future__ import annotations
 

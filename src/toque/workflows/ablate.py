@@ -157,7 +157,7 @@ class AblationPlan:
 
     improvements: tuple[str, ...]
     left_out: Mapping[str, str]
-    """Reason why each other improvement does not fit the configuration."""
+    """Improvements that do not fit the configuration, each with the reason."""
     variants: tuple[Variant, ...]
 
     @property
@@ -209,7 +209,7 @@ class Ablation:
     """Outcome of an ablation."""
 
     json: Path
-    """File with all numbers."""
+    """File with all results."""
     record: Mapping[str, Any]
     """Content of `json`. Its `effects` are differences by improvement, comparison and measure."""
 
@@ -233,7 +233,7 @@ def ablate(
     trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> Ablation:
-    """Measure what each improvement is worth on your data: on and off, over several seeds.
+    """Measure the effect of each improvement on your data: on and off, over several seeds.
 
     Args:
         config: A configuration, as for `configure`.

@@ -120,7 +120,7 @@ def _describe_row(stream: BatchStream) -> str:
 
 
 def _describe_batch(config: RunConfig, stream: BatchStream, row: str) -> str:
-    """Describe the batch. One in tokens has complete rows, which may hold far fewer tokens."""
+    """Describe the batch size. A batch in tokens has only complete rows, so it may be smaller."""
     text = f"{config.train.batch} per update"
     update_rows = _stages(stream)[0].update_rows
     if update_rows is None:
@@ -156,7 +156,7 @@ def _describe_model(config: RunConfig, model: PreTrainedModel) -> str:
     if config.adapter is None:
         return text
     share = counts.trainable / (counts.total - counts.trainable)
-    megabytes = counts.trainable * 4 / 1e6  # float32
+    megabytes = counts.trainable * 4 / 1e6  # in float32
     return (
         f"{text}, {config.adapter.kind} adapter of {counts.trainable:,} parameters "
         f"({share:.2%}, {megabytes:,.1f} MB)"

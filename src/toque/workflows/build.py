@@ -334,7 +334,7 @@ def _build_evaluator(parts: _Parts, interrupt: Interrupt) -> Evaluator:
 
 
 def _build_final_sampler(parts: _Parts, evaluator: Evaluator) -> Sampler:
-    """Build the generator of the final texts. Without held-out prompts, use the evaluator's."""
+    """Build the generator of the final texts. Without held-out prompts, use the evaluator's own."""
     config = parts.config
     prompts = held_out_prompts(parts.store, config.evaluation.generate, config.data)
     if not prompts:

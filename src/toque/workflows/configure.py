@@ -140,7 +140,7 @@ def _to_yaml_types(value: Any) -> Any:
 
 
 def _save(model: Any) -> str:
-    """Save a model or tokenizer to a folder of the cache that is named after its content."""
+    """Save a model or tokenizer to a cache folder that is named after the content."""
     cache = cache_folder("objects")
     with disk_faults(cache, "saving a model", setting="TOQUE_CACHE", error=ConfigError):
         cache.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ class Evaluation:
     examples: TextTable = field(default_factory=lambda: TextTable((), {}))
     """Losses of the held-out examples."""
     memorisation: Memorisation | None = None
-    """Word sequences of the texts that also occur in training examples."""
+    """Word sequences that occur both in the texts and in training examples."""
     texts_left_out: int = 0
     """Number of texts that were not generated because the run reached its time limit."""
 

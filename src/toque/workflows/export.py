@@ -211,7 +211,7 @@ def _card_in(folder: Path, *, otherwise: str) -> str:
 def _export_hf(
     source: Path, to: Path, dtype: str, card: str, record: Provenance
 ) -> Exported:
-    """Export a Hugging Face folder. A model of another maker keeps its own tokenizer files."""
+    """Export a Hugging Face folder. A model that Toque did not train keeps its tokenizer files."""
     from toque.models.loading.model_export import DTYPES, export_model  # loads torch
 
     if dtype not in DTYPES:
@@ -289,7 +289,7 @@ def _refuse_adapter(source: Path, dtype: str | None, *, push_to: str | None) -> 
 
 
 def _compare_chat_templates(source: Path, exported: Exported) -> Exported:
-    """Compare the chat templates of a model and its export. Add the result to the export.
+    """Compare the chat templates of a model and its export, and add the result to the export.
 
     Raises:
         CheckpointError: The chat templates produce different tokens. The export is removed.
@@ -413,8 +413,8 @@ def chat_template(record: Provenance, own_template: str | None, *, ends: str) ->
 
     Args:
         record: Record of the model.
-        own_template: Template of another maker's model, or of a model trained on conversations. It
-            is kept.
+        own_template: Template in the model's files. It is kept if Toque did not train the model, or
+            trained it on conversations.
         ends: Text at the end of a prompt.
     """
     keeps_template = (

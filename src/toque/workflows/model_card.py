@@ -297,7 +297,7 @@ def _describe_limits(
     manifest: StoreManifest,
     evaluation: Evaluation,
 ) -> str:
-    """Return the list of the intended use, the licence, and what was not measured."""
+    """Return the list of the intended use, the licence and the limits."""
     intended = {
         "gaps": "A start for further training. It does not generate texts.",
         "documents": "Continuing texts of the kind it was trained on.",
@@ -328,7 +328,7 @@ def _describe_limits(
 
 
 def _describe_licence(config: RunConfig) -> str:
-    """Return the sentence about the licence, from `model.licence` or the card of the base."""
+    """Describe the licence, from `model.licence` or the card of the base."""
     facts = _licence_and_languages(config)
     name = facts.get("license_name", facts.get("license"))
     if name is None:
@@ -362,7 +362,7 @@ def _training_table(config: RunConfig, run: FinishedRun) -> str:
 
 
 def _cost_table(run: FinishedRun) -> str:
-    """Return the table of the time, arithmetic and energy of the run."""
+    """Return the table of the run's time, FLOPs and energy."""
     history = run.history
     tokens = run.progress.tokens
     flops_per_token = history.start.get("flops_per_token")

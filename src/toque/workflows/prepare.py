@@ -1,4 +1,4 @@
-"""Preparation of the token store of a configuration."""
+"""Preparation of a configuration's token store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prepare(
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> PrepareResult:
-    """Prepare the token store of a configuration, or reuse it. Check that it fits the model.
+    """Prepare a configuration's token store, or reuse it. Check that the store fits the model.
 
     Args:
         config: A configuration, as for `configure`.

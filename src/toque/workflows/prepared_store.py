@@ -1,4 +1,4 @@
-"""Prepared store of a configuration, and the sources and settings that it is prepared from."""
+"""A configuration's prepared store, and the sources and settings for its preparation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _File = TypeVar("_File", Located, RemoteFile)
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
-    """Return the kind of the model's family, for `auto` from the config.json of the checkpoint."""
+    """Return the kind of the model's family. For `auto`, read the checkpoint's config.json."""
     family = config.model.family
     if family == "auto":
         folder = resolve_folder(config.model.start_from)
@@ -161,7 +161,7 @@ def _read_template(setting: str) -> str:
 
 
 def _find_max_tokens(config: RunConfig) -> int | None:
-    """Return the maximum tokens of a prompt with its target, or None without a limit."""
+    """Return the maximum number of tokens of a prompt with its target. None: no limit."""
     model = config.model
     if model.start_from == "scratch":
         default = _CONTEXT_LENGTHS.get(model.family)

@@ -189,7 +189,7 @@ def _download(address: str) -> Path:
 
 
 def refuse_absent_start(start: Model) -> None:
-    """Raise a CheckpointError if the start of a run is not a checkpoint or a run with one."""
+    """Raise a CheckpointError if `start` is neither a checkpoint nor a run with a checkpoint."""
     path = model_folder(start)
     is_checkpoint = (path / "manifest.json").exists()
     if not is_checkpoint and not any(path.glob("checkpoints/step-*/manifest.json")):
@@ -212,7 +212,7 @@ class Written:
     in_json: bool = False
     """True if a schema constrained the text. JSON has no recipe scores."""
     knows_recipes: bool = True
-    """True if the model was trained on recipes, so that "How do I make ...?" requests one."""
+    """True if the model was trained on recipes, so that "How do I make ...?" requests a recipe."""
     chosen: Chosen | None = None
     """Score by which the text was chosen from several (best_of); None for a single text."""
 

@@ -1,4 +1,4 @@
-"""Length of a run, limited by the time of its command, with an estimate of its last steps."""
+"""Length of a run, with the time limit of its command and an estimate of the run's end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FEW_TOKENS, _MORE_TOKENS = 2, 10
 _SHORT_SECONDS: Final = 2.0
 """Time that is not worth a second measurement, and the time for repetitions of one measurement."""
 _TIMED_BATCHES: Final = 2
-"""Batches of held-out examples in the measurement of an evaluation."""
+"""Number of held-out batches for which an evaluation is timed."""
 _COPIES: Final = 5
 """Number of copies of the weights that are written at the end: three in a checkpoint with AdamW's
 state, one in the best model, and one in the finished model."""
@@ -51,7 +51,7 @@ class AfterTraining:
     ending: float
     """Seconds of the final scores, the last checkpoint and the finished model."""
     texts: float = 0.0
-    """Seconds for the texts per evaluation."""
+    """Seconds for the texts of an evaluation during training."""
     final_texts: float = 0.0
     """Seconds for the final texts."""
     each_text: float = 0.0
@@ -72,13 +72,13 @@ class AfterTraining:
 
 @dataclass(frozen=True)
 class Length:
-    """Length of training, and the limit on the time of the command."""
+    """Length of training, and the time limit of the command."""
 
     stop_after: Duration
     after: AfterTraining | None = None
     """Estimate of the end; None if it is not reported and the time is not limited."""
     limit: TimeLimit | None = None
-    """Limit on the time of the command, on the first rank only."""
+    """Time limit of the command, on the first rank only."""
     line: str = ""
     """Description of the time limit for the banner; "" without a limit."""
 
@@ -176,7 +176,7 @@ def _refuse_time_limit(
 def _describe_limit(
     stop_after: Duration, total_seconds: float, remaining: Duration, usage: str
 ) -> str:
-    """Describe the time limit for the banner, where it follows the length of training."""
+    """Describe the time limit. The banner prints it after the length of training."""
     at_most = ""
     if not stop_after.total:
         at_most = f", or {clock_text(total_seconds)} for the entire command"

@@ -1,4 +1,4 @@
-"""Drill: a crash test of short copies of a run, on the user's machine and disk.
+"""Drill: a crash test with short copies of a run, on the user's machine and disk.
 
 Each copy must end with exactly the weights, optimizer and losses of an undisturbed run. Sessions
 are forked from a process that has imported torch, so a restart takes tenths of a second.

@@ -36,11 +36,11 @@ _REPORTED: Final = f"damage reported, previous checkpoint used, {_IDENTICAL}"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a fault, a row of the table."""
+    """Outcome of a fault: a row of the printed table."""
 
     fault: str
     done: str
-    """Action that caused the fault."""
+    """Action of the test that caused the fault."""
     expected: str
     happened: str
     verdict: Literal["ok", "FAILED"]

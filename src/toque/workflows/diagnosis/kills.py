@@ -1,4 +1,4 @@
-"""Kills of training sessions at random moments."""
+"""Repeated SIGKILLs of training sessions at random moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizer and chat template of a trained model, and the files that describe them."""
+"""Tokenizer and chat template of a trained model, and the files that contain them."""
 
 from __future__ import annotations
 
