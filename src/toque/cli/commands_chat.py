@@ -55,7 +55,7 @@ def chat(
     """
     from toque.models.generation.options import GenerationOptions
     from toque.workflows.inference.talk import open_talk
-    from toque.workflows.model_record import check_model
+    from toque.workflows.trained_model.folders import check_model
 
     options = GenerationOptions(
         max_new_tokens=max_new_tokens,

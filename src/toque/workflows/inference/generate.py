@@ -21,21 +21,19 @@ from toque.models.generation.options import (
 )
 from toque.models.loading.provenance import OwnTask, Provenance
 from toque.reporter import SILENT, Reporter, counting
-from toque.workflows.model_record import (
-    check_model,
-    finished_model,
+from toque.workflows.results import Answer, Model, Written, existing_folder
+from toque.workflows.trained_model.folders import check_model, finished_model
+from toque.workflows.trained_model.prompt_format import find_task, task_classes
+from toque.workflows.trained_model.prompt_reader import (
+    ReadPrompt,
+    check_utf8,
+    read_prompts,
+)
+from toque.workflows.trained_model.training_record import (
     read_adapter_record,
     read_record,
     writes_recipes,
 )
-from toque.workflows.prompts import (
-    ReadPrompt,
-    check_utf8,
-    find_task,
-    read_prompts,
-    task_classes,
-)
-from toque.workflows.results import Answer, Model, Written, existing_folder
 
 if TYPE_CHECKING:
     from toque.models.generation.constraints import Constraint

@@ -47,13 +47,11 @@ from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import PrecisionChoice, choose_precision
 from toque.workflows.build import model_to_train
-from toque.workflows.model_record import build_record, open_codec, read_record
-from toque.workflows.run_folder import (
-    load_weights,
-    refuse_another_base,
-    refuse_another_store,
-)
+from toque.workflows.run_folder.continuation import refuse_another_store
+from toque.workflows.run_folder.weights import load_weights, refuse_another_base
 from toque.workflows.saved_steps import config_of, list_steps, run_of
+from toque.workflows.trained_model.model_codec import open_codec
+from toque.workflows.trained_model.training_record import build_record, read_record
 
 _ATTEMPTS: Final = 3
 """Attempts to read a run's best model, which training may replace at the same time."""

@@ -26,15 +26,13 @@ from toque.models.lora.adapter_files import (
 from toque.reporter import SILENT, Reporter
 from toque.serving.batcher import ServedModel, ServedModels
 from toque.workflows.inference.open_model import describe_format, open_model
-from toque.workflows.model_record import (
-    find_base,
-    find_chat_template,
-    finished_model,
-    open_codec,
+from toque.workflows.trained_model.folders import find_base, finished_model
+from toque.workflows.trained_model.model_codec import find_chat_template, open_codec
+from toque.workflows.trained_model.prompt_format import format_prompt
+from toque.workflows.trained_model.training_record import (
     read_adapter_record,
     writes_recipes,
 )
-from toque.workflows.prompts import format_prompt
 
 
 def open_models(

@@ -14,9 +14,9 @@ from toque.models.generation.options import GenerationOptions, Precision
 from toque.reporter import SILENT, Reporter
 from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
-from toque.workflows.model_record import check_model
 from toque.workflows.results import Model, TrainedRun, model_folder
 from toque.workflows.saved_steps import run_of
+from toque.workflows.trained_model.folders import check_model
 
 _EVERY_SECONDS: Final = 1.0
 _EVERY_SECONDS_IN_A_BUCKET: Final = 15.0

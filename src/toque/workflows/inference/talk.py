@@ -15,9 +15,11 @@ from toque.models.generation.options import GenerationOptions
 from toque.reporter import SILENT, Reporter
 from toque.storage.atomic import atomic_write
 from toque.user_paths import named_path
-from toque.workflows.model_record import check_model, find_chat_template
-from toque.workflows.prompts import check_utf8, rewrite_prompt
 from toque.workflows.results import Model
+from toque.workflows.trained_model.folders import check_model
+from toque.workflows.trained_model.model_codec import find_chat_template
+from toque.workflows.trained_model.prompt_format import rewrite_prompt
+from toque.workflows.trained_model.prompt_reader import check_utf8
 
 if TYPE_CHECKING:
     from toque.workflows.inference.open_model import OpenedModel
