@@ -41,7 +41,7 @@ _DEFAULT_TEXTS: Final = TextFlags()
 
 
 def demo(*overrides: Overrides, n: int | None = None) -> None:
-    """Prepare, train, evaluate and generate three recipes, with a synthetic cookbook.
+    """Prepare a synthetic cookbook, train a model, evaluate it and generate three recipes.
 
     Args:
         overrides: settings to change, as section.field=value.
