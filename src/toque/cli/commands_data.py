@@ -217,15 +217,6 @@ def init(
             ingredients, steps. For a line break, write a backslash and an n.
         replace: overwrite an existing file.
     """
-    fields = dict[str, str | list[str]]()
-    for column in columns or []:
-        part, equals, field = column.partition("=")
-        if not equals or part in fields:
-            raise ConfigError(
-                f"--columns must name each part once, as PART=FIELD, not {column!r}, e.g. "
-                "--columns prompt=question --columns target=answer."
-            )
-        fields[part] = field.replace(r"\n", "\n")
     from toque.workflows.first_config.init import init as workflow
 
     result = workflow(

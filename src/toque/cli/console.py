@@ -469,8 +469,9 @@ def _table(title: str, grid: Grid) -> Table:
     )
     for index, head in enumerate(grid.heads):
         is_number = index in grid.numeric
-        justify = "right" if is_number else "left"
-        table.add_column(head, justify=justify, no_wrap=is_number)
+        table.add_column(
+            head, justify="right" if is_number else "left", no_wrap=is_number
+        )
     for row in grid.rows:
         table.add_row(*map(_safe_text, row))
     return table

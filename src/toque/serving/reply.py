@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -55,6 +55,10 @@ class _Text:
         self.logprobs: list[float] = []
         """Log-probabilities of the generated tokens, including the end token."""
         self.is_finished = False
+        self.first_time = 0.0
+        """Time of the first tokens; 0 before them."""
+        self.n_later_tokens = 0
+        """Tokens after the first round."""
 
     def add_prompt(self, tokens: Sequence[NewToken], *, is_complete: bool) -> Piece:
         """Decode the prompt, in which stop strings have no effect.
@@ -173,7 +177,6 @@ class Reply(Response):
         options = served.record.completed(request.options(), in_json=in_json)
         self._n = request.n or 1
         self._best = _best_of(request, options)
-        self._knows_recipes = served.record.knows_recipes
         n_candidates = max(self._n, self._best.n)
         _check_n_texts(request, n_candidates, len(prompts), limits)
         _check_echo(request, served)
@@ -192,7 +195,7 @@ class Reply(Response):
                 self._best.check_prompts(
                     self._prompt_texts,
                     in_json=in_json,
-                    knows_recipes=self._knows_recipes,
+                    knows_recipes=served.record.knows_recipes,
                 )
         candidates = [
             (prompt, max_tokens)
@@ -223,10 +226,6 @@ class Reply(Response):
         }
         self._prompt_tokens = sum(map(len, prompts))
         self._n_tokens = 0
-        self._first_times: dict[Order, float] = {}
-        """Time of each text's first tokens."""
-        self._n_later_tokens = Counter[Order]()
-        """Tokens of each text after the tokens of its first round."""
         self._start_time = time.monotonic()
         self.background = None
 
@@ -334,27 +333,26 @@ class Reply(Response):
             text = self._texts[order]
             if text.is_finished:
                 continue
+            if text.first_time:
+                text.n_later_tokens += len(tokens)
+            else:
+                text.first_time = time.monotonic()
             piece = text.add_tokens(tokens)
             pieces.append(piece)
             # With echo, the tokens include the end token, which does not count.
             self._n_tokens += sum(token.new.end != "stop" for token in piece.tokens)
-            self._observe_speed(order, len(tokens), is_finished=piece.end is not None)
-            if piece.end is not None and tokens[-1].end is None:
-                # The batch does not check stop strings.
-                self._batcher.cancel([order])
+            if piece.end is not None:
+                self._finish(order, text, is_stopped=tokens[-1].end is None)
         return pieces
 
-    def _observe_speed(self, order: Order, n_tokens: int, *, is_finished: bool) -> None:
-        """Count the tokens of a text after its first round, and report their speed at its end."""
-        now = time.monotonic()
-        if order not in self._first_times:
-            self._first_times[order] = now
-        else:
-            self._n_later_tokens[order] += n_tokens
-        n_later = self._n_later_tokens[order]
-        if is_finished and n_later:
-            seconds_per_token = (now - self._first_times[order]) / n_later
-            self._batcher.metrics.token_seconds.observe(seconds_per_token)
+    def _finish(self, order: Order, text: _Text, *, is_stopped: bool) -> None:
+        """Report a text's speed. Cancel the order of a text that a stop string ended."""
+        if text.n_later_tokens:
+            seconds = time.monotonic() - text.first_time
+            speed = self._batcher.metrics.token_seconds
+            speed.observe(seconds / text.n_later_tokens)
+        if is_stopped:  # the batch does not check stop strings
+            self._batcher.cancel([order])
 
     async def _prompt_pieces(self) -> AsyncIterator[Piece]:
         """Yield the prompts if texts begin with them, with log-probabilities if requested.
@@ -418,7 +416,7 @@ class Reply(Response):
                 [piece.text for piece in pieces[candidates]],
                 logprobs[candidates],
                 in_json=in_json,
-                knows_recipes=self._knows_recipes,
+                knows_recipes=self._served.record.knows_recipes,
             )
             for number, score in ranked[: self._n]:
                 piece = replace(pieces[candidates][number], index=len(choices))

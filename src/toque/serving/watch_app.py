@@ -263,15 +263,20 @@ def _format_cells(run: RunRecord, state: RunStatus) -> list[str]:
     step = history.step
     loss = None if step is None else step.loss
     rate = None if step is None else step.tokens_per_second
+    best_loss = None if history.best is None else history.best[0]
     seconds_left = history.seconds_left if state.kind == "running" else None
     return [
         f"{history.progress.step:,}",
-        _NO_VALUE if history.done is None else f"{history.done:.0%}",
-        _NO_VALUE if loss is None else f"{loss:.4f}",
-        _NO_VALUE if history.best is None else f"{history.best[0]:.4f}",
-        _NO_VALUE if rate is None else f"{rate:,.0f}",
+        _format_number(history.done, ".0%"),
+        _format_number(loss, ".4f"),
+        _format_number(best_loss, ".4f"),
+        _format_number(rate, ",.0f"),
         _NO_VALUE if seconds_left is None else clock_text(seconds_left),
     ]
+
+
+def _format_number(value: float | None, spec: str) -> str:
+    return _NO_VALUE if value is None else format(value, spec)
 
 
 def build_watch_app(

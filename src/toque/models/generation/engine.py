@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -36,6 +36,10 @@ from toque.models.generation.packed_products import with_packed_products
 from toque.models.lora.frozen import computing, format_of
 from toque.reporter import Count, uncounted
 
+OnToken = Callable[[int, int | None], object]
+"""Function called with a prompt's number and its next token, and None after the last token."""
+OnLogprob = Callable[[int, float], object]
+"""Function called with a prompt's number and the log-probability of its next token."""
 MAX_ROWS: Final = {"cpu": 160, "cuda": 256}
 """Maximum number of rows per device type.
 
@@ -54,8 +58,8 @@ def generate(
     constraints: Sequence[Constraint] = (),
     places: Sequence[str] = (),
     on_progress: Count = uncounted,
-    on_token: Callable[[int, int | None], object] | None = None,
-    on_logprob: Callable[[int, float], object] | None = None,
+    on_token: OnToken | None = None,
+    on_logprob: OnLogprob | None = None,
     on_notice: Callable[[str], object] = lambda _: None,
 ) -> list[list[int]]:
     """Generate an answer to each prompt, as token ids without the end token.
@@ -108,7 +112,7 @@ def generate(
         computing(core),
     ):
         core = with_packed_products(core, resolve_precision(options.precision, core))
-        columns = _count_columns(core, orders)
+        columns = _max_columns(core, orders)
         n_rows = _choose_n_rows(core, orders, columns, options.batch_rows)
         begin = partial(LiveRows, core, columns=columns, eos_id=eos_id, pad_id=pad_id)
         for new_tokens in _run_orders(begin, orders, answers.tokens, n_rows, on_notice):
@@ -118,29 +122,25 @@ def generate(
     return answers.tokens
 
 
+@dataclass
 class _Answers:
     """Answers to orders while they are generated. Each new token is reported to callbacks."""
 
-    def __init__(
-        self,
-        orders: Sequence[Order],
-        places: Sequence[str],
-        on_token: Callable[[int, int | None], object] | None,
-        on_logprob: Callable[[int, float], object] | None,
-    ) -> None:
-        self.tokens: list[list[int]] = [[] for _ in orders]
+    orders: Sequence[Order]
+    places: Sequence[str]
+    on_token: OnToken | None
+    on_logprob: OnLogprob | None
+
+    def __post_init__(self) -> None:
+        self.tokens: list[list[int]] = [[] for _ in self.orders]
         self.n_finished = 0
-        self._max_tokens = sum(order.max_tokens for order in orders)
         # Generated tokens, and tokens that short answers did not need.
         self._n_covered = 0
-        self._places = places
-        self._on_token = on_token or (lambda *_: None)
-        self._on_logprob = on_logprob or (lambda *_: None)
 
     @property
     def finished_share(self) -> float:
         """Finished share of the maximum number of tokens."""
-        return self._n_covered / self._max_tokens
+        return self._n_covered / sum(order.max_tokens for order in self.orders)
 
     def add(self, new: NewToken) -> None:
         """Add a token to its answer.
@@ -152,17 +152,18 @@ class _Answers:
         number = order.number
         answer = self.tokens[number]
         if new.end == "stuck" and order.constraint is not None:
-            name = _name_of(number, self._places)
+            name = _name_of(number, self.places)
             raise ConfigError(f"{name} has a text that {order.constraint.fault}")
-        if new.logprob is not None:
-            self._on_logprob(number, new.logprob)
+        if self.on_logprob is not None and new.logprob is not None:
+            self.on_logprob(number, new.logprob)
         self._n_covered += 1 if new.end is None else order.max_tokens - len(answer)
+        report = self.on_token or (lambda *_: None)
         if new.end != "stop":
             answer.append(new.token)
-            self._on_token(number, new.token)
+            report(number, new.token)
         if new.end is not None:
             self.n_finished += 1
-            self._on_token(number, None)
+            report(number, None)
 
 
 def resolve_precision(
@@ -249,7 +250,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _count_columns(core: PreTrainedModel, orders: Sequence[Order]) -> int:
+def _max_columns(core: PreTrainedModel, orders: Sequence[Order]) -> int:
     """Return the cache columns of the longest row."""
     if family_of(core.config).is_encoder_decoder:  # the cache contains answers only
         return max(order.max_tokens for order in orders)

@@ -102,11 +102,6 @@ class GenerationRequest:
         """True for texts that a schema constrains."""
         return self.schema is not None
 
-    @property
-    def n_candidates(self) -> int:
-        """Texts to generate per prompt, of which the best `n` are returned."""
-        return max(self.n, self.best.n)
-
 
 def generate(
     run_or_model: Model,
@@ -283,7 +278,8 @@ def _read_batches(folder: Path, request: GenerationRequest) -> list[_Batch]:
             in_json=request.in_json,
             knows_recipes=record.knows_recipes,
         )
-        repeated = [prompt for prompt in prompts for _ in range(request.n_candidates)]
+        n_texts = max(request.n, request.best.n)
+        repeated = [prompt for prompt in prompts for _ in range(n_texts)]
         batches.append(_Batch(adapter, record, repeated))
     return batches
 
@@ -352,6 +348,10 @@ def _generate_batch(
     adapter = None if batch.adapter is None else batch.adapter.name
     chooses = request.best.n > 1
     logprobs: list[list[float]] = [[] for _ in prompts]
+
+    def add_logprob(number: int, logprob: float) -> None:
+        logprobs[number].append(logprob)
+
     constraints = _create_constraints(codec, prompts, batch.record, request)
     on_token = None
     if on_text is not None and not chooses:
@@ -368,7 +368,7 @@ def _generate_batch(
             places=[prompt.where for prompt in batch.prompts],
             on_progress=count,
             on_token=on_token,
-            on_logprob=partial(_add_logprob, logprobs) if chooses else None,
+            on_logprob=add_logprob if chooses else None,
         )
 
     texts = [
