@@ -72,6 +72,7 @@ class TextFlags:
         Raises:
             ConfigError: A value is not allowed, or two flags cannot be combined.
         """
+        from toque.cooking.recipe_form import answer_schema
         from toque.evaluation.best_of import BestOf
         from toque.models.generation.options import GenerationOptions
         from toque.workflows.inference.generate import GenerationRequest
@@ -84,7 +85,7 @@ class TextFlags:
             raw=raw,
             n=self.n,
             must_use=self.must_use,
-            schema=self.schema,
+            schema=None if self.schema is None else answer_schema(self.schema),
             options=GenerationOptions(
                 max_new_tokens=self.max_new_tokens,
                 temperature=self.temperature,

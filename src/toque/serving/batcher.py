@@ -52,36 +52,9 @@ ROUND_SECONDS: Final = 0.1
 An event costs about a millisecond of both cores, including the client's work on the same machine.
 A reader does not notice the delay.
 """
-_TOKEN_BUCKETS: Final = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-)
+_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 """Upper bounds of the histogram of seconds per token."""
-_REQUEST_BUCKETS: Final = (
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
-    60,
-    120,
-    300,
-)
+_REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Upper bounds of the histograms of seconds per request."""
 UNLIMITED_TOKENS: Final = 2048
 """Maximum tokens of a prompt, and of an answer, if the context length is unlimited (T5)."""

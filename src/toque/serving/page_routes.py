@@ -164,12 +164,11 @@ class _Classes(_RecipeRequest):
         questions = _find_questions(served, self.recipe)
 
         def classify() -> dict[Task, list[float]]:
-            return {
-                task: choose(served.model, served.codec, [ids], CLASSES[task])[
-                    0
-                ].tolist()
-                for task, ids in questions.items()
-            }
+            shares = {}
+            for task, ids in questions.items():
+                rows = choose(served.model, served.codec, [ids], CLASSES[task])
+                shares[task] = rows[0].tolist()
+            return shares
 
         for task, shares in batcher.run_between_steps(served, classify).items():
             probabilities = dict(zip(CLASSES[task], shares, strict=True))

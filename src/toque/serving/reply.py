@@ -428,9 +428,8 @@ class Reply(Response):
         """Send pieces of the texts as server-sent events."""
         request = self._request
         unsent: list[Piece] = []
-        if (
-            request.opens_texts
-        ):  # with the first pieces, so that an early error has its status
+        if request.opens_texts:
+            # Send them with the first pieces, so that an early error has its own status.
             unsent = [Piece(i) for i in range(len(self._orders))]
         async for pieces in self._pieces(ticket):
             unsent += [piece for piece in pieces if piece.is_visible]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,6 +92,35 @@ class Ngrams:
         self.repeating = self._next_tokens.get(current, ())
 
 
+@dataclass(eq=False)
+class _Row:
+    """Live row: an answer that is being generated."""
+
+    order: Order
+    token: int
+    """Newest token, which the next step reads."""
+    ngrams: Ngrams
+    answer: list[int] = field(default_factory=list)
+    logprobs: Logprobs = _NO_LOGPROBS
+    """Requested logprobs of the newest token."""
+
+    @property
+    def needs_only_argmax(self) -> bool:
+        """True if the token is the argmax of unchanged logits, without logprobs."""
+        order = self.order
+        is_plain = _is_greedy_and_free(order) and order.n_top_logprobs is None
+        return is_plain and not self.ngrams.repeating
+
+    def end(self, end_ids: Collection[int]) -> End | None:
+        """Return the reason if the newest token ends the answer."""
+        constraint = self.order.constraint
+        if constraint is not None and constraint.fault:
+            return "stuck"
+        if self.token in end_ids:
+            return "stop"
+        return "length" if len(self.answer) >= self.order.max_tokens else None
+
+
 class LiveRows:
     """Batch of a model in evaluation mode with packed matmuls (`packed_products.py`).
 
@@ -114,11 +143,12 @@ class LiveRows:
         pad_id: int,
     ) -> None:
         self.core = core
-        self.rows = rows
-        self.end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
+        self._max_rows = rows
+        self._end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
         is_encoder_decoder = family_of(core.config).is_encoder_decoder
         decoding = T5Decoding if is_encoder_decoder else CausalDecoding
         self._decoding = decoding(core, rows=rows, columns=columns, pad_id=pad_id)
+        self._rows: list[_Row] = []
 
         self._weight, self._bias = output_head(core)
         self._cap = logit_cap(core)
@@ -131,15 +161,14 @@ class LiveRows:
         )
         self._int8_argmax: Int8Argmax | None = None
 
-        # One entry per live row.
-        self.orders: list[Order] = []
-        self._tokens: list[int] = []
-        self._answers: list[list[int]] = []
-        self._ngrams: list[Ngrams] = []
+    @property
+    def orders(self) -> list[Order]:
+        """Order of each live row."""
+        return [row.order for row in self._rows]
 
     @torch.inference_mode()
     def admit(self, orders: Sequence[Order]) -> None:
-        """Prefill the prompts of new rows. The total must not exceed `rows`."""
+        """Prefill the prompts of new rows. The total must not exceed the maximum number of rows."""
         orders = sorted(orders, key=lambda order: -len(order.prompt))  # less padding
         if self._supports_argmax and self._int8_argmax is None:
             is_worthwhile = any(
@@ -147,11 +176,11 @@ class LiveRows:
                 for order in orders
             )
             if is_worthwhile:
-                self._int8_argmax = Int8Argmax(self._weight, rows=self.rows)
-        self._tokens += self._decoding.admit([order.prompt for order in orders])
-        self.orders += orders
-        self._answers += [[] for _ in orders]
-        self._ngrams += [Ngrams(order.options.no_repeat_ngram_size) for order in orders]
+                self._int8_argmax = Int8Argmax(self._weight, rows=self._max_rows)
+        first_tokens = self._decoding.admit([order.prompt for order in orders])
+        for order, token in zip(orders, first_tokens, strict=True):
+            ngrams = Ngrams(order.options.no_repeat_ngram_size)
+            self._rows.append(_Row(order, token, ngrams))
 
     @torch.inference_mode()
     def read(self, order: Order) -> list[NewToken]:
@@ -165,7 +194,7 @@ class LiveRows:
         positions = torch.arange(len(ids), device=tokens.device)[None]
         hidden = decoder_rows(self.core, tokens, positions)[0, :-1]
         logprobs: list[Logprobs] = [_NO_LOGPROBS]
-        for part in torch.split(hidden, self.rows):  # the buffer has this many rows
+        for part in torch.split(hidden, self._max_rows):  # the rows of the buffer
             distributions = self._logits(part).float().log_softmax(-1)
             next_tokens = ids[len(logprobs) :]
             for logs, token in zip(distributions, next_tokens, strict=False):
@@ -181,149 +210,70 @@ class LiveRows:
 
         The fixed first tokens of an answer are not returned.
         """
-        last_tokens = torch.tensor(self._tokens, device=self.core.device)
-        hidden = self._decoding.step(last_tokens)
-        self._tokens, logprobs = self._choose(hidden)
+        last_tokens = [row.token for row in self._rows]
+        tokens = torch.tensor(last_tokens, device=self.core.device)
+        self._choose_tokens(self._decoding.step(tokens))
 
         new_tokens = []
         finished = []
-        for row, order in enumerate(self.orders):
-            token = self._tokens[row]
-            answer = self._answers[row]
-            answer.append(token)
-            self._ngrams[row].add(answer)
-            if len(answer) <= len(order.prefix):
+        for index, row in enumerate(self._rows):
+            row.answer.append(row.token)
+            row.ngrams.add(row.answer)
+            if len(row.answer) <= len(row.order.prefix):
                 continue
-            end = self._end_of_answer(row)
-            row_logprobs = logprobs.get(row, _NO_LOGPROBS)
-            new_tokens.append(NewToken(order, token, end, *row_logprobs))
+            end = row.end(self._end_ids)
+            new_tokens.append(NewToken(row.order, row.token, end, *row.logprobs))
             if end is not None:
-                finished.append(row)
+                finished.append(index)
 
         # From the last to the first, because the last row takes the number of a dropped one.
-        for row in reversed(finished):
-            self._drop(row)
+        for index in reversed(finished):
+            self._drop(index)
         return new_tokens
-
-    def _end_of_answer(self, row: int) -> End | None:
-        """Return the reason if the row's newest token ends its answer."""
-        order = self.orders[row]
-        if order.constraint is not None and order.constraint.fault:
-            return "stuck"
-        if self._tokens[row] in self.end_ids:
-            return "stop"
-        return "length" if len(self._answers[row]) >= order.max_tokens else None
 
     @torch.inference_mode()
     def drop(self, order: Order) -> None:
         """Cancel an order and free its row. Do nothing if the order has ended."""
-        if order in self.orders:
-            self._drop(self.orders.index(order))
+        orders = self.orders
+        if order in orders:
+            self._drop(orders.index(order))
 
-    def _drop(self, row: int) -> None:
+    def _drop(self, index: int) -> None:
         """Remove a row. The last live row gets its number."""
-        self._decoding.drop(row)
-        columns: tuple[list[Any], ...] = (
-            self.orders,
-            self._tokens,
-            self._answers,
-            self._ngrams,
-        )
-        for column in columns:
-            column[row] = column[-1]
-            column.pop()
+        self._decoding.drop(index)
+        self._rows[index] = self._rows[-1]
+        self._rows.pop()
 
-    def _choose(self, hidden: Tensor) -> tuple[list[int], dict[int, Logprobs]]:
-        """Choose a token per row, and compute the requested logprobs.
+    def _choose_tokens(self, hidden: Tensor) -> None:
+        """Set the next token of every row, and the requested logprobs.
 
         Rows with equal sampling options are processed together.
         """
-        tokens: dict[int, int] = {}
-        argmax_rows: list[int] = []
+        argmax_indices: list[int] = []
         groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-        for row, order in enumerate(self.orders):
-            n_tokens = len(self._answers[row])
-            options = order.options
-            if n_tokens < len(order.prefix):
-                tokens[row] = order.prefix[n_tokens]
-            elif self._needs_only_argmax(row):
-                argmax_rows.append(row)
+        for index, row in enumerate(self._rows):
+            n_tokens = len(row.answer)
+            options = row.order.options
+            if n_tokens < len(row.order.prefix):
+                row.token = row.order.prefix[n_tokens]
+            elif self._int8_argmax is not None and row.needs_only_argmax:
+                argmax_indices.append(index)
             else:
                 sampling = (options.temperature, options.top_k, options.top_p)
-                groups[sampling].append(row)
+                groups[sampling].append(index)
 
-        if argmax_rows and self._int8_argmax is not None:
-            chosen = self._int8_argmax(_select_rows(hidden, argmax_rows)).tolist()
-            tokens.update(zip(argmax_rows, chosen, strict=True))
-        logprobs: dict[int, Logprobs] = {}
-        for rows in groups.values():
-            logits = self._logits(_select_rows(hidden, rows))
-            self._mask_forms(logits, rows)
-            self._mask_repetitions(logits, rows)
-            chosen = self._sample(logits, rows)
-            tokens.update(zip(rows, chosen, strict=True))
-            logprobs |= self._compute_logprobs(logits, rows, chosen)
-        return [tokens[row] for row in range(len(self.orders))], logprobs
-
-    def _needs_only_argmax(self, row: int) -> bool:
-        """Check whether `Int8Argmax` chooses the row's token: it cannot mask logits."""
-        order = self.orders[row]
-        return (
-            self._int8_argmax is not None
-            and _is_greedy_and_free(order)
-            and order.n_top_logprobs is None
-            and not self._ngrams[row].repeating
-        )
-
-    def _mask_forms(self, logits: Tensor, rows: Sequence[int]) -> None:
-        """Set logits [n, V] of tokens that do not fit the form of their row to minus infinity."""
-        constrained = []
-        for index, row in enumerate(rows):
-            constraint = self.orders[row].constraint
-            if constraint is not None:
-                constrained.append((index, constraint, self._answers[row]))
-        if constrained:
-            mask_logits(logits, constrained)
-
-    def _mask_repetitions(self, logits: Tensor, rows: Sequence[int]) -> None:
-        """Set logits [n, V] of tokens that would repeat an n-gram to minus infinity.
-
-        A row stays unchanged if its form allows no other token.
-        """
-        for index, row in enumerate(rows):
-            repeating = self._ngrams[row].repeating
-            if repeating:
-                masked = logits[index].clone()
-                masked[list(repeating)] = -torch.inf
-                if masked.max() > -torch.inf:
-                    logits[index] = masked
-
-    def _compute_logprobs(
-        self, logits: Tensor, rows: Sequence[int], chosen: Sequence[int]
-    ) -> dict[int, Logprobs]:
-        """Compute the logprobs of the rows that request them, from logits [n, V]."""
-        indices = [
-            index
-            for index, row in enumerate(rows)
-            if self.orders[row].n_top_logprobs is not None
-        ]
-        if not indices:
-            return {}
-        # All rows in one pass, because best-of-n requests the logprobs of every row of a batch.
-        distributions = _select_rows(logits, indices).float().log_softmax(-1)
-        tokens = torch.tensor(
-            [[chosen[index]] for index in indices], device=logits.device
-        )
-        token_logprobs = distributions.gather(1, tokens)[:, 0].tolist()
-
-        logprobs: dict[int, Logprobs] = {}
-        for index, logprob, logs in zip(
-            indices, token_logprobs, distributions, strict=True
-        ):
-            row = rows[index]
-            n_top = self.orders[row].n_top_logprobs or 0
-            logprobs[row] = (logprob, _most_likely(logs, n_top))
-        return logprobs
+        if self._int8_argmax is not None and argmax_indices:
+            chosen = self._int8_argmax(_select_rows(hidden, argmax_indices)).tolist()
+            for index, token in zip(argmax_indices, chosen, strict=True):
+                self._rows[index].token = token
+        for indices in groups.values():
+            rows = [self._rows[index] for index in indices]
+            logits = self._logits(_select_rows(hidden, indices))
+            _mask_forms(logits, rows)
+            _mask_repetitions(logits, rows)
+            for row, token in zip(rows, _sample(logits, rows), strict=True):
+                row.token = token
+            _compute_logprobs(logits, rows)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Compute logits, [n, D] -> [n, V]. The next call may overwrite them.
@@ -340,29 +290,71 @@ class LiveRows:
                 logits.add_(self._bias)
         return capped(logits, self._cap)
 
-    def _sample(self, logits: Tensor, rows: Sequence[int]) -> list[int]:
-        """Sample tokens of rows with equal sampling options."""
-        options = self.orders[rows[0]].options
-        if options.is_greedy:
-            return logits.argmax(-1).tolist()
-        draws = []
-        for row in rows:
-            order = self.orders[row]
-            position = len(self._answers[row])
-            draws.append(uniform(order.options.seed, order.number, position))
-        return sample_tokens(
-            logits, draws, options.temperature, options.top_k, options.top_p
-        ).tolist()
-
 
 def _is_greedy_and_free(order: Order) -> bool:
     """Check for greedy decoding without a form."""
     return order.options.is_greedy and order.constraint is None
 
 
-def _select_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
+def _select_rows(values: Tensor, indices: Sequence[int]) -> Tensor:
     """Select rows in ascending order. Do not copy the tensor if all rows are selected."""
-    return values if len(rows) == len(values) else values[rows]
+    return values if len(indices) == len(values) else values[indices]
+
+
+def _mask_forms(logits: Tensor, rows: Sequence[_Row]) -> None:
+    """Set logits [n, V] of tokens that do not fit the form of their row to minus infinity."""
+    constrained = [
+        (index, row.order.constraint, row.answer)
+        for index, row in enumerate(rows)
+        if row.order.constraint is not None
+    ]
+    if constrained:
+        mask_logits(logits, constrained)
+
+
+def _mask_repetitions(logits: Tensor, rows: Sequence[_Row]) -> None:
+    """Set logits [n, V] of tokens that would repeat an n-gram to minus infinity.
+
+    A row stays unchanged if its form allows no other token.
+    """
+    for index, row in enumerate(rows):
+        if row.ngrams.repeating:
+            masked = logits[index].clone()
+            masked[list(row.ngrams.repeating)] = -torch.inf
+            if masked.max() > -torch.inf:
+                logits[index] = masked
+
+
+def _sample(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
+    """Sample a token per row from logits [n, V]. The rows have equal sampling options."""
+    options = rows[0].order.options
+    if options.is_greedy:
+        return logits.argmax(-1).tolist()
+    draws = [
+        uniform(row.order.options.seed, row.order.number, len(row.answer))
+        for row in rows
+    ]
+    return sample_tokens(
+        logits, draws, options.temperature, options.top_k, options.top_p
+    ).tolist()
+
+
+def _compute_logprobs(logits: Tensor, rows: Sequence[_Row]) -> None:
+    """Set the logprobs of the rows that request them, from masked logits [n, V]."""
+    indices = [
+        index for index, row in enumerate(rows) if row.order.n_top_logprobs is not None
+    ]
+    if not indices:
+        return
+    # All rows in one pass, because best-of-n requests the logprobs of every row of a batch.
+    distributions = _select_rows(logits, indices).float().log_softmax(-1)
+    chosen = [[rows[index].token] for index in indices]
+    tokens = torch.tensor(chosen, device=logits.device)
+    logprobs = distributions.gather(1, tokens)[:, 0].tolist()
+    for index, logprob, logs in zip(indices, logprobs, distributions, strict=True):
+        row = rows[index]
+        n_top = row.order.n_top_logprobs or 0
+        row.logprobs = (logprob, _most_likely(logs, n_top))
 
 
 def _most_likely(logs: Tensor, n: int) -> TopLogprobs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,8 +66,8 @@ class GenerationRequest:
     """Texts per prompt."""
     must_use: bool = False
     """True to constrain recipes to the recipe format and the ingredients in their prompts."""
-    schema: str | Path | Mapping[str, Any] | None = None
-    """JSON schema of the texts, its file, or the name of a shipped schema."""
+    schema: Mapping[str, Any] | None = None
+    """JSON schema of the texts; None for free texts."""
     options: GenerationOptions
     best: BestOf
 
@@ -87,15 +87,6 @@ class GenerationRequest:
                 "the first constrains recipes, and the task asks for other texts. Use one of them."
             )
         self.best.check(self.options, n_results=self.n)
-
-    @cached_property
-    def json_schema(self) -> Mapping[str, Any] | None:
-        """JSON schema of the texts; None for free texts.
-
-        Raises:
-            ConfigError: The file of the schema cannot be read.
-        """
-        return None if self.schema is None else answer_schema(self.schema)
 
     @property
     def in_json(self) -> bool:
@@ -178,7 +169,7 @@ def generate(
         raw=raw,
         n=n,
         must_use=must_use,
-        schema=schema,
+        schema=None if schema is None else answer_schema(schema),
         options=GenerationOptions(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
@@ -213,7 +204,7 @@ def generate_texts(
         from toque.workflows.inference.open_model import open_model
 
         adapter_folders = [
-            batch.adapter.folder for batch in batches if batch.adapter is not None
+            batch.folder for batch in batches if batch.adapter is not None
         ]
         opened = open_model(
             folder, device=device, adapters=adapter_folders, reporter=reporter
@@ -227,7 +218,7 @@ def generate_texts(
     for number, batch in enumerate(batches):
         active = opened
         if batch.adapter is not None:
-            active = opened.with_adapter(number, batch.adapter.folder, batch.record)
+            active = opened.with_adapter(number, batch.folder, batch.record)
         texts += _generate_batch(
             active, batch, request, len(texts), on_text=on_text, reporter=reporter
         )
@@ -240,17 +231,12 @@ def generate_texts(
     return texts
 
 
-class _Adapter(NamedTuple):
-    """An adapter's name from the call, and its folder."""
-
-    name: str
-    folder: Path
-
-
 class _Batch(NamedTuple):
-    """Prompts for an adapter, or for the model itself if `adapter` is None."""
+    """Prompts for an adapter or for the model itself."""
 
-    adapter: _Adapter | None
+    adapter: str | None
+    """Name of the adapter in the call; None for the model itself."""
+    folder: Path
     record: Provenance
     prompts: list[ReadPrompt]
 
@@ -259,16 +245,14 @@ def _read_batches(folder: Path, request: GenerationRequest) -> list[_Batch]:
     """Read the prompts in the format that the model, or each adapter, was trained on.
 
     Raises:
-        ConfigError: A prompt, the task or the schema does not suit the model.
+        ConfigError: A prompt or the task does not suit the model.
     """
-    _ = request.json_schema  # reports a wrong file before the model is loaded
     batches = []
-    for adapter, record in _read_records(folder, request.adapters):
-        model = folder if adapter is None else adapter.name
+    for adapter, path, record in _read_records(folder, request.adapters):
         prompts = read_prompts(
             request.prompts,
             request.file,
-            task=_find_text_task(request.task, record, model),
+            task=_find_text_task(request.task, record, adapter or folder),
             raw=request.raw,
             recipes=writes_recipes(record),
             blanks=record.form == "documents",
@@ -280,20 +264,20 @@ def _read_batches(folder: Path, request: GenerationRequest) -> list[_Batch]:
         )
         n_texts = max(request.n, request.best.n)
         repeated = [prompt for prompt in prompts for _ in range(n_texts)]
-        batches.append(_Batch(adapter, record, repeated))
+        batches.append(_Batch(adapter, path, record, repeated))
     return batches
 
 
 def _read_records(
     folder: Path, adapters: Sequence[str | Path]
-) -> list[tuple[_Adapter | None, Provenance]]:
-    """Pair each adapter, or None for the model itself, with its record."""
+) -> list[tuple[str | None, Path, Provenance]]:
+    """Return the name, folder and record of each adapter, or of the model itself (None)."""
     if not adapters:
-        return [(None, read_record(folder))]
-    # Find all adapters before a record is read.
-    resolved = [_Adapter(str(name), _find_adapter(name)) for name in adapters]
+        return [(None, folder, read_record(folder))]
+    folders = [_find_adapter(name) for name in adapters]
     return [
-        (adapter, read_adapter_record(adapter.folder, folder)) for adapter in resolved
+        (str(name), path, read_adapter_record(path, folder))
+        for name, path in zip(adapters, folders, strict=True)
     ]
 
 
@@ -345,7 +329,6 @@ def _generate_batch(
     codec = model.codec
     decode = partial(codec.decode, skip_special_tokens=True)
     prompts = [prompt.text for prompt in batch.prompts]
-    adapter = None if batch.adapter is None else batch.adapter.name
     chooses = request.best.n > 1
     logprobs: list[list[float]] = [[] for _ in prompts]
 
@@ -355,7 +338,9 @@ def _generate_batch(
     constraints = _create_constraints(codec, prompts, batch.record, request)
     on_token = None
     if on_text is not None and not chooses:
-        on_token = OrderedTexts(on_text, prompts, decode, adapter=adapter, first=first)
+        on_token = OrderedTexts(
+            on_text, prompts, decode, adapter=batch.adapter, first=first
+        )
 
     with counting(SILENT if on_token else reporter, "writing", "texts") as count:
         ids_of_texts = generate_ids(
@@ -376,7 +361,7 @@ def _generate_batch(
             prompt,
             decode(ids),
             len(ids),
-            adapter,
+            batch.adapter,
             request.in_json,
             batch.record.knows_recipes,
         )
@@ -489,7 +474,7 @@ def _create_constraints(
     Raises:
         ConfigError: The model cannot generate such texts.
     """
-    schema = request.json_schema
+    schema = request.schema
     if schema is None and not request.must_use:
         return []
     from toque.models.generation.constraints import ConstraintCompiler  # loads torch
@@ -630,8 +615,8 @@ def has_classes(
         return True
     folder = check_model(run_or_model)
     tasks = [
-        find_task(task, record, folder if adapter is None else adapter.name)
-        for adapter, record in _read_records(folder, adapters)
+        find_task(task, record, adapter or folder)
+        for adapter, _, record in _read_records(folder, adapters)
     ]
     return any(map(task_classes, tasks))
 
