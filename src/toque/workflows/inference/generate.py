@@ -375,10 +375,6 @@ def _generate_batch(
     return texts
 
 
-def _add_logprob(logprobs: Sequence[list[float]], number: int, logprob: float) -> None:
-    logprobs[number].append(logprob)
-
-
 def _choose_best(
     texts: Sequence[Written],
     logprobs: Sequence[Sequence[float]],
@@ -408,7 +404,8 @@ def _choose_best(
         ]
         # Without the requested score, all texts of the prompt are ranked by likelihood.
         _, best_score = ranked[0]
-        n_unscored += best_score.by != best.by
+        if best_score.by != best.by:
+            n_unscored += 1
 
     if best.by is not None and n_unscored:
         reporter.notice(

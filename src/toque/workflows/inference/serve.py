@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from toque.errors import ConfigError, argument, needing
 from toque.models.generation.options import GenerationOptions, Precision
@@ -17,6 +16,10 @@ from toque.storage.bucket import BucketUse, RunBucketError, open_bucket
 from toque.workflows.model_record import check_model
 from toque.workflows.results import Model, TrainedRun, model_folder
 from toque.workflows.saved_steps import run_of
+
+if TYPE_CHECKING:
+    from toque.serving.batcher import ServedModels
+    from toque.serving.gate import Gate
 
 _LOCAL_INTERVAL: Final = 1.0
 """Seconds between two reads of a local run."""
@@ -82,19 +85,19 @@ def serve(
             from toque.serving.application import build_app
             from toque.workflows.inference.open_served import open_models
 
+        def open_app() -> tuple[ServedModels, Gate]:
+            served = open_models(folders, device=device, reporter=reporter)
+            app = build_app(
+                served, limits=limits, token=token, hosts=hosts, precision=precision
+            )
+            return served, app
+
         # A thread that computes owns OpenMP threads until it ends. Together with the threads of the
         # batch, there would be more threads than cores, and a step would take twice as long
         # (lab/notes.md, 2026-11-22). So the models are opened in a thread that ends.
         message = "reading " + ", ".join(map(str, folders.values()))
         with reporter.working(message), ThreadPoolExecutor(1) as opener:
-            opening = opener.submit(
-                open_models, folders, device=device, reporter=reporter
-            )
-            served = opening.result()
-            build = partial(
-                build_app, limits=limits, token=token, hosts=hosts, precision=precision
-            )
-            app = opener.submit(build, served).result()
+            served, app = opener.submit(open_app).result()
 
         notes = {
             describe_emulation(precision, model.model) for model in served.values()
