@@ -60,8 +60,8 @@ def plan(
         hardware: a GPU such as rtx-4090 or h100, from its data sheet, with the settings that CONFIG
             has for it. Default: this machine, measured.
         gpus: number of these GPUs that share every update. Memory is per GPU.
-        utilisation: per cent of peak FLOP/s to assume. Default: a measured value, or a guess, as
-            the output says.
+        utilisation: per cent of peak FLOP/s to assume. Default: a measured value or a guess. The
+            output names the source.
         json: print one JSON object instead of a table.
     """
     from toque.config.resolve import names_card

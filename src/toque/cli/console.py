@@ -64,12 +64,12 @@ class OutputLostError(Exception):
 
 
 class _SafeStream(io.TextIOBase):
-    r"""Text stream that survives write errors of another stream.
+    r"""Text stream that survives write errors of a wrapped stream.
 
     Characters that the encoding does not contain are written as escapes such as "\u0416".
 
     Args:
-        stream: Function that returns the other stream. It is called at every write, because
+        stream: Function that returns the wrapped stream. It is called at every write, because
             `sys.stderr` may be replaced.
         drop: True to drop text after an error, False to raise OutputLostError.
     """
@@ -112,7 +112,7 @@ class _SafeStream(io.TextIOBase):
         return super().__getattribute__(name)
 
     def _try(self, action: Callable[[TextIO], object]) -> None:
-        """Call an action with the other stream, and handle its error."""
+        """Call an action with the wrapped stream, and handle its error."""
         stream = self._stream()
         if stream is None:  # closed before the process started, e.g. by `2>&-`
             return

@@ -28,8 +28,8 @@ from toque.sources.conversations import join_parts
 
 Json = dict[str, Any]
 _MAX_ERRORS: Final = 100
-"""Maximum number of validation errors to describe. A body of 1 MiB can have half a million errors,
-whose description would block the server."""
+"""Maximum number of validation errors to describe. A body of 1 MiB can have half a million errors.
+Their description would block the server."""
 
 
 class TextToken(NamedTuple):

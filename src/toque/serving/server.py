@@ -148,7 +148,7 @@ def allowed_hosts(
         host: The address to listen on.
         port: The port to listen on.
         token: The token of the server.
-        risk: Action of a stranger without a token, for the error message: "use the models".
+        risk: Risk without a token, as a verb phrase for the error message: "use the models".
 
     Raises:
         ConfigError: Other machines can reach the server without a token, the token is empty, or

@@ -32,7 +32,7 @@ class T5Decoding:
 
     Prefill encodes the sources, and computes their keys and values for every layer. `columns` is
     the length of the longest answer. Answers start with the model's own start token, or with
-    `pad_id` if the model has none.
+    `pad_id` if the model does not have one.
     """
 
     def __init__(

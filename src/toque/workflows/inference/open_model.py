@@ -58,7 +58,7 @@ from toque.workflows.saved_steps import config_of, list_steps, run_of
 _ATTEMPTS: Final = 3
 """Attempts to read a run's best or newest model, which a training run may replace meanwhile."""
 _COMPARED_ROWS: Final = 32
-"""Rows of a store whose texts are encoded to compare two tokenizers."""
+"""Number of a store's texts that are encoded to compare two tokenizers."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _open_checkpoint(
     A training run may remove a checkpoint while it is read. Then read the next one.
 
     Raises:
-        CheckpointError: The checkpoint is damaged or was removed, or the run has none.
+        CheckpointError: The checkpoint is damaged or was removed, or the run does not have one.
     """
     run = run_of(folder)
     for attempts_left in reversed(range(_ATTEMPTS)):
