@@ -6,15 +6,19 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
 
 from toque.cli.console import ConsoleReporter, flag, for_terminal
+from toque.cli.text_flags import ChatFlags
 from toque.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from toque.models.generation.options import GenerationOptions
     from toque.workflows.inference.talk import Talk
 
+_DEFAULT_FLAGS: Final = ChatFlags()
 _HELP: Final = """\
 /compare QUESTION  ask both models, each after its own conversation
 /save FILE         save the conversation in a new JSON file, which data.sources can read
@@ -29,40 +33,25 @@ def chat(
     /,
     *,
     system: str | None = None,
-    max_new_tokens: int = 512,
-    temperature: float = 0.7,
-    top_p: float = 0.95,
-    seed: int = 0,
+    flags: Annotated[ChatFlags, Parameter(name="*")] = _DEFAULT_FLAGS,
     device: str = "auto",
-    precision: Literal["auto", "bf16", "float32"] = "float32",
 ) -> int:
     """Chat with a model in the terminal.
 
     The model receives the entire conversation. Type /help for a list of commands. In a pipe, each
-    line is a question, and the exit code is the code of the last error.
+    line is a question, and the exit code is the code of the last failed question.
 
     Args:
         run_or_model: run folder, checkpoint (RUN/best/step-00000200) or Hugging Face model folder.
         other: a second model for /compare.
         system: system message, for models that were trained with one.
-        max_new_tokens: maximum tokens of an answer.
-        temperature: randomness of the answers. 0 always chooses the most likely token.
-        top_p: sample from the most likely tokens that together have this probability.
-        seed: the same seed and questions give the same answers.
+        flags: flags for answers.
         device: cpu, cuda, cuda:N, or auto: a GPU if the machine has one.
-        precision: precision of the matmuls. auto uses bf16 only on processors that support it.
     """
-    from toque.models.generation.options import GenerationOptions
     from toque.workflows.inference.talk import open_talk
     from toque.workflows.model_record import check_model
 
-    options = GenerationOptions(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        precision=precision,
-    )
+    options = flags.to_options()
     reporter = ConsoleReporter()
     names = [run_or_model, other] if other else [run_or_model]
     for name in names:  # before the first model is loaded, which takes seconds
