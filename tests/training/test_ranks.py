@@ -235,7 +235,9 @@ def test_of_silent_ranks_the_dead_one_is_named(four_ranks):
 
 def test_who_does_not_answer_in_time_is_named(four_ranks):
     four_ranks[1].store.set("waiting/1", "")
-    said = str(four_ranks[0].diagnose(RuntimeError("Timed out waiting 60000ms for recv")))
+    said = str(
+        four_ranks[0].diagnose(RuntimeError("Timed out waiting 60000ms for recv"))
+    )
     assert "Rank 1" not in said
     assert said.count("does not answer") == 2
     assert "waited 60 s for it (TOQUE_RANK_TIMEOUT)" in said
@@ -254,7 +256,10 @@ def test_who_does_not_answer_in_time_is_named(four_ranks):
 def test_an_exchange_that_fails_in_backward_names_the_lost_rank(four_ranks, said):
     """What gloo says, and what it says where several buckets of gradients were on their way."""
     ranks = Ranks(0, 4, 0, four_ranks[0])
-    with pytest.raises(RankLost, match="does not answer") as found, ranks.diagnosing_failures():
+    with (
+        pytest.raises(RankLost, match="does not answer") as found,
+        ranks.diagnosing_failures(),
+    ):
         raise RuntimeError(said)
     assert ("TOQUE_RANK_TIMEOUT" in str(found.value)) == ("timeout" in said)
 

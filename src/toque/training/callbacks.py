@@ -56,7 +56,7 @@ class Goal:
     rises: bool = False
 
     def rank(self, metrics: Mapping[str, float]) -> float:
-        """Return a sort key: the best evaluation has the lowest. Without the metric it is inf."""
+        """Return a sort key of an evaluation. Lower is better. Without the metric it is inf."""
         value = metrics.get(self.metric, math.nan)
         if not math.isfinite(value):
             return math.inf
@@ -81,17 +81,16 @@ class Goal:
             return so_far
         return Best(step, loss, self.metric, None if self.metric == "loss" else value)
 
-    def measured_by(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    def relevant_settings(self, evaluation: Mapping[str, Any]) -> dict[str, Any]:
         """Select the settings of `evaluation` that affect the metric.
 
         Values of the metric under different settings cannot be compared.
 
-        >>> Goal().measured_by({"max_examples": 512, "texts": 16})
+        >>> Goal().relevant_settings({"max_examples": 512, "texts": 16})
         {'max_examples': 512}
         """
-        names = evaluation.keys() - {
-            "prompts"
-        }  # texts for the user's prompts are not scored
+        # Texts for the user's prompts are not scored.
+        names = evaluation.keys() - {"prompts"}
         if self.metric == "loss":
             names &= {"max_examples"}
         return {name: evaluation[name] for name in sorted(names)}
@@ -251,7 +250,7 @@ class Callback:
         """Handle the end of a session. It follows every `on_fit_start`, also after an error."""
 
     def state_dict(self) -> State:
-        """Return JSON that a restart cannot recompute."""
+        """Return the state that a restart cannot recompute, as JSON."""
         return {}
 
     def load_state_dict(self, state: State) -> None:

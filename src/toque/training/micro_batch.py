@@ -99,23 +99,7 @@ class Probe:
             The bytes, or None if they exceed `limit` or memory runs out.
         """
         weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-        saved: dict[int, UntypedStorage] = {}
-        total = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal total
-            storage = tensor.untyped_storage()
-            address = storage.data_ptr()
-            if address not in weights and address not in saved:
-                # Keep the storage alive: a freed address could be used again and counted twice.
-                saved[address] = storage
-                total += storage.nbytes()
-                if total > limit:
-                    raise _LimitExceededError
-            # Return an alias: an operation that saves its own result would otherwise be part of a
-            # reference cycle, which keeps the graph alive until the process ends.
-            return tensor.detach()
-
+        count = _SavedBytes(weights, limit)
         self.model.train()
         batch = self.worst(rows).to(self.runtime.device)
         try:
@@ -128,7 +112,37 @@ class Probe:
             if not is_out_of_memory(error):
                 raise
             return None
-        return total
+        return count.total
+
+
+@dataclass
+class _SavedBytes:
+    """Hook that counts the bytes of the tensors that autograd saves, up to a limit."""
+
+    counted: set[int]
+    """Addresses of storages to leave out. It begins with the weights."""
+    limit: int
+    total: int = 0
+    storages: list[UntypedStorage] = field(default_factory=list)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Count a saved tensor, and return the tensor to save.
+
+        Raises:
+            _LimitExceededError: The total exceeds the limit.
+        """
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in self.counted:
+            self.counted.add(address)
+            # Keep the storage: another storage at a freed address would not be counted.
+            self.storages.append(storage)
+            self.total += storage.nbytes()
+            if self.total > self.limit:
+                raise _LimitExceededError
+        # Return an alias: an operation that saves its own result would otherwise be part of a
+        # reference cycle, which keeps the graph alive until the process ends.
+        return tensor.detach()
 
 
 @dataclass(frozen=True)

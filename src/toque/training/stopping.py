@@ -31,12 +31,7 @@ from toque.training.callbacks import (
     State,
     StepInfo,
 )
-from toque.training.signal_handlers import (
-    Handlers,
-    handling_signals,
-    restore_handlers,
-    set_handlers,
-)
+from toque.training.signal_handlers import handling_signals
 from toque.training.state_values import count_in, optional_number_in
 from toque.units import Duration, Progress
 
@@ -73,7 +68,7 @@ class Patience(Callback):
 
     def __post_init__(self) -> None:
         self.goal = Goal(self.metric, self.rises)
-        self.measured_by = self.goal.measured_by(self.evaluation)
+        self.measured_by = self.goal.relevant_settings(self.evaluation)
 
     @property
     def is_over(self) -> bool:
@@ -127,7 +122,7 @@ class Interrupt(Callback):
         self._silent = silent
         self._repeat_seconds = _FORWARDING_SECONDS if launched else 0.0
         self._caught_at = 0.0
-        self._previous_handlers: Handlers = {}
+        self._handlers = contextlib.ExitStack()
         self._caught: signal.Signals | None = None
         self._activity = _FINISHING_STEP
 
@@ -138,7 +133,7 @@ class Interrupt(Callback):
     def on_fit_start(self, start: RunStart) -> None:
         """Set the handlers."""
         self._caught = None
-        self._previous_handlers = set_handlers(self._handle)
+        self._handlers.enter_context(handling_signals(self._handle))
 
     def on_before_step(self, at: Progress) -> None:
         """Note that an update is running, for the message about a signal."""
@@ -165,8 +160,7 @@ class Interrupt(Callback):
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Restore the previous handlers."""
-        restore_handlers(self._previous_handlers)
-        self._previous_handlers = {}
+        self._handlers.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Note the first signal, for the next `on_step`. Exit immediately at a second signal."""

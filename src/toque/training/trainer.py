@@ -155,7 +155,7 @@ class Trainer:
         with ExitStack() as stack:
             leftovers: list[str] = []
             if self._ranks.is_main:
-                leftovers = stack.enter_context(self.checkpoints.swept())
+                leftovers = stack.enter_context(self.checkpoints.sweeping())
             start = self._build_run_start(leftovers)
             around = self.callbacks.around(start, self._build_run_end)
             requests = stack.enter_context(around)

@@ -17,7 +17,7 @@ import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -234,15 +234,22 @@ class UpdateGuard:
             origin: The first value that is not finite on this rank.
             traced: False if memory was too small to look for the origin.
         """
-        rank_share = {
-            "rows": update.batch.example_ids,
-            "origin": asdict(origin) if origin is not None else None,
-            "traced": traced,
-        }
-        shares = self.runtime.ranks.all_gather(rank_share)
-        rows = [row for share in shares for row in share["rows"]]
-        origins = [share["origin"] for share in shares if share["origin"]]
-        first_origin: dict[str, Any] = origins[0] if origins else {}
+        ranks = self.runtime.ranks
+        rows = [
+            row for part in ranks.all_gather(update.batch.example_ids) for row in part
+        ]
+        origins: list[NonFiniteOrigin | None] = ranks.all_gather(origin)
+        first_origin = next(filter(None, origins), None)
+        were_traced = all(ranks.all_gather(traced))
+
+        cause = "Every value was finite when the update was computed again."
+        where = origin_ids = None
+        if first_origin is not None:
+            where, origin_ids = first_origin.where, first_origin.example_ids
+            examples = f", in examples {_list_ids(origin_ids)}" if origin_ids else ""
+            cause = f"First not finite: {where}{examples}."
+        elif not were_traced:
+            cause = "Memory ran out when the update was computed again, so its origin is unknown."
 
         loss, norm = update.values.tolist()
         record = {
@@ -250,23 +257,11 @@ class UpdateGuard:
             "loss": repr(loss),  # JSON does not have NaN
             "grad_norm": repr(norm),
             "lr": update.lr,
-            "first_non_finite": first_origin.get("where"),
-            "first_example_ids": first_origin.get("example_ids"),
+            "first_non_finite": where,
+            "first_example_ids": origin_ids,
             "example_ids": rows,
         }
         path = self._write(NON_FINITE_FILE, record)
-
-        if first_origin:
-            cause = f"First not finite: {first_origin['where']}"
-            origin_ids = first_origin["example_ids"]
-            if origin_ids:
-                cause += f", in examples {_list_ids(origin_ids)}"
-            cause += "."
-        elif all(share["traced"] for share in shares):
-            cause = "Every value was finite when the update was computed again."
-        else:
-            cause = "Memory ran out when the update was computed again, so its origin is unknown."
-
         ids = [i for row in rows for i in row]
         all_ids_in = f" (all in {path})" if path else ""
         return NonFiniteError(

@@ -271,7 +271,7 @@ def verify_checkpoint(folder: Path) -> Checkpoint:
 
 
 def step_name(step: int) -> str:
-    """Name the folder of a checkpoint, e.g. step-00000200."""
+    """Return the folder name of a checkpoint, e.g. step-00000200."""
     return f"step-{step:08d}"
 
 

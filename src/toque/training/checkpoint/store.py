@@ -142,7 +142,7 @@ class CheckpointStore:
         return (lock.note,) if lock is not None and lock.note is not None else ()
 
     @contextmanager
-    def swept(self) -> Iterator[list[str]]:
+    def sweeping(self) -> Iterator[list[str]]:
         """Remove the leftovers of killed saves and yield their names.
 
         The caller must have locked the run.
@@ -237,7 +237,8 @@ class CheckpointStore:
         current = self.identity.settings.get("evaluation")
         if not isinstance(saved, dict) or not isinstance(current, dict):
             return True  # the trainer was built without a configuration
-        return self.best_by.measured_by(saved) == self.best_by.measured_by(current)
+        relevant_settings = self.best_by.relevant_settings
+        return relevant_settings(saved) == relevant_settings(current)
 
     def _best_models(self) -> list[Manifest]:
         """Return the manifests of best models with comparable evaluations, the best first."""

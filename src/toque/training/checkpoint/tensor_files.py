@@ -44,7 +44,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 def shard_name(rank: int, world_size: int) -> str:
-    """Name the file of one rank, e.g. shard-00000-of-00004.safetensors."""
+    """Return the file name of a shard, e.g. shard-00000-of-00004.safetensors."""
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
@@ -189,27 +189,29 @@ def shard_of(
     loads = [0 for _ in range(world_size)]  # bytes of whole tensors per rank
     slices: dict[str, Tensor] = {}
     cut: dict[str, CutTensor] = {}
-    for stem, named in tensors.items():
-        for name, tensor in named.items():
-            shape = tuple(tensor.shape)
-            if is_sharded(tensor):
-                dim, start, stop = _part_of(tensor)
-                local = tensor.to_local()
-                if start == stop and tensor.numel():
-                    continue  # there are more ranks than rows
-            else:
-                owner = loads.index(min(loads))
-                loads[owner] += tensor.numel() * tensor.element_size()
-                if owner != rank:
-                    continue
-                dim, start = 0, 0
-                stop = shape[0] if shape else 1
-                local = tensor
+    tensors_by_key = {
+        f"{stem}/{name}": tensor
+        for stem, named in tensors.items()
+        for name, tensor in named.items()
+    }
+    for key, tensor in tensors_by_key.items():
+        shape = tuple(tensor.shape)
+        if is_sharded(tensor):
+            dim, start, stop = _part_of(tensor)
+            if start == stop and tensor.numel():
+                continue  # there are more ranks than rows
+            slices[key] = tensor.to_local()
+        else:
+            owner = loads.index(min(loads))
+            loads[owner] += tensor.numel() * tensor.element_size()
+            if owner != rank:
+                continue
+            dim, start = 0, 0
+            stop = shape[0] if shape else 1
+            slices[key] = tensor
 
-            key = f"{stem}/{name}"
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            slices[key] = local
-            cut[key] = CutTensor(dtype, shape, dim, ((0, start, stop),))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        cut[key] = CutTensor(dtype, shape, dim, ((0, start, stop),))
     return slices, cut
 
 

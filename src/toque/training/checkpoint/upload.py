@@ -186,12 +186,14 @@ class Uploads:
             # a resumed run would have the same weights but finish with a different model.
             with self._guard:
                 waiting = self._waiting("best") + self._waiting("checkpoints")
-            has_failed = bool(waiting) and not self._try_upload(waiting[0])
-            if waiting and not has_failed:
-                continue
+            max_wait = None
+            if waiting:
+                if self._try_upload(waiting[0]):
+                    continue
+                max_wait = _RETRY_SECONDS
             if self._closing:
                 return  # a failed upload waits in the outbox for the next session
-            self._changed.wait(_RETRY_SECONDS if has_failed else None)
+            self._changed.wait(max_wait)
             self._changed.clear()
 
     def _try_upload(self, path: Path) -> bool:

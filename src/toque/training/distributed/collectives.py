@@ -24,7 +24,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import Store  # type: ignore[attr-defined]  # public all the same
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from toque.errors import CheckpointError, RankLost, ToqueError, argument

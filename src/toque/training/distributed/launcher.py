@@ -53,7 +53,7 @@ def launch(
         RankLost: Ranks were killed, and no rank has reported it.
     """
     import torch
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
     refuse_impossible(gpus, restarts)
     environment = environment_of(gpus)
