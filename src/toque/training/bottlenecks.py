@@ -53,6 +53,6 @@ def few_updates(updates: float | None) -> str:
     if updates is None or updates >= _MIN_UPDATES:
         return ""
     return (
-        f"the run has about {max(1, round(updates)):,} updates, which teach little: give more "
-        "data, train longer (train.stop_after), or make updates smaller (train.batch)"
+        f"the run has only about {max(1, round(updates)):,} updates, so the model learns little: "
+        "add data, train longer (train.stop_after), or make updates smaller (train.batch)"
     )

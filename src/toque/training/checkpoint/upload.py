@@ -54,8 +54,8 @@ class UploadCounts:
         """Summarise the counts for the user."""
         newest = f", newest step {self.newest_step:,}" if self.newest_step else ""
         return (
-            f"{self.uploaded} uploaded{newest}, {self.failed} failed tries, {self.dropped} dropped "
-            "for newer checkpoints"
+            f"{self.uploaded} uploaded{newest}, {self.failed} failed attempts, {self.dropped} "
+            "dropped for newer checkpoints"
         )
 
 

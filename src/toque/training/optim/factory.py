@@ -244,7 +244,10 @@ def _continue_trial(
     differences = _list_differences(saved, layout, steps=_TRIAL_UPDATES)
     if differences:
         shape = " x ".join(map(str, model.weight.shape))
-        return f"its state of a matrix of {shape} did not fit it again ({min(differences)})"
+        return (
+            f"the saved state of a matrix of {shape} did not fit a new optimizer "
+            f"({min(differences)})"
+        )
     load_optimizer_tensors(optimizer, model, saved, where="")
     for steps, expected in zip(_TRIAL_PARTS, expected_facts, strict=True):
         _train_with_noise(model, optimizer, steps)
