@@ -12,6 +12,7 @@ from itertools import combinations
 import pytest
 
 from toque.cooking.cookbook.recipes import recipes
+from toque.cooking.normalised_words import ACTION_VERBS, has_action_verb
 from toque.cooking.plausible_amounts import quantity_sanity
 from toque.cooking.prompts import REQUESTS, write_prompt
 from toque.cooking.recipe import ParsedRecipe, Recipe, parse_text, to_text
@@ -31,7 +32,6 @@ from toque.cooking.recipe_scores import (
     title_of,
     variety,
 )
-from toque.cooking.text_keys import ACTION_VERBS, has_action_verb
 from toque.cooking.times_and_heat import oven_fits, times_and_heat
 
 WORKED_EXAMPLE = """\

@@ -7,7 +7,7 @@ from typing import Final
 
 from toque.cooking.ingredients.tokens import number, plain
 
-# Begins with one digit, so that a search only stops at digits. "1 1/2", "1-1/2", "3/4", "1.5", "20"
+# "1 1/2", "1-1/2", "3/4", "1.5" or "20". It begins with a digit, so that a search is fast.
 _REST: Final = r"\d*+(?:[ -]\d{1,2}/[1-9]\d?+|/[1-9]\d?+|\.\d++)?+"
 _NUMBER: Final = rf"([0-9](?<![0-9/][0-9]){_REST})(?:\s*+(?:-|to|or)\s*+(\d{_REST}))?"
 _IN_STEPS: Final = re.compile(
@@ -26,24 +26,26 @@ _ISO: Final = re.compile(
     r"(?:(\d{1,9}(?:\.\d++)?+)H)?+(?:(\d{1,9}(?:\.\d++)?+)M)?+(?:(\d{1,9}(?:\.\d++)?+)S)?+",
     re.IGNORECASE,
 )
-# week, day, hour, minute, second.
-_MINUTES_IN: Final = (
-    7 * 1440.0,
-    1440.0,
-    60.0,
+_MINUTES_PER_HOUR: Final = 60.0
+_MINUTES_PER_DAY: Final = 1440.0
+_ISO_MINUTES: Final = (
+    7 * _MINUTES_PER_DAY,
+    _MINUTES_PER_DAY,
+    _MINUTES_PER_HOUR,
     1.0,
     1 / 60.0,
 )
+"""Minutes per week, day, hour, minute and second, in the order of the groups of `_ISO`."""
 
 
 def minutes_in_step(text: str) -> list[float]:
-    """List the times in a step in minutes. For a range, the longer time.
+    """List the times in a step in minutes. A range counts with its longer time.
 
     >>> minutes_in_step("Rest 1/2 hour, bake for 1½ to 2 hours, keep for 3 days.")
     [30.0, 120.0]
     """
     return [
-        number(high or low) * (60.0 if unit[0] in "hH" else 1.0)
+        number(high or low) * (_MINUTES_PER_HOUR if unit[0] in "hH" else 1.0)
         for low, high, unit in _IN_STEPS.findall(plain(text))
     ]
 
@@ -58,20 +60,20 @@ def minutes_of(text: str) -> float | None:
     """
     text = plain(text).strip()
     if iso := _ISO.fullmatch(text):
-        parts = zip(iso.groups(), _MINUTES_IN, strict=True)
+        parts = zip(iso.groups(), _ISO_MINUTES, strict=True)
         return sum(float(part or 0) * minutes for part, minutes in parts)
     if clock := _CLOCK.fullmatch(text):
-        return 60.0 * int(clock[1]) + int(clock[2])
+        return _MINUTES_PER_HOUR * int(clock[1]) + int(clock[2])
+
     days, hours, minutes = (
         pattern.search(text) for pattern in (_DAYS, _HOURS, _MINUTES)
     )
     if not (days or hours or minutes):
         return None
+    matches = ((days, _MINUTES_PER_DAY), (hours, _MINUTES_PER_HOUR), (minutes, 1.0))
     total = sum(
-        number(match[2] or match[1]) * factor
-        for match, factor in ((days, 1440.0), (hours, 60.0), (minutes, 1.0))
-        if match
+        number(match[2] or match[1]) * factor for match, factor in matches if match
     )
     if hours and not minutes:
-        total += int(hours[3] or 0)
+        total += int(hours[3] or 0)  # the minutes of "1h30"
     return total

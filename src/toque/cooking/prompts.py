@@ -55,8 +55,16 @@ TASKS: Final = tuple(RECIPE_TASKS)
 CLASSES: Final = {
     name: task.classes for name, task in RECIPE_TASKS.items() if task.classes
 }
+
+
+def _beginning_of(template: str) -> str:
+    """Return the first line of a template up to its first field, with a space at the end."""
+    text, _, _ = template.partition("{")
+    return f"{text.splitlines()[0].rstrip()} "
+
+
 QUESTIONS: Final[dict[Task, str]] = {
-    name: f"{str(task.prompt).partition('{')[0].splitlines()[0].rstrip()} "
+    name: _beginning_of(str(task.prompt))
     for name, task in RECIPE_TASKS.items()
     if name not in ("write", "request")
 }
@@ -72,7 +80,8 @@ REQUESTS: Final[tuple[str, ...]] = (
     "I need {title} for {servings} people.",
     "Is there a way to make {title} in {minutes} minutes?",
 )
-"""Requests of the task `request`. A recipe without servings or minutes skips requests with them."""
+"""Prompts of the task `request`. A recipe without servings or minutes skips the prompts with these
+fields."""
 
 MAX_PROMPT_INGREDIENTS = 20
 """Maximum number of ingredient names in a prompt. Real requests are shorter."""
@@ -86,7 +95,7 @@ PROMPT_FORMATS: tuple[str, ...] = (
     "Cooking instructions: {text}",
     "{text}",
 )
-"""Other prompts for the task `write`, for augmentation. `text` is the dish."""
+"""Alternative prompts for the task `write`, used for augmentation. `text` is the dish."""
 
 
 def own_templates(data: DataConfig) -> dict[str, TaskTemplate]:
@@ -103,21 +112,24 @@ def task_table(data: DataConfig) -> dict[str, TaskTemplate]:
 
 
 FIELD: Final = re.compile(r"\{\w+\}")
+"""Pattern of a field in a template."""
 _PARTS: Final = tuple(FIELD.split(form) for form in REQUESTS)
 
 
 def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
-    """Check whether the answer to a prompt should be a recipe.
+    """Check whether a prompt requests a recipe.
 
     Args:
-        prompt: The prompt of the model.
+        prompt: The model's prompt.
         knows_recipes: True if the model was trained on recipes. For other models, a prompt in the
             form of `REQUESTS` can be about anything ("How do I make a payment?").
     """
     prompt = prompt.strip()
     if prompt.startswith(ASKS_FOR):
         return True
-    return knows_recipes and any(
+    if not knows_recipes:
+        return False
+    return any(
         prompt.startswith(parts[0])
         and prompt.endswith(parts[-1])
         and all(part in prompt for part in parts)
@@ -126,19 +138,19 @@ def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
 
 
 def write_prompt(title: str, ingredients: Sequence[str]) -> str:
-    """Write the prompt for a recipe from its title and ingredient lines, without amounts."""
+    """Format the prompt for a recipe from its title and ingredient lines, without amounts."""
     return prompt_of_names(title, [ingredient_name(line) for line in ingredients])
 
 
 def prompt_of_names(title: str, ingredients: Iterable[str]) -> str:
-    """Write the prompt for a recipe from its title and names of ingredients without commas."""
+    """Format the prompt for a recipe from its title and ingredient names without commas."""
     names = distinct_names(ingredients)
     request = f"{ASKS_FOR} {title}"
     return f"{request}{WITH_INGREDIENTS}{', '.join(names)}" if names else request
 
 
 def distinct_names(names: Iterable[str]) -> list[str]:
-    """Drop duplicate names, ignoring case, and return the first `MAX_PROMPT_INGREDIENTS` names."""
+    """Return the first `MAX_PROMPT_INGREDIENTS` distinct names, ignoring case."""
     distinct: dict[str, str] = {}
     for name in names:
         distinct.setdefault(name.casefold(), name)
@@ -183,13 +195,14 @@ _SENTENCE: Final = re.compile(r"[.!?] ")
 def dish_and_foods(request: str) -> tuple[str, tuple[str, ...]]:
     """Extract the dish of a request, and the foods after a colon.
 
-    The dish of a text in another form is the text before the colon.
+    If the request has none of the known forms, all its text before the colon is the dish.
     """
-    text = " ".join(request.split())
-    match = next(filter(None, (form.fullmatch(text) for form in _FREE_FORMS)), None)
+    one_line = " ".join(request.split())
+    matches = (form.fullmatch(one_line) for form in _FREE_FORMS)
+    match = next(filter(None, matches), None)
     text = request.strip() if match is None else match["dish"].rstrip(_END)
-    title, _, food_list = text.partition(":")
+    dish, _, food_list = text.partition(":")
     if match is not None:
-        title = _SENTENCE.split(title)[0]  # "How do I make pancakes? I have eggs."
+        dish = _SENTENCE.split(dish)[0]  # "How do I make pancakes? I have eggs."
     foods = tuple(food.strip() for food in food_list.split(",") if food.strip())
-    return title.strip(), foods
+    return dish.strip(), foods

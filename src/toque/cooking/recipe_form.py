@@ -1,4 +1,4 @@
-"""Forms of answers for constrained decoding: the recipe format as patterns, and JSON schemas."""
+"""Answer forms for constrained decoding: the recipe format as regexes, and JSON schemas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from toque.errors import ConfigError, argument
 from toque.user_paths import named_path
 
 MOST_MORE: Final = 5
-"""Maximum number of ingredients that were not requested. A guess."""
+"""Maximum number of additional ingredients. A guess."""
 MOST_STEPS: Final = 30
 """Maximum number of steps. A guess: long recipes have 20."""
 SHIPPED: Final = {"recipe": Path(__file__).with_name("recipe.schema.json")}
@@ -31,7 +31,8 @@ SHIPPED: Final = {"recipe": Path(__file__).with_name("recipe.schema.json")}
 
 def _any_of(words: frozenset[str]) -> str:
     """Return a pattern that matches any of the words. The longest word is first."""
-    return f"(?:{'|'.join(re.escape(w) for w in sorted(words, key=lambda w: (-len(w), w)))})"
+    longest_first = sorted(words, key=lambda word: (-len(word), word))
+    return f"(?:{'|'.join(map(re.escape, longest_first))})"
 
 
 _FRACTIONS: Final = "½¼¾⅓⅔⅛⅜⅝⅞"
@@ -68,40 +69,47 @@ def recipe_form(ingredients: Sequence[str]) -> Generator[str, str, None]:
 
     The requested `ingredients` are first in the list, each once, in any order and with any amounts.
     Other ingredients may follow. After each pattern except the last, the generator receives the
-    text that the model wrote.
+    generated text.
     """
     missing = list({name.casefold(): name for name in ingredients}.values())
     header = r"Ingredients:\n"
     while len(missing) > 1:
         text = yield header + _item(missing)
         line = text.rstrip("\n").rpartition("\n")[2] + "\n"
-        # Prefer the longest name, because a line with "olive oil" also matches "oil".
-        names = sorted(missing, key=len, reverse=True)
-        missing.remove(
-            next(name for name in names if re.fullmatch(_item([name]), line))
-        )
+        missing.remove(_name_in_line(missing, line))
         header = ""
 
-    steps = rf"{MOST_STEPS}\. {_STEP}"  # 1. S(?:\n2. S(?:\n3. S)?)?
-    for number in range(MOST_STEPS - 1, 0, -1):
-        steps = rf"{number}\. {_STEP}(?:\n{steps})?"
     # The last ingredients and the steps are one pattern, because "\n\n" may be one token.
     first_item = _item(missing) if missing else _FREE_ITEM
-    yield f"{header}{first_item}(?:{_FREE_ITEM}){{0,{MOST_MORE}}}\\nInstructions:\\n{steps}"
+    other_items = rf"(?:{_FREE_ITEM}){{0,{MOST_MORE}}}"
+    yield rf"{header}{first_item}{other_items}\nInstructions:\n{_steps()}"
+
+
+def _steps() -> str:
+    r"""Return a pattern of 1 to `MOST_STEPS` steps, such as 1\. S(?:\n2\. S(?:\n3\. S)?)?"""
+    steps = rf"{MOST_STEPS}\. {_STEP}"
+    for number in range(MOST_STEPS - 1, 0, -1):
+        steps = rf"{number}\. {_STEP}(?:\n{steps})?"
+    return steps
 
 
 def _item(names: Sequence[str]) -> str:
+    """Return a pattern of an ingredient line with one of the names."""
     return rf"- {_AMOUNT}(?:{'|'.join(map(_name, names))}){_LATE}{_REMARK}\n"
+
+
+def _name_in_line(names: Sequence[str], line: str) -> str:
+    """Return the longest name in a line, because a line with "olive oil" also matches "oil"."""
+    longest_first = sorted(names, key=len, reverse=True)
+    return next(name for name in longest_first if re.fullmatch(_item([name]), line))
 
 
 def _name(name: str) -> str:
     """Return a pattern of a name, unchanged or in lower case, with the last word in any number."""
     first_words, space, last_word = name.strip().rpartition(" ")
     prefix = first_words + space
-    prefixes = _any_of(frozenset({prefix, prefix.casefold()}))
-    return prefixes + _any_of(
-        frozenset({last_word, *forms(stem(last_word.casefold()))})
-    )
+    last_words = frozenset({last_word, *forms(stem(last_word.casefold()))})
+    return _any_of(frozenset({prefix, prefix.casefold()})) + _any_of(last_words)
 
 
 def answer_schema(schema: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,9 +7,9 @@ from itertools import zip_longest
 from typing import Final
 
 from toque.cooking.ingredients.names import stem
+from toque.cooking.normalised_words import parts_of_title, words_of
 from toque.cooking.plausible_amounts import sane_times
 from toque.cooking.recipe import ParsedRecipe
-from toque.cooking.text_keys import parts_of_title, words_of
 
 OVEN_CELSIUS: Final = (50.0, 300.0)
 """Plausible temperatures of an oven in degrees Celsius."""
@@ -50,30 +50,33 @@ _OTHER_HEAT: Final = re.compile(
 def times_and_heat(recipe: ParsedRecipe) -> float | None:
     """Compute the share of present and plausible times and temperatures, or None without any.
 
-    A step that bakes, simmers, chills and so on needs a duration, in itself or in the next step. A
-    recipe with an oven needs a temperature. Every temperature of an oven must be within
-    `OVEN_CELSIUS` or `OVEN_FAHRENHEIT` (in one of them if it has no unit), and every time must be
-    plausible as in `plausible_amounts`.
+    A step that bakes, simmers, chills and so on needs a duration, in the step or in the next step.
+    A recipe with an oven needs a temperature. Every oven temperature must be within `OVEN_CELSIUS`
+    or `OVEN_FAHRENHEIT` (in one of them if it has no unit). Every time must be plausible as in
+    `plausible_amounts`.
     """
     verdicts: list[bool] = []
-    needs_heat = states_heat = False
+    needs_heat = has_heat = False
     for step, next_step in zip_longest(recipe.steps, recipe.steps[1:], fillvalue=""):
         if _TAKES_TIME.search(step):
             verdicts.append(_SAYS_WHEN.search(f"{step} {next_step}") is not None)
-        in_oven = _IN_OVEN.search(step) is not None
-        needs_heat |= in_oven
-        states_heat |= _OTHER_HEAT.search(step) is not None
-        for degrees, sign, letter, bare_number in _HEAT.findall(step):
-            states_heat = True
-            scale = (sign or letter).lower()
-            low = OVEN_FAHRENHEIT[0] if scale == "f" else OVEN_CELSIUS[0]
-            high = OVEN_CELSIUS[1] if scale == "c" else OVEN_FAHRENHEIT[1]
-            if in_oven:
-                verdicts.append(low <= float(degrees or bare_number) <= high)
+        heats = _HEAT.findall(step)
+        has_heat |= bool(heats) or _OTHER_HEAT.search(step) is not None
+        if _IN_OVEN.search(step):
+            needs_heat = True
+            verdicts += [_fits_oven(*heat) for heat in heats]
         verdicts += sane_times(step)
     if needs_heat:
-        verdicts.append(states_heat)
+        verdicts.append(has_heat)
     return sum(verdicts) / len(verdicts) if verdicts else None
+
+
+def _fits_oven(degrees: str, sign: str, letter: str, bare_number: str) -> bool:
+    """Check a temperature, given by the groups of `_HEAT`. Without a unit, both scales count."""
+    scale = (sign or letter).lower()
+    low = OVEN_FAHRENHEIT[0] if scale == "f" else OVEN_CELSIUS[0]
+    high = OVEN_CELSIUS[1] if scale == "c" else OVEN_FAHRENHEIT[1]
+    return low <= float(degrees or bare_number) <= high
 
 
 _NUMERAL: Final = re.compile(r"[ivx]+")  # "Carrot Soup II"

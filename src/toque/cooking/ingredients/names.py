@@ -10,7 +10,7 @@ from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.segments import is_quality
 from toque.cooking.ingredients.vocabulary import ADJECTIVES, PREPARED, SPELLINGS
-from toque.cooking.text_keys import ACTION_VERBS
+from toque.cooking.normalised_words import ACTION_VERBS
 
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED
+from toque.cooking.normalised_words import has_action_verb, words_of
 from toque.cooking.schemas.repairs import (
     CONJUNCTIONS,
     LOST_SPACES,
@@ -23,7 +24,6 @@ from toque.cooking.schemas.repairs import (
     only_measures,
     rejoined,
 )
-from toque.cooking.text_keys import has_action_verb, words_of
 from toque.sources.documents import composed
 from toque.sources.records import replace_lone_surrogates
 
