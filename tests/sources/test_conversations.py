@@ -42,7 +42,7 @@ def read(records: list[dict[str, Any]], folder: Path, **source: Any) -> BlockExa
 
 def judged(path: Path, **source: Any) -> RecordReader:
     judge = FileJudge(SourceConfig(path=str(path), **source), "utf-8", reader_for)
-    return judge.judged([Located(str(path), path)], print).reader
+    return judge.judge([Located(str(path), path)], print).reader
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,9 @@ class Rewriting:
         self._store = store
         self._encoder = encoder
         self._codec = store.codec()
-        kind = "encoder-decoder" if encoder else "decoder"
-        self._bounds = prompt_bounds(self._codec, kind)
+        self._bounds = prompt_bounds(
+            self._codec, "encoder-decoder" if encoder else "decoder"
+        )
         prompt_lengths = store.prompt_lengths[rows]
         target_lengths = store.target_lengths[rows]
         self._max_prompt = int(prompt_lengths.max())

@@ -22,8 +22,8 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from toque.cooking.labels.difficulty import judged_difficulty
-from toque.cooking.labels.features import Reading, read
+from toque.cooking.labels.difficulty import estimate_difficulty
+from toque.cooking.labels.features import Reading, read_features
 from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.origins import cuisine_of, language_of
 from toque.cooking.labels.quality import quality_of
@@ -60,7 +60,7 @@ def examples_of(
 
     `notes` counts estimated labels and missing examples.
     """
-    reading = read(recipe)
+    reading = read_features(recipe)
     columns = labels_of(reading, notes)
     if n_unclean := sum(not facts.has_clean_name for facts in reading.lines):
         notes[UNCLEAN_NAMES] += n_unclean
@@ -129,7 +129,7 @@ def _difficulty_columns(
     if difficulty is not None:
         notes["difficulty as the source says"] += 1
     else:
-        report = judged_difficulty(reading)
+        report = estimate_difficulty(reading)
         # In a foreign text only the counts of ingredients and steps are reliable.
         difficulty = report.level if is_english else report.by_bounds
         difficulty_from = BY_RULE
@@ -278,5 +278,5 @@ class _FieldsSoFar(_Fields):
 
 def question(task: Task, recipe: Recipe) -> str:
     """Return the prompt of a task as in training. The next step follows all steps of the recipe."""
-    fields = _FieldsSoFar(read(recipe), codes={}, key=0)
+    fields = _FieldsSoFar(read_features(recipe), codes={}, key=0)
     return str(RECIPE_TASKS[task].prompt).format_map(fields)

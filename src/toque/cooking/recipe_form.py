@@ -21,9 +21,9 @@ from toque.cooking.ingredients.vocabulary import (
 from toque.errors import ConfigError, argument
 from toque.user_paths import named_path
 
-MOST_MORE: Final = 5
+MAX_OTHER_INGREDIENTS: Final = 5
 """Maximum number of additional ingredients. A guess."""
-MOST_STEPS: Final = 30
+MAX_STEPS: Final = 30
 """Maximum number of steps. A guess: long recipes have 20."""
 SHIPPED: Final = {"recipe": Path(__file__).with_name("recipe.schema.json")}
 """Schemas that come with Toque."""
@@ -81,14 +81,14 @@ def recipe_form(ingredients: Sequence[str]) -> Generator[str, str, None]:
 
     # The last ingredients and the steps are one pattern, because "\n\n" may be one token.
     first_item = _item(missing) if missing else _FREE_ITEM
-    other_items = rf"(?:{_FREE_ITEM}){{0,{MOST_MORE}}}"
+    other_items = rf"(?:{_FREE_ITEM}){{0,{MAX_OTHER_INGREDIENTS}}}"
     yield rf"{header}{first_item}{other_items}\nInstructions:\n{_steps()}"
 
 
 def _steps() -> str:
-    r"""Return a pattern of 1 to `MOST_STEPS` steps, such as 1\. S(?:\n2\. S(?:\n3\. S)?)?"""
-    steps = rf"{MOST_STEPS}\. {_STEP}"
-    for number in range(MOST_STEPS - 1, 0, -1):
+    r"""Return a pattern of 1 to `MAX_STEPS` steps, such as 1\. S(?:\n2\. S(?:\n3\. S)?)?"""
+    steps = rf"{MAX_STEPS}\. {_STEP}"
+    for number in range(MAX_STEPS - 1, 0, -1):
         steps = rf"{number}\. {_STEP}(?:\n{steps})?"
     return steps
 

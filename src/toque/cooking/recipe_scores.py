@@ -91,7 +91,7 @@ def text_metrics(
     """
     if not asks_for_a_recipe(prompt, knows_recipes=knows_recipes):
         return {}
-    recipe, requested = parse_text(text), asked_ingredients(prompt)
+    recipe, requested = parse_text(text), requested_ingredients(prompt)
     all_scores: dict[str, float | None] = {}
     if requested:
         all_scores["ingredient_coverage"] = ingredient_coverage(requested, text)
@@ -135,7 +135,7 @@ def recipe_score(scores: Mapping[str, float], *, share_of_parts: float = 1.0) ->
     return mean * factor * share_of_parts
 
 
-def hint(score: float) -> str:
+def advice_on_score(score: float) -> str:
     """Return advice for a mean recipe score below `POOR`, or ""."""
     if score >= POOR:
         return ""
@@ -162,7 +162,7 @@ def title_of(prompt: str) -> str:
     return ""
 
 
-def asked_ingredients(prompt: str) -> list[str]:
+def requested_ingredients(prompt: str) -> list[str]:
     """Extract the names of ingredients from a prompt of `write_prompt`."""
     _, _, names = prompt.partition(WITH_INGREDIENTS)
     return [name.strip() for name in names.split(",") if name.strip()]
@@ -244,11 +244,11 @@ def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
     """
     if not ingredients:
         return 1.0
-    n_missed = len(missed_ingredients(ingredients, text))
+    n_missed = len(missing_ingredients(ingredients, text))
     return (len(ingredients) - n_missed) / len(ingredients)
 
 
-def missed_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
+def missing_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
     """List the ingredients whose head noun is not in the text."""
     words = set(words_of(text))
     return [line for line in ingredients if forms_in_line(line).isdisjoint(words)]
@@ -256,8 +256,8 @@ def missed_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
 
 def unlisted_ingredients(ingredients: Sequence[str], recipe: ParsedRecipe) -> list[str]:
     """List the requested ingredients that are in the steps but not in the list of the recipe."""
-    unlisted = missed_ingredients(ingredients, "\n".join(recipe.ingredients))
-    unused = missed_ingredients(unlisted, "\n".join(recipe.steps))
+    unlisted = missing_ingredients(ingredients, "\n".join(recipe.ingredients))
+    unused = missing_ingredients(unlisted, "\n".join(recipe.steps))
     return [line for line in unlisted if line not in unused]
 
 

@@ -15,12 +15,12 @@ from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.names import ingredient_name, stem
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.tokens import Range
-from toque.cooking.labels.features import read
-from toque.cooking.labels.nutrition import estimate
+from toque.cooking.labels.features import read_features
+from toque.cooking.labels.nutrition import estimate_nutrition
 from toque.cooking.normalised_words import words_of
 from toque.cooking.recipe import Recipe
 
-MOST_SERVINGS: Final = 1000
+MAX_SERVINGS: Final = 1000
 """Maximum number of servings."""
 _ONE: Final = (1.0, 1.0)
 """Amount of a unit without a number, such as "pinch of salt"."""
@@ -59,7 +59,7 @@ def unlisted_item(food: str) -> Item:
 
 def estimated_servings(recipe: Recipe) -> int:
     """Return the servings of a recipe, or estimate them from its ingredients."""
-    servings = recipe.servings or estimate(read(recipe)).servings
+    servings = recipe.servings or estimate_nutrition(read_features(recipe)).servings
     return max(1, round(servings or 1))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from toque.cooking.ingredients.names import stem
 from toque.cooking.normalised_words import parts_of_title, words_of
-from toque.cooking.plausible_amounts import sane_times
+from toque.cooking.plausible_amounts import check_times
 from toque.cooking.recipe import ParsedRecipe
 
 OVEN_CELSIUS: Final = (50.0, 300.0)
@@ -65,7 +65,7 @@ def times_and_heat(recipe: ParsedRecipe) -> float | None:
         if _IN_OVEN.search(step):
             needs_heat = True
             verdicts += [_fits_oven(*heat) for heat in heats]
-        verdicts += sane_times(step)
+        verdicts += check_times(step)
     if needs_heat:
         verdicts.append(has_heat)
     return sum(verdicts) / len(verdicts) if verdicts else None

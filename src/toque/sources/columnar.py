@@ -22,9 +22,9 @@ from toque.sources.records import (
     Block,
     Contents,
     Numbered,
-    attempted,
+    attempt,
     pack,
-    unreadable,
+    unreadable_block,
 )
 
 _PARQUET = b"PAR1"
@@ -102,7 +102,7 @@ def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
             _check(batch, arrow)
             for part in _parts_of(batch):
                 if part.num_rows == 1 and part.nbytes > MAX_RECORD_BYTES:
-                    yield unreadable(path, first_row, TOO_LONG)
+                    yield unreadable_block(path, first_row, TOO_LONG)
                 else:
                     sink = arrow.BufferOutputStream()
                     with arrow.ipc.new_stream(sink, part.schema) as writer:
@@ -258,7 +258,7 @@ def _cells(column: Any, arrow: Any) -> list[Any]:
         ArithmeticError,
         ValueError,
     ):  # e.g. a date after the year 9999: find its row
-        cells = (attempted(_read_cell, cell) for cell in column)
+        cells = (attempt(_read_cell, cell) for cell in column)
         values = [_Bad(cell) if isinstance(cell, str) else cell[0] for cell in cells]
     return [_decode(value) if isinstance(value, bytes) else value for value in values]
 

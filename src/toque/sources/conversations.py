@@ -29,8 +29,8 @@ from toque.sources.records import (
     BlockExamples,
     Example,
     Turn,
-    count_named,
-    in_encoding,
+    add_encoding,
+    count_field_note,
     is_filled,
     is_not_finite,
 )
@@ -82,7 +82,7 @@ class ConversationReader:
     @property
     def recorded_name(self) -> str:
         """Name in manifests, see `RecordReader`."""
-        return in_encoding(f"{CONVERSATIONS}{json.dumps(self.columns)}", self.encoding)
+        return add_encoding(f"{CONVERSATIONS}{json.dumps(self.columns)}", self.encoding)
 
     @cached_property
     def _fields(self) -> dict[str, tuple[str, ...]]:
@@ -204,7 +204,7 @@ def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
         "content",
     ):  # the template receives `from` and `value` under these names
         if is_filled(fields.pop(name, None)):
-            count_named(notes, UNWRITTEN, name)
+            count_field_note(notes, UNWRITTEN, name)
     return Turn(role, plain_text(content, notes), learnt, fields)
 
 
@@ -221,9 +221,9 @@ def _is_learnt(
 
     is_excluded = False in marks
     if role == ASSISTANT and is_excluded:
-        count_named(notes, NOT_LEARNT, names[marks.index(False)])
+        count_field_note(notes, NOT_LEARNT, names[marks.index(False)])
     if role != ASSISTANT and names and not is_excluded:
-        count_named(notes, ONLY_READ, names[0])
+        count_field_note(notes, ONLY_READ, names[0])
     return not is_excluded
 
 
@@ -242,7 +242,7 @@ def _join_text_parts(parts: list[Any], notes: Counter[str]) -> tuple[str, str]:
             if name in _MARKS and _read_mark(part[name]) is not True:
                 return "", "a message to be learnt only in parts"
             if name not in _MARKS:
-                count_named(notes, UNUSED_OF_PARTS, name)
+                count_field_note(notes, UNUSED_OF_PARTS, name)
     return join_parts(part["text"] for part in parts), ""
 
 
@@ -305,7 +305,7 @@ def _example(turns: list[Turn], notes: Counter[str]) -> Example | str:
     )
 
 
-def as_conversation(columns: Columns) -> bool:
+def describes_conversation(columns: Columns) -> bool:
     """Check whether the columns of a source describe conversations.
 
     Raises:

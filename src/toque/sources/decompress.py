@@ -227,7 +227,7 @@ def head(
     return start[:size], len(start) <= size
 
 
-def more_of(
+def longer_head(
     path: Path, start: bytes, *, is_entire_file: bool, encoding: str
 ) -> tuple[bytes, bool] | None:
     """Read a longer head, up to the limit of a record. Return None if `start` is enough."""

@@ -36,9 +36,9 @@ from toque.sources.records import (
     Contents,
     Numbered,
     Raw,
-    attempted,
+    attempt,
     pack,
-    unreadable,
+    unreadable_block,
 )
 
 MAX_CUT_BYTES = 1 << 20
@@ -123,7 +123,7 @@ def sample_records(
         )
     with suppress(DamagedJsonError):  # reported later, when the file is read
         for text in islice(texts, 5 * _SAMPLE):
-            value = attempted(_decode_record, text) if text is not None else ""
+            value = attempt(_decode_record, text) if text is not None else ""
             if isinstance(value, dict) and value:
                 sample.append(value)
             if len(sample) == _SAMPLE:
@@ -165,7 +165,7 @@ def json_blocks(
                 size = 0
 
             if reason:
-                yield unreadable(path, number, reason)
+                yield unreadable_block(path, number, reason)
             elif piece.text is not None:
                 # JSON allows line breaks only as white space outside of strings.
                 texts.append(piece.text.replace(b"\n", b" ").replace(b"\r", b" "))
@@ -207,7 +207,7 @@ def json_records(contents: Contents) -> Numbered:
         if line.strip():
             yield (
                 number,
-                TOO_LONG if line == LONG_LINE else attempted(_decode_record, line),
+                TOO_LONG if line == LONG_LINE else attempt(_decode_record, line),
             )
 
 

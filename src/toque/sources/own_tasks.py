@@ -30,8 +30,8 @@ from toque.sources.records import (
     Example,
     Source,
     TaskTemplate,
+    add_encoding,
     examples_note,
-    in_encoding,
     missing_note,
 )
 
@@ -62,7 +62,7 @@ class TaskReader:
             )
             if name in self._pairs
         }
-        return in_encoding(f"{PAIRS}{json.dumps({'tasks': tasks})}", self.encoding)
+        return add_encoding(f"{PAIRS}{json.dumps({'tasks': tasks})}", self.encoding)
 
     @property
     def task_names(self) -> dict[int, str]:

@@ -133,14 +133,14 @@ def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> 
     )
 
 
-def attempted(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | str:
+def attempt(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | str:
     """Call a function. If it raises, return the reason for dropping its record.
 
-    Every reader processes records with this function or `survivors`, so that a strange record
-    cannot stop the others. A bug in Toque is reported as a count with the function's name.
+    Every reader uses this function or `records_until_error`, so that a strange record cannot stop
+    the others. A bug in Toque is reported as a count with the function's name.
 
-    >>> attempted(int, "12"), attempted(int, "twelve")
-    (12, 'raised ValueError in toque.sources.records.attempted')
+    >>> attempt(int, "12"), attempt(int, "twelve")
+    (12, 'raised ValueError in toque.sources.records.attempt')
     """
     try:
         return make(*args, **kwargs)
@@ -150,7 +150,7 @@ def attempted(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T
         return _reason(error)
 
 
-def survivors(records: Iterator[_T]) -> Iterator[_T | str]:
+def records_until_error(records: Iterator[_T]) -> Iterator[_T | str]:
     """Iterate over the records inside a record, up to an error, whose reason is the last item."""
     while True:
         try:
@@ -206,7 +206,7 @@ class BlockExamples:
         return self.per_record or [1 for _ in self.examples]
 
     @property
-    def by_record(self) -> Iterator[list[Example]]:
+    def examples_by_record(self) -> Iterator[list[Example]]:
         """Examples of each used record."""
         remaining = iter(self.examples)
         return (list(islice(remaining, n)) for n in self.sizes)
@@ -259,14 +259,14 @@ def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
         ) from error
 
 
-def in_encoding(recorded_name: str, encoding: str) -> str:
+def add_encoding(recorded_name: str, encoding: str) -> str:
     """Add an encoding to the recorded name of a reader, unless it is UTF-8."""
     if encoding == UTF_8:
         return recorded_name
     return f"{recorded_name}{_ENCODING}{encoding}"
 
 
-def encoding_in(recorded_name: str) -> str:
+def encoding_of(recorded_name: str) -> str:
     """Return the encoding in a recorded name, or UTF-8 without an encoding."""
     _, separator, encoding = recorded_name.rpartition(_ENCODING)
     return encoding if separator else UTF_8
@@ -339,7 +339,7 @@ def unused_in(
         if name not in used and is_filled(value)
     )
     counts.update(dict.fromkeys(unread, len(readable)))
-    return most_named(counts)
+    return most_frequent(counts)
 
 
 def is_filled(value: Any) -> bool:
@@ -354,7 +354,7 @@ def is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def most_named(counts: Counter[str]) -> dict[str, int]:
+def most_frequent(counts: Counter[str]) -> dict[str, int]:
     """Return the counts of the most frequent fields.
 
     The count of "(others)" is an upper limit for each other field.
@@ -366,12 +366,12 @@ def most_named(counts: Counter[str]) -> dict[str, int]:
     return result
 
 
-def count_named(notes: Counter[str], note: str, name: str) -> None:
+def count_field_note(notes: Counter[str], note: str, name: str) -> None:
     """Count a note about a field, whose name replaces "{}".
 
     After 100 different notes, "other fields" replaces further names.
 
-    >>> count_named(notes := Counter(), "messages with {}", "name"); notes
+    >>> count_field_note(notes := Counter(), "messages with {}", "name"); notes
     Counter({"messages with 'name'": 1})
     """
     key = note.format(repr(name[:_MAX_NAMES]))
@@ -409,7 +409,7 @@ def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:
     return Block(0, str(path), number, b"".join((_MARK, header, b"\n", body)))
 
 
-def unreadable(path: Path, number: int, reason: str) -> Block:
+def unreadable_block(path: Path, number: int, reason: str) -> Block:
     """Make a block for a record that cannot be read."""
     return pack(path, number, "unreadable", b"", reason=reason)
 

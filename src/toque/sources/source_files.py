@@ -68,7 +68,7 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
         )
     source_files: list[SourceFile] = []
     for number, source in enumerate(sources):
-        files = located(source.path) if source.files is None else source.files
+        files = locate_files(source.path) if source.files is None else source.files
         for file in files:
             try:
                 size = file.path.stat().st_size
@@ -95,7 +95,7 @@ def is_documentation(name: str) -> bool:
     return _DOCUMENTATION.fullmatch(name.rpartition("/")[2]) is not None
 
 
-def located(
+def locate_files(
     pattern: str, say: Callable[[str], None] = lambda _: None
 ) -> tuple[Located, ...]:
     """List the files of a source's path, which is a file, folder, pattern or dataset.
@@ -180,7 +180,7 @@ def _files_inside(folder: Path) -> list[Path]:
     return files
 
 
-def is_here(path: str) -> bool:
+def is_local(path: str) -> bool:
     """True if a source can be read on this machine without a download."""
     if path.startswith(PREFIX):
         return names_a_folder(path)

@@ -13,7 +13,7 @@ import numpy as np
 
 from toque.config import RunConfig, load_config
 from toque.cooking.prompts import ASKS_FOR
-from toque.cooking.recipe_scores import hint
+from toque.cooking.recipe_scores import advice_on_score
 from toque.errors import CheckpointError, ConfigError, argument
 from toque.evaluation.bootstrap import (
     FILE,
@@ -144,7 +144,7 @@ class Evaluation:
         if self.memorisation is not None and (shared_text := str(self.memorisation)):
             lines.append(shared_text)
         if (score := self.texts.overall.get("recipe_score")) and (
-            advice := hint(score.value)
+            advice := advice_on_score(score.value)
         ):
             lines.append(advice)
         lines += self._slice_lines()

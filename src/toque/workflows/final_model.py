@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.cooking.recipe_scores import POOR, hint
+from toque.cooking.recipe_scores import POOR, advice_on_score
 from toque.data.prepare.store_plan import named
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.data.store.token_store import refuse_replaced
@@ -175,7 +175,9 @@ def _score_and_write(
     if samples:
         reporter.notice(excerpt(samples[0], columns=reporter.columns))
     score = result.texts.overall.get("recipe_score")
-    return history.overfitting_note or ("" if score is None else hint(score.value))
+    return history.overfitting_note or (
+        "" if score is None else advice_on_score(score.value)
+    )
 
 
 def _summarise(result: Evaluation, watched: Sequence[str]) -> str:

@@ -25,8 +25,8 @@ from toque.sources.records import Located, Source
 from toque.sources.source_files import (
     SourceFile,
     find_files,
-    is_here,
-    located,
+    is_local,
+    locate_files,
 )
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
@@ -84,7 +84,7 @@ def open_sources(
     sources: list[Source] = []
     for source, remote in zip(configured, listings, strict=True):
         if remote is None:
-            files = _first(located(source.path, say), source, say)
+            files = _first(locate_files(source.path, say), source, say)
         else:
             remote_files = _first(remote[1], source, say)
             local_files = fetch(remote[0], remote_files, progress=progress, say=say)
@@ -93,7 +93,7 @@ def open_sources(
                 for file, (path, sha256) in zip(remote_files, local_files, strict=True)
             ]
 
-        judged = FileJudge(source, config.data.encoding, readers).judged(files, say)
+        judged = FileJudge(source, config.data.encoding, readers).judge(files, say)
         judges = (judged.reader, *judged.readers.values())
 
         tokenizer = config.model.tokenizer_source
@@ -221,7 +221,7 @@ def _local_files(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]
     sources: list[tuple[str, list[SourceFile] | None]] = []
     for source in (*config.data.sources, *config.data.validation):
         files = None
-        if is_here(source.path):
+        if is_local(source.path):
             data = config.data.model_copy(
                 update={"sources": (source,), "validation": ()}
             )

@@ -264,7 +264,7 @@ class Written:
 
 def advise_on_texts(texts: Sequence[Written | Answer]) -> str:
     """Return advice if the recipes among the texts are poor, otherwise ""."""
-    from toque.cooking.recipe_scores import hint
+    from toque.cooking.recipe_scores import advice_on_score
 
     scores = [
         score
@@ -272,7 +272,7 @@ def advise_on_texts(texts: Sequence[Written | Answer]) -> str:
         if isinstance(text, Written)
         and (score := text.metrics.get("recipe_score")) is not None
     ]
-    return hint(sum(scores) / len(scores)) if scores else ""
+    return advice_on_score(sum(scores) / len(scores)) if scores else ""
 
 
 @dataclass(frozen=True)

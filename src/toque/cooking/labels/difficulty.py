@@ -102,7 +102,7 @@ class DifficultyReport:
     techniques: tuple[str, ...]  # names in the order of `TECHNIQUES`
 
 
-def judged_difficulty(reading: Reading) -> DifficultyReport:
+def estimate_difficulty(reading: Reading) -> DifficultyReport:
     """Estimate the level of a recipe with its reasons. The recipe's own label is ignored."""
     recipe = reading.recipe
     bounds = difficulty_of(len(recipe.ingredients), len(recipe.steps))

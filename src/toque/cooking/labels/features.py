@@ -83,9 +83,9 @@ def line_facts(text: str) -> LineFacts:
         stems=frozenset(stems),
         words=" ".join(words_of(text)),
         grams=grams,
-        nutrients=scaled(food, grams) if food is not None else (),
+        nutrients=nutrients_in(food, grams) if food is not None else (),
         is_frying_fat=is_frying_fat,
-        usual=scaled(named, named.serving_g) if named is not None else (),
+        usual=nutrients_in(named, named.serving_g) if named is not None else (),
     )
 
 
@@ -104,7 +104,7 @@ def _eaten_grams(line: IngredientLine, food: Food) -> tuple[float, bool]:
     return grams, False
 
 
-def scaled(food: Food, grams: float) -> Nutrients:
+def nutrients_in(food: Food, grams: float) -> Nutrients:
     """Return the nutrients of `grams` of a food."""
     share = grams / 100.0
     return tuple(share * figure for figure in food.per_100_g)
@@ -123,7 +123,7 @@ class Reading:
     n_tokens: int  # whitespace-separated tokens in the steps
 
 
-def read(recipe: Recipe) -> Reading:
+def read_features(recipe: Recipe) -> Reading:
     """Return the features of a recipe."""
     step_words = [words_of(step) for step in recipe.steps]
     words = [word for step in step_words for word in step]

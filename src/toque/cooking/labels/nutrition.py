@@ -34,7 +34,7 @@ from toque.cooking.labels.features import (
     LineFacts,
     Nutrients,
     Reading,
-    scaled,
+    nutrients_in,
 )
 from toque.cooking.labels.foods import NUTRIENTS, Food, foods
 from toque.cooking.recipe import NutritionClass
@@ -122,7 +122,7 @@ def nutrition_of(reading: Reading) -> Nutrition:
     nutrients = reading.recipe.nutrition or {}
     lights = traffic_lights(nutrients)
     if len(lights) < MIN_LIGHTS:
-        return estimate(reading)
+        return estimate_nutrition(reading)
 
     is_refined = False
     energy = nutrients.get("energy_kcal", 0.0)
@@ -214,7 +214,7 @@ def _cap_class(
     return "Moderate" if is_refined and klass == "Healthy" else klass
 
 
-def estimate(reading: Reading) -> Nutrition:
+def estimate_nutrition(reading: Reading) -> Nutrition:
     """Estimate nutrition from the food table, without the recipe's stated nutrients."""
     recipe = reading.recipe
     lines = [line for line in reading.lines if line.is_food]
@@ -269,7 +269,7 @@ def _reduce_frying_fat(line: LineFacts) -> LineFacts:
     if not line.is_frying_fat or line.food is None:
         return line
     grams = TAKEN_UP * line.grams
-    return line._replace(grams=grams, nutrients=scaled(line.food, grams))
+    return line._replace(grams=grams, nutrients=nutrients_in(line.food, grams))
 
 
 def _sum_nutrients(nutrients: Iterable[Nutrients]) -> list[float]:

@@ -24,7 +24,7 @@ from toque.cooking.schemas.repairs import (
     only_measures,
     rejoined,
 )
-from toque.sources.documents import composed
+from toque.sources.documents import to_nfc
 from toque.sources.records import replace_lone_surrogates
 
 _CLEAN = re.compile(r"[ -%'-;=?-Z\\-~]*")  # ASCII without "&", "<", ">" and "["
@@ -232,7 +232,7 @@ def _repair(text: str, notes: Counter[str]) -> str:
 
     visible = _INVISIBLE.sub(r"\1", text)
     notes["texts with invisible characters"] += visible != text
-    return composed(visible)
+    return to_nfc(visible)
 
 
 def decoded_entities(text: str) -> str:
