@@ -53,7 +53,8 @@ class HubDataset:
             name, sign, revision = parts["name"].partition("@")
             if sign and named_path(parts["name"]).is_dir():
                 # The name of the folder has an "@", which does not begin a revision.
-                name, sign, revision = parts["name"], "", ""
+                name = parts["name"]
+                sign = revision = ""
             is_complete = name and (revision or not sign)
             if is_complete:
                 rows = None if parts["rows"] is None else int(parts["rows"])
