@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from toque.cooking.ingredients.tokens import number, plain
+from toque.cooking.ingredients.tokens import number, replace_glyphs
 
 # "1 1/2", "1-1/2", "3/4", "1.5" or "20". It begins with a digit, so that a search is fast.
 _REST: Final = r"\d*+(?:[ -]\d{1,2}/[1-9]\d?+|/[1-9]\d?+|\.\d++)?+"
@@ -46,7 +46,7 @@ def minutes_in_step(text: str) -> list[float]:
     """
     return [
         number(high or low) * (_MINUTES_PER_HOUR if unit[0] in "hH" else 1.0)
-        for low, high, unit in _IN_STEPS.findall(plain(text))
+        for low, high, unit in _IN_STEPS.findall(replace_glyphs(text))
     ]
 
 
@@ -58,7 +58,7 @@ def minutes_of(text: str) -> float | None:
     >>> minutes_of("PT1H20M"), minutes_of("P0Y0M0DT0H45M0.000S"), minutes_of("PT1800S")
     (80.0, 45.0, 30.0)
     """
-    text = plain(text).strip()
+    text = replace_glyphs(text).strip()
     if iso := _ISO.fullmatch(text):
         parts = zip(iso.groups(), _ISO_MINUTES, strict=True)
         return sum(float(part or 0) * minutes for part, minutes in parts)

@@ -38,7 +38,7 @@ _NO_NAME: Final = re.compile(
 _DASH: Final = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
 _OPEN_REMARKS: Final = (" to ", " for ", " of ", " or ", " depending", " not")
 _ADVERB: Final = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
-MAX_NAME_WORDS: Final = 7  # maximum words of a food's name in a prompt
+MAX_NAME_WORDS: Final = 7  # maximum number of words in a food's name in a prompt
 # Units that also begin the name of a food: "rib eye", "cube steak", "leaf lettuce"
 _UNIT_OR_FOOD: Final = frozenset(
     "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
@@ -92,19 +92,11 @@ _TOOLS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 _EDIBLE_TOOLS: Final = frozenset(
-    {
-        "bread",
-        "candy",
-        "carrot",
-        "celery",
-        "cheese",
-        "chocolate",
-        "cinnamon",
-        "crab",
-        "fish",
-    }
-    | {"mozzarella", "peppermint", "pretzel"}
-)  # "cinnamon sticks"
+    """
+    bread candy carrot celery cheese chocolate cinnamon crab fish mozzarella peppermint pretzel
+    """.split()  # noqa: SIM905
+)
+"""Words that make such a thing edible: "cinnamon sticks"."""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -127,7 +119,7 @@ def ingredient_name(line: str) -> str:
 
 
 def is_clean_name(name: str) -> bool:
-    """Return whether a name is only a food, without an amount, a unit or a sentence.
+    """Check that a name is only a food, without an amount, a unit or a sentence.
 
     >>> is_clean_name("olive oil"), is_clean_name("Other seasonings may include pepper")
     (True, False)
@@ -135,11 +127,9 @@ def is_clean_name(name: str) -> bool:
     words = name.casefold().split()
     if not words or len(words) > MAX_NAME_WORDS or _NOT_IN_NAMES.search(name):
         return False
-    if (
-        name[-1] == "!"
-        or _NO_NAME.match(name)
-        or (not name.isalpha() and _DASH.search(name))
-    ):
+    if name[-1] == "!" or _NO_NAME.match(name):
+        return False
+    if not name.isalpha() and _DASH.search(name):
         return False
     first, last = words[0], words[-1]
     is_unit = first in SPELLINGS and first not in _UNIT_OR_FOOD
@@ -153,10 +143,10 @@ def is_clean_name(name: str) -> bool:
         return False  # "Grind the spices"
     if last in _TOOLS and _EDIBLE_TOOLS.isdisjoint(words):
         return False
-    if all(map(ADJECTIVES.__contains__, words)) or (
-        len(words) == 1 and _ADVERB.fullmatch(first)
-    ):
-        return False  # "boneless", "optionally"
+    if all(map(ADJECTIVES.__contains__, words)):
+        return False  # "boneless"
+    if len(words) == 1 and _ADVERB.fullmatch(first):
+        return False  # "optionally"
     return _SENTENCE_WORDS.isdisjoint(words[1:])
 
 
@@ -171,8 +161,10 @@ def _with_noun_of_choice(name: str, line: str) -> str:
     *before, last = one_name(parse_line(choice["other"]).name).split()
     if not name[0].isupper() or not before or not last.islower():
         return name
-    named = [n for n, word in enumerate(before) if word[0].isupper()]
-    noun = [*before[named[-1] + 1 :], last] if named else [last]
+    noun = [last]
+    capitalised = [n for n, word in enumerate(before) if word[0].isupper()]
+    if capitalised:  # "bay leaf" of "California bay leaf"
+        noun = [*before[capitalised[-1] + 1 :], last]
     return f"{name} {' '.join(noun)}"
 
 
@@ -185,13 +177,16 @@ def one_name(name: str) -> str:
     _, _, rest = name.partition(",")
     if len(foods) > 1 and _LISTED.search(parts[-1]) and not _NO_LIST.search(rest):
         return " and ".join(food.removeprefix("and ") for food in foods)
-    name = next(iter(foods), parts[-1].strip()) or name.replace(",", " ").strip()
-    return name[match.end() :] if (match := _JOINS.match(name)) else name
+    food = foods[0] if foods else parts[-1].strip()
+    food = food or name.replace(",", " ").strip()
+    if joining := _JOINS.match(food):
+        return food[joining.end() :]
+    return food
 
 
 @lru_cache(maxsize=1 << 16)
 def head_of_line(line: str) -> str:
-    """Return the head noun of an ingredient line's food. Lines repeat, so results are cached."""
+    """Return the head noun of an ingredient line's food, singular and in lower case."""
     return head_noun(ingredient_name(line))
 
 
@@ -205,7 +200,7 @@ def head_noun(name: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
-    """Return the singular of a lower-case English noun, accurate enough to compare two texts."""
+    """Return the singular of an English noun in lower case, accurate enough to compare texts."""
     if len(word) < 4 or word.endswith(("ss", "us", "is")):
         return word
     if word.endswith("ies"):
@@ -220,9 +215,9 @@ def stem(word: str) -> str:
 @lru_cache(maxsize=1 << 14)
 def forms(noun: str) -> frozenset[str]:
     """Return all words that have this singular noun as their `stem`."""
-    # Invert each rule of `stem`.
-    maybe = {noun, noun + "s", noun + "es", noun[:-1] + "ies", noun[:-1] + "ves"}
-    return frozenset(word for word in maybe if stem(word) == noun)
+    # The inverse of each rule of `stem`.
+    candidates = {noun, noun + "s", noun + "es", noun[:-1] + "ies", noun[:-1] + "ves"}
+    return frozenset(word for word in candidates if stem(word) == noun)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -233,8 +228,8 @@ def forms_in_line(line: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 16)
 def has_quantity(line: str) -> bool:
-    """Return whether a line gives an amount: a number, a fraction or words ("a pinch of salt")."""
-    read = parse_line(line)
-    if not (read.amounts or _AT_WILL.search(line)):
+    """Check for an amount (a number, a fraction, "a pinch of" or "to taste") of a named food."""
+    parsed = parse_line(line)
+    if not (parsed.amounts or _AT_WILL.search(line)):
         return False
-    return any(word not in WORDS for word in _WORD.findall(read.name.casefold()))
+    return any(word not in WORDS for word in _WORD.findall(parsed.name.casefold()))

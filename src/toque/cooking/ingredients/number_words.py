@@ -116,13 +116,14 @@ def _in_digits(number: str) -> str:
 
 def _value(words: str) -> int:
     """Return the sum of number words, e.g. 24 for "twenty-four". "a" counts as one."""
-    parts = words.lower().replace("-", " ").split()
-    return sum(
-        int(part) if part.isdecimal() else int(WORDS.get(part, 1)) for part in parts
-    )
+    total = 0
+    for word in words.lower().replace("-", " ").split():
+        total += int(word) if word.isdecimal() else int(WORDS.get(word, 1))
+    return total
 
 
 def _fraction(match: re.Match[str]) -> str:
+    """Replace "three-quarters of a cup" with "3/4 cup". Other matches stay unchanged."""
     integer, top, part, of, unit = match.group("whole", "top", "part", "of", "unit")
     bottom = _PARTS[part.lower()]
     if top is None and integer is None:
@@ -134,17 +135,20 @@ def _fraction(match: re.Match[str]) -> str:
     number = f"{count}/{bottom}"
     if integer is not None:
         return f"{_value(integer)} {number}{of or ''}{unit or ''}"
-    after = unit if unit is not None else ""
-    return number + (" " + after.lstrip() if of else after)
+    if of:
+        return f"{number} {(unit or '').lstrip()}"
+    return f"{number}{unit or ''}"
 
 
 def _large(match: re.Match[str]) -> str:
+    """Replace "two hundred fifty" with "250", or "twenty-four" with "24"."""
     if match["hundreds"] is None:
         return str(_value(match["tens"]))
     return str(100 * _value(match["hundreds"]) + _value(match["rest"] or ""))
 
 
 def _hyphenated(match: re.Match[str]) -> str:
+    """Replace "two-three" with "2-3", or "half-pint" with "1/2-pint"."""
     if match["low"] is not None:
         return f"{match[1]}{_value(match['low'])}-{_value(match['high'])}"
     part = _PARTS.get(match["word"].lower())

@@ -69,16 +69,15 @@ class Tokens:
         self._closings: dict[str, list[int]] = {}
 
     def is_number(self, i: int) -> bool:
-        """Return whether token `i` is a number, in digits or as a word."""
+        """Check whether token `i` is a number, in digits or as a word."""
         return self.kinds[i] == "N" or self.words[i] in WORDS
 
     def span(self, i: int, j: int) -> str:
-        """Return the original text of tokens i to j."""
+        """Return the original text of tokens[i:j]."""
         if "P" not in self.kinds[i:j]:  # the usual case, which needs no positions
             return " ".join(self._originals[i:j])
-        return self.text[
-            self._starts[i] : self._starts[j - 1] + len(self._originals[j - 1])
-        ]
+        end = self._starts[j - 1] + len(self._originals[j - 1])
+        return self.text[self._starts[i] : end]
 
     def __len__(self) -> int:
         return len(self._originals)
@@ -90,16 +89,18 @@ class Tokens:
             self._closings[mark] = [
                 j for j, word in enumerate(self.words) if word == mark
             ]
-        places = self._closings[mark]
-        at = bisect_right(places, i)
-        return places[at] if at < len(places) and places[at] < end else end
+        positions = self._closings[mark]
+        at = bisect_right(positions, i)
+        if at == len(positions):
+            return end
+        return min(positions[at], end)
 
     def stripped(self, i: int, j: int) -> str:
-        """Return the text of tokens i to j without marks at its ends, or "" for an empty span."""
+        """Return the text of tokens[i:j] without marks at its ends."""
         return self.span(i, j).strip(" ,;:.-*") if i < j else ""
 
     def is_glued(self, i: int) -> bool:
-        """Return whether token `i` follows the previous token without a space."""
+        """Check whether token `i` follows the previous token without a space."""
         if not 0 < i < len(self._originals):
             return False
         return self._starts[i] == self._starts[i - 1] + len(self._originals[i - 1])
@@ -128,13 +129,13 @@ _SMALL_FRACTION = re.compile(
 _LOST_BLANK = re.compile(r"(?<![\d.,/⁄])([1-9])([1-9]⁄[2-9])(?!\d)")
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
-# Largest accepted number: exact as a float and larger than any real amount.
-_MOST: Final = 1e15
-# Larger numbers; Python rejects more than 4,300 digits.
+# Maximum number. It is exact as a float, and larger than any real amount.
+_MAX_NUMBER: Final = 1e15
+# Larger numbers. Python rejects integers of more than 4,300 digits.
 _OVER: Final = re.compile(r"\d{16}")
 
 
-def plain(text: str) -> str:
+def replace_glyphs(text: str) -> str:
     """Replace glyphs, dashes and quotation marks with ASCII: "1½–2 cups" becomes "1 1/2-2 cups"."""
     if text.isascii():
         return text
@@ -157,7 +158,7 @@ def number(text: str) -> float:
     (1.5, 1000.0, 1.5, 0.25, 1000000.0)
     """
     if _OVER.match(text):
-        return _MOST
+        return _MAX_NUMBER
     fraction = _FRACTION.fullmatch(text)
     if fraction:
         integer, top, bottom = fraction.groups()
@@ -165,26 +166,27 @@ def number(text: str) -> float:
     head, comma, tail = text.partition(",")
     if comma and len(tail) < 3:
         return float(f"{head}.{tail}")
-    return min(float(text.replace(",", "")), _MOST)
+    return min(float(text.replace(",", "")), _MAX_NUMBER)
 
 
 def read_number(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
     """Read the number or range at token `i`. Return it and the next index, or None."""
     if tokens.kinds[i] == "N":
-        return _digits(tokens, i, end)
+        return _read_digits(tokens, i, end)
     if tokens.words[i] in {"a", "an"}:
-        return _article(tokens, i, end)
-    return _number_words(tokens, i)
+        return _read_article(tokens, i, end)
+    return _read_number_words(tokens, i)
 
 
-def _digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
-    (low, high), i = _range_in_digits(tokens, i, end)
+def _read_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+    (low, high), i = _read_range(tokens, i, end)
     if tokens.words[i] == "dozen":  # "2 dozen eggs", "1 to 2 dozen"
         return (low * _DOZEN, high * _DOZEN), i + 1
     return (low, high), i
 
 
-def _range_in_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+def _read_range(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+    """Read a number in digits, and the second number of "2 to 3" or "1 and 1/2"."""
     kinds, words = tokens.kinds, tokens.words
     low = number(words[i])
     i += 1
@@ -202,7 +204,7 @@ def _range_in_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
     return (low, low), i
 
 
-def _article(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
+def _read_article(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
     """Read "a pinch", "a 5-pound goose", "a few" or "a dozen". "a little oil" has no number."""
     words = tokens.words
     i += 1
@@ -216,7 +218,8 @@ def _article(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
     return (1.0, 1.0), i
 
 
-def _number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
+def _read_number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
+    """Read "two", "half a", "two dozen" or "two to three"."""
     words = tokens.words
     if words[i] == "half" and words[i + 1] in {"and", "&", "-"}:
         return None  # "half & half"
@@ -260,8 +263,8 @@ _SPOON: Final = (
     r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"
 )
 _FOREIGN: Final = [
-    (marks, re.compile(pattern, re.IGNORECASE), right)
-    for marks, pattern, right in (
+    (marks, re.compile(pattern, re.IGNORECASE), replacement)
+    for marks, pattern, replacement in (
         (("soupe", "sopa"), rf"{_SPOON}(?:soupe|sopa)\b\)?(?: de\b)?", "tbsp"),
         (
             ("café", "chá"),
@@ -301,10 +304,12 @@ _FOREIGN: Final = [
             r"\1 de ",
         ),
     )
-]  # words around a food in databases and other languages, by the marks of such a line
+]
+"""Replacements for words around a food in databases and other languages. A line without one of the
+marks needs no search."""
 
 
-def rewritten(text: str) -> str:
+def rewrite_line(text: str) -> str:
     """Return a line in ASCII punctuation, with ambiguous parts rewritten."""
     text = digits_for_words(text)
     lower = text.lower()
@@ -314,31 +319,30 @@ def rewritten(text: str) -> str:
         text = _NUMBERED.sub(r"(No. \1)", text)
     if "-" in lower or '"' in lower:
         text = _THICK.sub(lambda length: f"-{length[1] or 'inch'}", text)
-    for marks, pattern, right in _FOREIGN:
-        for (
-            mark
-        ) in marks:  # faster than `any`, because a generator costs more than the check
+    for marks, pattern, replacement in _FOREIGN:
+        # Faster than `any`, because a generator costs more than the checks.
+        for mark in marks:
             if mark in lower:
-                text = pattern.sub(right, text).strip()
+                text = pattern.sub(replacement, text).strip()
                 break
     if not (_OPENING.isdisjoint(text) and _CLOSERS.isdisjoint(text)):
-        text = _level(text)
+        text = _flatten_brackets(text)
     return text
 
 
-def _level(text: str) -> str:
+def _flatten_brackets(text: str) -> str:
     """Flatten brackets to one level, so that later steps need no recursion. Drop stray brackets."""
     depth = 0
-    out: list[str] = []
+    parts: list[str] = []
     for part in filter(None, _BRACKET.split(text)):
         if part in _OPENING:
-            if not (out and out[-1] in _PARTING):
-                out.append("(" if depth == 0 else "; ")
+            if not (parts and parts[-1] in _PARTING):
+                parts.append("(" if depth == 0 else "; ")
             depth += 1
         elif part in _CLOSERS:
             depth -= 1
-            out.append(")" if depth == 0 else "")
+            parts.append(")" if depth == 0 else "")
             depth = max(depth, 0)
         else:
-            out.append(part)
-    return " ".join("".join(out).split())
+            parts.append(part)
+    return " ".join("".join(parts).split())
