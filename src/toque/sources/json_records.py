@@ -126,7 +126,7 @@ def sample_records(
         lines = start.splitlines()
         if not is_entire_file and len(lines) > 1:
             lines.pop()  # it may be incomplete
-        texts = filter(bytes.strip, lines)
+        texts = (line for line in lines if line.strip())
     else:
         pieces = JsonSplitter(_DEPTHS[form]).pieces([start])
         texts = (piece.text for piece in pieces if piece.whole)
