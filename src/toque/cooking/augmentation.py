@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,9 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import prompt_bounds
 from toque.keyed_random import key_of
 
-_AUGMENT: Final = 4
+_AUGMENT = 4
 """Component of random keys that separates augmentation from the data order."""
-_SAMPLE: Final = 1024
+_SAMPLE = 1024
 """Examples in the sample of `in_words`. It takes a tenth of a second."""
 
 Outcome = Literal["plain", "rejected", "changed"]
@@ -139,14 +139,14 @@ def _split_special_tokens(
 
 
 _FORMAT, _CONNECTION, _PARAPHRASE, _SUBSTITUTE, _TIP = range(5)
-_ASKS: Final = tuple(ASKS_FOR.split())
-_WITH: Final = tuple(WITH_INGREDIENTS.split())
-_FORMATS: Final = (
+_ASKS = tuple(ASKS_FOR.split())
+_WITH = tuple(WITH_INGREDIENTS.split())
+_FORMATS = (
     _ASKS,
     *(tuple(form.partition("{text}")[0].split()) for form in PROMPT_FORMATS),
 )
-_TARGET_BEGINS: Final = "Ingredients:"
-_STEPS_BEGIN: Final = "Instructions:"
+_TARGET_BEGINS = "Ingredients:"
+_STEPS_BEGIN = "Instructions:"
 
 Edits = list[Edit]
 
@@ -235,11 +235,11 @@ def _paraphrase(target: Sequence[str], key: int) -> Edits:
     return edits
 
 
-CONNECTIONS: Final[tuple[str, ...]] = (  # replacements of "using ingredients:"
+CONNECTIONS: tuple[str, ...] = (  # replacements of "using ingredients:"
     "with", "using:", "with these ingredients:", "made from", "I have", "that uses",
 )  # fmt: skip
 
-VERBS: Final[dict[str, tuple[str, ...]]] = {  # synonyms of verbs that begin a sentence
+VERBS: dict[str, tuple[str, ...]] = {  # synonyms of verbs that begin a sentence
     "Add": ("Put in",), "Arrange": ("Lay out",), "Beat": ("Whisk",), "Blend": ("Mix",),
     "Chill": ("Refrigerate",), "Combine": ("Mix", "Mix together"), "Drain": ("Strain",),
     "Garnish": ("Decorate",), "Heat": ("Warm",), "Mix": ("Combine", "Stir together"),
@@ -248,7 +248,7 @@ VERBS: Final[dict[str, tuple[str, ...]]] = {  # synonyms of verbs that begin a s
     "Stir": ("Mix",), "Toss": ("Mix",), "Transfer": ("Move",), "Whisk": ("Beat",),
 }  # fmt: skip
 
-TIPS: Final[tuple[str, ...]] = (
+TIPS: tuple[str, ...] = (
     "Read the whole recipe before you begin.",
     "Measure everything out before you start.",
     "Ovens and stoves differ, so look before the time is up.",

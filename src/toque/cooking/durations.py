@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from toque.cooking.ingredients.tokens import number, replace_glyphs
 
 # "1 1/2", "1-1/2", "3/4", "1.5" or "20". It begins with a digit, so that a search is fast.
-_REST: Final = r"\d*+(?:[ -]\d{1,2}/[1-9]\d?+|/[1-9]\d?+|\.\d++)?+"
-_NUMBER: Final = rf"([0-9](?<![0-9/][0-9]){_REST})(?:\s*+(?:-|to|or)\s*+(\d{_REST}))?"
-_IN_STEPS: Final = re.compile(
+_REST = r"\d*+(?:[ -]\d{1,2}/[1-9]\d?+|/[1-9]\d?+|\.\d++)?+"
+_NUMBER = rf"([0-9](?<![0-9/][0-9]){_REST})(?:\s*+(?:-|to|or)\s*+(\d{_REST}))?"
+_IN_STEPS = re.compile(
     rf"{_NUMBER}\s*+(?:more |additional )?+(hours?|hrs?|minutes?|mins?)\b",
     re.IGNORECASE,
 )
-_DAYS: Final = re.compile(rf"{_NUMBER}\s*+d(?:ays?)?+\b", re.IGNORECASE)
+_DAYS = re.compile(rf"{_NUMBER}\s*+d(?:ays?)?+\b", re.IGNORECASE)
 # In "1h30", a number without a unit is in minutes.
-_HOURS: Final = re.compile(
+_HOURS = re.compile(
     rf"{_NUMBER}\s*+h[a-z]*+\.?+(?:\s*+(\d{{1,2}}+)(?!\s*+[a-z\d/.]))?", re.IGNORECASE
 )
-_MINUTES: Final = re.compile(rf"{_NUMBER}\s*+m", re.IGNORECASE)
-_CLOCK: Final = re.compile(r"(\d{1,3}):([0-5]\d)(?::[0-5]\d)?")
-_ISO: Final = re.compile(
+_MINUTES = re.compile(rf"{_NUMBER}\s*+m", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,3}):([0-5]\d)(?::[0-5]\d)?")
+_ISO = re.compile(
     r"P(?:0+Y)?+(?:0+M(?=\d|T))?+(?:(\d{1,9})W)?+(?:(\d{1,9}(?:\.\d++)?+)D)?+T?+"
     r"(?:(\d{1,9}(?:\.\d++)?+)H)?+(?:(\d{1,9}(?:\.\d++)?+)M)?+(?:(\d{1,9}(?:\.\d++)?+)S)?+",
     re.IGNORECASE,
 )
-_MINUTES_PER_HOUR: Final = 60.0
-_MINUTES_PER_DAY: Final = 1440.0
-_ISO_MINUTES: Final = (
+_MINUTES_PER_HOUR = 60.0
+_MINUTES_PER_DAY = 1440.0
+_ISO_MINUTES = (
     7 * _MINUTES_PER_DAY,
     _MINUTES_PER_DAY,
     _MINUTES_PER_HOUR,

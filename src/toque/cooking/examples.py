@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -41,10 +40,8 @@ from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_tex
 from toque.keyed_random import key_of
 from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
-UNKNOWN: Final = 255  # column value of an unknown label
-UNCLEAN_NAMES: Final = (
-    "ingredient names left out of prompts: not only the name of a food"
-)
+UNKNOWN = 255  # column value of an unknown label
+UNCLEAN_NAMES = "ingredient names left out of prompts: not only the name of a food"
 # Origins of a nutrition class, as codes of the column `nutrition_from`.
 BY_RULE = 0  # our rule
 BY_FIGURES = 1  # the source's figures
@@ -161,7 +158,7 @@ def _nutrition_columns(
     }
 
 
-_ORIGINS: Final = {
+_ORIGINS = {
     BY_RULE: "nutrition class estimated from the ingredients",
     BY_FIGURES: "nutrition class from the source's figures",
     BY_SOURCE: "nutrition class as the source says",
@@ -169,13 +166,13 @@ _ORIGINS: Final = {
 }
 
 
-SHOWN_STEPS: Final = 3
+SHOWN_STEPS = 3
 """Maximum number of steps in the prompt for the next step. More would fill the prompt."""
-_FOODS_OF_A_REQUEST: Final = 3
+_FOODS_OF_A_REQUEST = 3
 _REQUEST, _NEXT_STEP = 1, 2  # components of the random keys of two tasks
 
 # Reasons why a record has no example of a task.
-NEEDS: Final[dict[Task, str]] = {
+NEEDS: dict[Task, str] = {
     "nutrition": "neither a field nutrition_class, nor nutrition figures per serving, nor "
     "ingredients that tell enough",
     "cuisine": "no field cuisine and no tag that names one cuisine",
@@ -250,7 +247,7 @@ class _Fields:
         return form.format(**values)
 
 
-_FIELDS: Final[dict[str, Callable[[_Fields], str]]] = {
+_FIELDS: dict[str, Callable[[_Fields], str]] = {
     "title": lambda fields: fields.reading.recipe.title,
     "recipe": lambda fields: to_text(fields.reading.recipe),
     "using": _Fields.using,

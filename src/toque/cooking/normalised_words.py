@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Final
 
-_LETTERS: Final = bytes(
+_LETTERS = bytes(
     ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32
     for code in range(256)
 )
 """Translation of ASCII: letters to lower case, other characters to spaces."""
-_LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
-_NOT_ALPHANUMERIC: Final = bytes(
+_LOWER = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
+_NOT_ALPHANUMERIC = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
 )
-_SIGNS: Final = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
-_WORD: Final = re.compile(r"[^\W\d_]+")
-_FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
-_PARTING: Final = re.compile(
+_SIGNS = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
+_WORD = re.compile(r"[^\W\d_]+")
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_PARTING = re.compile(
     r"\b(?:with|and|in|on|over|of|for|from)\b|[&,:;(/-]", re.IGNORECASE
 )
 

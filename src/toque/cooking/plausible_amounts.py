@@ -5,45 +5,44 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Final
 
 from toque.cooking.ingredients.amounts import Amount
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.vocabulary import UNITS
 from toque.cooking.recipe import ParsedRecipe
 
-MAX_AMOUNTS: Final[dict[str, float]] = {
+MAX_AMOUNTS: dict[str, float] = {
     "mass": 10_000.0,  # grams
     "volume": 10_000.0,  # millilitres
     "length": 100.0,  # centimetres
     "count": 100.0,
 }
 """Largest plausible amount of an ingredient, by kind of unit. A guess."""
-MAX_SPOONS: Final = 24.0
+MAX_SPOONS = 24.0
 """Largest plausible number of teaspoons or tablespoons. A guess."""
-MAX_STRONG_ML: Final = 60.0
+MAX_STRONG_ML = 60.0
 """Largest plausible amount of leavening, extract or ground spice, in millilitres (1/4 cup).
 
 In 20,000 recipes from Allrecipes and Epicurious, 16 of 13,953 such lines exceed it.
 """
-_STRONG: Final = re.compile(
+_STRONG = re.compile(
     r"\bbaking (?:soda|powder)\b|\bcream of tartar\b|\b(?:onion|garlic) powder\b"
     r"|\b(?:vanilla|almond|lemon|orange|peppermint|rum) (?:extract|essence)\b|\bsaffron\b"
     r"|\bground (?:cinnamon|nutmeg|allspice|cloves?|cardamom|ginger|cumin|coriander|turmeric|mace"
     r"|anise|sage)\b|\bcayenne(?! pepper sauce| sauce)\b|\bnutmeg\b|\bcinnamon$",
     re.IGNORECASE,
 )
-DEGREES: Final = (30.0, 600.0)
+DEGREES = (30.0, 600.0)
 """Plausible temperatures in a step, in Celsius or Fahrenheit."""
-MINUTES: Final = (0.0, 3 * 24 * 60.0)
+MINUTES = (0.0, 3 * 24 * 60.0)
 """Plausible times in a step, in minutes. 0 is not plausible."""
 
 # Other lines have only numbers from 1 to 9 and are accepted without the slow parser.
-_MAY_BE_MANY: Final = re.compile(
+_MAY_BE_MANY = re.compile(
     r"\d\d|(?<![\d.,/])0(?![\d.,/])|\bhundred|\bthousand|\bmillion|\bdozen",
     re.IGNORECASE,
 )
-_MEASURE: Final = re.compile(
+_MEASURE = re.compile(
     r"(\d(?<!\d\d)\d*+(?:\.\d++)?+)\s*+(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)",
     re.IGNORECASE,
 )

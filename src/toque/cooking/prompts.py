@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from toque.config.field_types import TaskName
 from toque.cooking.ingredients.names import ingredient_name
@@ -19,7 +19,7 @@ Task = TaskName
 ASKS_FOR = "Generate recipe for:"
 WITH_INGREDIENTS = " using ingredients: "
 
-RECIPE_TASKS: Final[dict[Task, TaskTemplate]] = {
+RECIPE_TASKS: dict[Task, TaskTemplate] = {
     "write": TaskTemplate(f"{ASKS_FOR} {{title}}{{using}}", "{recipe}"),
     "request": TaskTemplate("{request}", "{recipe}"),
     "nutrition": TaskTemplate(
@@ -51,10 +51,8 @@ RECIPE_TASKS: Final[dict[Task, TaskTemplate]] = {
 The index of a task is its code in the store's column `task`. The index of a class is its code in
 the column of its label.
 """
-TASKS: Final = tuple(RECIPE_TASKS)
-CLASSES: Final = {
-    name: task.classes for name, task in RECIPE_TASKS.items() if task.classes
-}
+TASKS = tuple(RECIPE_TASKS)
+CLASSES = {name: task.classes for name, task in RECIPE_TASKS.items() if task.classes}
 
 
 def _beginning_of(template: str) -> str:
@@ -63,14 +61,14 @@ def _beginning_of(template: str) -> str:
     return f"{text.splitlines()[0].rstrip()} "
 
 
-QUESTIONS: Final[dict[Task, str]] = {
+QUESTIONS: dict[Task, str] = {
     name: _beginning_of(str(task.prompt))
     for name, task in RECIPE_TASKS.items()
     if name not in ("write", "request")
 }
 """Beginning of each question about a recipe."""
 
-REQUESTS: Final[tuple[str, ...]] = (
+REQUESTS: tuple[str, ...] = (
     "How do I make {title}?",
     "Can you give me a recipe for {title}?",
     "I would like to cook {title}. How is it done?",
@@ -111,9 +109,9 @@ def task_table(data: DataConfig) -> dict[str, TaskTemplate]:
     return {**dict(RECIPE_TASKS.items()), **own_templates(data)}
 
 
-FIELD: Final = re.compile(r"\{\w+\}")
+FIELD = re.compile(r"\{\w+\}")
 """Pattern of a field in a template."""
-_PARTS: Final = tuple(FIELD.split(form) for form in REQUESTS)
+_PARTS = tuple(FIELD.split(form) for form in REQUESTS)
 
 
 def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
@@ -157,18 +155,18 @@ def distinct_names(names: Iterable[str]) -> list[str]:
     return list(distinct.values())[:MAX_PROMPT_INGREDIENTS]
 
 
-_POLITE: Final = r"(?:please |can you |could you |would you |will you |kindly ){0,4}"
-_VERB: Final = (
+_POLITE = r"(?:please |can you |could you |would you |will you |kindly ){0,4}"
+_VERB = (
     r"(?:create|make|write|generate|cook|prepare|bake|give|show|suggest|invent"
     r"|design|tell|find)"
 )
-_FOR_WHOM: Final = r"(?: me| us)?"
-_WISH: Final = (
+_FOR_WHOM = r"(?: me| us)?"
+_WISH = (
     r"i(?: want| need| would like|'d like)(?: to (?:make|cook|bake|prepare|eat|have))?"
 )
-_ARTICLE: Final = r"(?:an?|the|some)"
-_DETAIL: Final = r"(?:(?:simple|detailed|good|easy|quick|complete|full|new) ){0,4}"
-_FREE_FORMS: Final = tuple(
+_ARTICLE = r"(?:an?|the|some)"
+_DETAIL = r"(?:(?:simple|detailed|good|easy|quick|complete|full|new) ){0,4}"
+_FREE_FORMS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         # "Write me a detailed recipe for pancakes", "Recipe: pancakes"
@@ -188,8 +186,8 @@ _FREE_FORMS: Final = tuple(
         rf"{_WISH} (?P<dish>.+)",
     )
 )
-_END: Final = " .!?"
-_SENTENCE: Final = re.compile(r"[.!?] ")
+_END = " .!?"
+_SENTENCE = re.compile(r"[.!?] ")
 
 
 def dish_and_foods(request: str) -> tuple[str, tuple[str, ...]]:

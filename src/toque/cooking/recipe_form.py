@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from toque.cooking.ingredients.names import forms, stem
 from toque.cooking.ingredients.number_words import WORDS
@@ -21,11 +21,11 @@ from toque.cooking.ingredients.vocabulary import (
 from toque.errors import ConfigError, argument
 from toque.user_paths import named_path
 
-MAX_OTHER_INGREDIENTS: Final = 5
+MAX_OTHER_INGREDIENTS = 5
 """Maximum number of additional ingredients. A guess."""
-MAX_STEPS: Final = 30
+MAX_STEPS = 30
 """Maximum number of steps. A guess: long recipes have 20."""
-SHIPPED: Final = {"recipe": Path(__file__).with_name("recipe.schema.json")}
+SHIPPED = {"recipe": Path(__file__).with_name("recipe.schema.json")}
 """Schemas that come with Toque."""
 
 
@@ -35,33 +35,31 @@ def _any_of(words: frozenset[str]) -> str:
     return f"(?:{'|'.join(map(re.escape, longest_first))})"
 
 
-_FRACTIONS: Final = "½¼¾⅓⅔⅛⅜⅝⅞"
-_DIGITS: Final = rf"[0-9{_FRACTIONS}]{{1,5}}(?:[./,-][0-9]{{1,3}})?"
-_COUNT: Final = (
+_FRACTIONS = "½¼¾⅓⅔⅛⅜⅝⅞"
+_DIGITS = rf"[0-9{_FRACTIONS}]{{1,5}}(?:[./,-][0-9]{{1,3}})?"
+_COUNT = (
     rf"(?:{_DIGITS}(?: (?:to |or |x )?{_DIGITS})?|{_any_of(frozenset(WORDS) | {'a'})})"
 )
-_SIZE_OF_CAN: Final = r"\([0-9][0-9A-Za-z ./-]{0,20}\)"
-_UNIT: Final = rf"{_any_of(frozenset(SPELLINGS))}\.?(?: of)?"
-_PLAIN_ADVERBS: Final = frozenset(filter(str.isalpha, ADVERBS))  # without "fresh-"
-_DONE: Final = rf"(?:{_any_of(_PLAIN_ADVERBS)} )?{_any_of(PREPARED)}"
-_STATES: Final = frozenset(
-    w for w in SEGMENT_PREPARED if w in PREPARED or w.endswith("ed")
-)
-_STATE: Final = (
+_SIZE_OF_CAN = r"\([0-9][0-9A-Za-z ./-]{0,20}\)"
+_UNIT = rf"{_any_of(frozenset(SPELLINGS))}\.?(?: of)?"
+_PLAIN_ADVERBS = frozenset(filter(str.isalpha, ADVERBS))  # without "fresh-"
+_DONE = rf"(?:{_any_of(_PLAIN_ADVERBS)} )?{_any_of(PREPARED)}"
+_STATES = frozenset(w for w in SEGMENT_PREPARED if w in PREPARED or w.endswith("ed"))
+_STATE = (
     rf"(?:{_any_of(_PLAIN_ADVERBS)} )?{_any_of(_STATES | {'split', 'cold', 'warm'})}"
 )
-_AMOUNT: Final = (
+_AMOUNT = (
     rf"(?:{_COUNT} ?)?(?: ?{_SIZE_OF_CAN} )?(?:{_UNIT} )?(?:{_any_of(SIZES)} )?"
     rf"(?:{_DONE} )?"
 )
-_LATE: Final = rf"(?: {_any_of(LATE_SPELLINGS)})?"
-_REMARK: Final = (
+_LATE = rf"(?: {_any_of(LATE_SPELLINGS)})?"
+_REMARK = (
     r"(?:,? (?:to taste|as needed|optional|divided|at room temperature|for serving|for garnish)"
     rf"|, {_STATE}(?: and {_STATE})?(?: up| into [a-z ]{{4,20}})?)?"
     r"(?: \([0-9A-Za-z ./-]{2,30}\))?"
 )
-_FREE_ITEM: Final = rf"- {_AMOUNT}\w[\w'-]*(?: [\w'&-]+){{0,4}}{_REMARK}\n"
-_STEP: Final = r"\w.*[.!?)]"
+_FREE_ITEM = rf"- {_AMOUNT}\w[\w'-]*(?: [\w'&-]+){{0,4}}{_REMARK}\n"
+_STEP = r"\w.*[.!?)]"
 
 
 def recipe_form(ingredients: Sequence[str]) -> Generator[str, str, None]:

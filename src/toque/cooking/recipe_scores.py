@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final
 
 from toque.cooking.ingredients.names import (
     forms_in_line,
@@ -53,7 +52,7 @@ def _around_title(request: str) -> tuple[str, str]:
     return FIELD.split(before)[-1], FIELD.split(after)[0]
 
 
-_AROUND_TITLES: Final = sorted(
+_AROUND_TITLES = sorted(
     map(_around_title, REQUESTS),
     key=lambda around: len(around[0]) + len(around[1]),
     reverse=True,
@@ -61,22 +60,22 @@ _AROUND_TITLES: Final = sorted(
 """Texts around the title in each request. The longest are first, because they are the most
 specific."""
 
-POOR: Final = 0.6
+POOR = 0.6
 """Limit of poor scores. In five collections, 97 to 99 % of the recipes have a better score."""
-NAMES: Final = (
+NAMES = (
     "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
     "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
     "ingredient_coherence", "instruction_quality", "completeness", "format_correctness", "form",
     "times_and_heat", "sentences_once", "oven_fits",
 )  # fmt: skip
 """Names of the scores in `text_metrics`."""
-_NOT_IN_MEAN: Final = frozenset(
+_NOT_IN_MEAN = frozenset(
     {"variety", "title_kept", "form", "times_and_heat", "sentences_once", "oven_fits"}
 )
 """Scores that are not in the mean of `recipe_score`. The first two are factors. The last three were
 added later, and would make scores of earlier runs incomparable."""
 
-RECIPE_SCORES: Final = frozenset(NAMES)
+RECIPE_SCORES = frozenset(NAMES)
 
 
 def text_metrics(
@@ -188,9 +187,9 @@ def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
     return scores | {"form": sum(scores.values()) / 4}
 
 
-FREE_SHARE: Final = 0.3
+FREE_SHARE = 0.3
 """Share of repetitions without a penalty: a cake and its frosting may both need salt."""
-RUN_WORDS: Final = 4
+RUN_WORDS = 4
 """Words per n-gram, as in the metric `repetition`."""
 
 
@@ -209,7 +208,7 @@ def variety(recipe: ParsedRecipe) -> float:
     return min(1.0, lowest / (1.0 - FREE_SHARE))
 
 
-_SENTENCE_END: Final = re.compile(r"[.!?;](?=\s)")
+_SENTENCE_END = re.compile(r"[.!?;](?=\s)")
 
 
 def sentences_once(recipe: ParsedRecipe) -> float | None:
@@ -226,15 +225,15 @@ def sentences_once(recipe: ParsedRecipe) -> float | None:
     return share_distinct(sentences) if sentences else None
 
 
-STAPLES: Final = frozenset({"water", "salt", "pepper"})
+STAPLES = frozenset({"water", "salt", "pepper"})
 """Head nouns that never count as hallucinated."""
 
-_COLLECTIVE: Final = re.compile(
+_COLLECTIVE = re.compile(
     r"\b(?:all|remaining|other|rest of|dry|wet)\b(?: \w+){0,2} ingredients\b|\beverything\b"
     r"|\bingredients (?:in|into|together)\b"
 )
-_NUMBERED: Final = re.compile(r"\n[^\S\n]*+(\d{1,3})[.)](?=\s)")
-_SENTENCE_ENDS: Final = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
+_NUMBERED = re.compile(r"\n[^\S\n]*+(\d{1,3})[.)](?=\s)")
+_SENTENCE_ENDS = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
 
 
 def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
@@ -309,7 +308,7 @@ def structure_score(text: str, recipe: ParsedRecipe) -> float:
     return sum(properties) / len(properties)
 
 
-_NAMES_DISHES: Final = frozenset(
+_NAMES_DISHES = frozenset(
     """
     berry biscuit bread bun burger butter cake candy caramel cereal cheese chili chip chutney coffee
     cookie corn cracker cream cup curry custard dip dog dressing drink egg finger fruit gravy green
@@ -320,7 +319,7 @@ _NAMES_DISHES: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 """Foods of the food table that often name a dish or a kind of food: "coffee cake"."""
-UNLISTED: Final = frozenset(
+UNLISTED = frozenset(
     """
     broth butter flour garlic herb ice juice liquid oil onion pepper salt sauce spice stock sugar
     vegetable water wine

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.names import ingredient_name, stem
@@ -20,9 +20,9 @@ from toque.cooking.labels.nutrition import estimate_nutrition
 from toque.cooking.normalised_words import words_of
 from toque.cooking.recipe import Recipe
 
-MAX_SERVINGS: Final = 1000
+MAX_SERVINGS = 1000
 """Maximum number of servings."""
-_ONE: Final = (1.0, 1.0)
+_ONE = (1.0, 1.0)
 """Amount of a unit without a number, such as "pinch of salt"."""
 
 
@@ -110,11 +110,11 @@ def _measures(line: IngredientLine) -> list[tuple[Amount, str]]:
     return measures
 
 
-_FRACTIONS: Final = (
+_FRACTIONS = (
     (0.0, ""), (1 / 8, "⅛"), (1 / 4, "¼"), (1 / 3, "⅓"), (1 / 2, "½"), (2 / 3, "⅔"), (3 / 4, "¾"),
     (1.0, ""),
 )  # fmt: skip
-_MAX_ERROR: Final = 0.05
+_MAX_ERROR = 0.05
 """Maximum relative error of a fraction after a conversion."""
 
 
@@ -130,7 +130,7 @@ class _Step(NamedTuple):
     """Limit of amounts in this unit, exclusive."""
 
 
-_LADDERS: Final = (
+_LADDERS = (
     (
         _Step("teaspoon", 1, max_amount=3),
         _Step("tablespoon", 3, 1, max_amount=4),
@@ -141,8 +141,8 @@ _LADDERS: Final = (
     (_Step("millilitre", 1, max_amount=1000), _Step("litre", 1000, 1)),
 )
 """Series of units, each from the smallest to the largest."""
-_LADDER_OF: Final = {step.unit: ladder for ladder in _LADDERS for step in ladder}
-_ABBREVIATED: Final = {  # metric units, which have decimals instead of fractions
+_LADDER_OF = {step.unit: ladder for ladder in _LADDERS for step in ladder}
+_ABBREVIATED = {  # metric units, which have decimals instead of fractions
     "milligram": "mg", "gram": "g", "kilogram": "kg", "millilitre": "ml", "centilitre": "cl",
     "decilitre": "dl", "litre": "l", "millimetre": "mm", "centimetre": "cm",
 }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ def _parse_forms(food: str) -> Forms:
 
 
 # Foods of equal weight. All begin with a consonant, so that the article "a" stays correct.
-_SWAPS: Final = (
+_SWAPS = (
     "walnut|walnuts = pecan|pecans; butter = margarine; vegetable oil = canola oil; "
     "sunflower oil = canola oil; parsley = cilantro; lemon juice = lime juice; "
     "chicken broth = vegetable broth; beef broth = vegetable broth; "
@@ -43,13 +43,13 @@ _SWAPS: Final = (
     "cod = haddock; thyme = rosemary; dried basil = dried marjoram; "
     "sour cream = plain yogurt"
 )
-PAIRS: Final = tuple(
+PAIRS = tuple(
     (_parse_forms(one), _parse_forms(other))
     for one, _, other in (swap.partition(" = ") for swap in _SWAPS.split("; "))
 )
 
-_CLOSING: Final = ",.;:)!?"
-_SIDES: Final = frozenset(
+_CLOSING = ",.;:)!?"
+_SIDES = frozenset(
     """
     peanut almond cocoa apple cashew nut body clarified brown browned seasoned herbed bean beans
     sprout sprouts lettuce sauce vinegar flavored flavoured paste powder seeds seed oil mustard

@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import re
 from itertools import zip_longest
-from typing import Final
 
 from toque.cooking.ingredients.names import stem
 from toque.cooking.normalised_words import parts_of_title, words_of
 from toque.cooking.plausible_amounts import check_times
 from toque.cooking.recipe import ParsedRecipe
 
-OVEN_CELSIUS: Final = (50.0, 300.0)
+OVEN_CELSIUS = (50.0, 300.0)
 """Plausible temperatures of an oven in degrees Celsius."""
-OVEN_FAHRENHEIT: Final = (120.0, 575.0)
+OVEN_FAHRENHEIT = (120.0, 575.0)
 """Plausible temperatures of an oven in degrees Fahrenheit."""
 
 # Matches "simmer the beans", but not "a baking sheet" or "bring to a boil"
-_TAKES_TIME: Final = re.compile(
+_TAKES_TIME = re.compile(
     r"(?:^|[.;:,!)]\s*+|\b(?:and|then|or|let)\s++)(?:bake|roast|simmer|boil|braise|poach|steam"
     r"|chill|refrigerate|freeze|marinate|broil|microwave|soak)\b",
     re.IGNORECASE,
 )
-_SAYS_WHEN: Final = re.compile(
+_SAYS_WHEN = re.compile(
     r"(?:\b|(?<=\d))(?:minutes?|mins?|hours?|hrs?|seconds?|secs?|days?|weeks?|moments?)\b"
     r"|\b(?:overnight|night|until|till|immediately|when|while|before|if|ready|done|needed|desired"
     r"|use|serving|package|box|label|directed|directions)\b",
     re.IGNORECASE,
 )
 """Times, and other descriptions of a duration: "until", "overnight", "as directed"."""
-_IN_OVEN: Final = re.compile(
+_IN_OVEN = re.compile(
     r"(?<!microwave )(?<!dutch )(?<!toaster )\boven\b|(?:^|[.;:,!)]\s*+|\b(?:and|then)\s++)bake\b",
     re.IGNORECASE,
 )
-_HEAT: Final = re.compile(
+_HEAT = re.compile(
     r"(?<!\d)(\d++)(?:\s?(?:°|º|degrees?\b|deg\b)\s?([fc])?|\s?([fc])\b)"
     r"|\b(?:oven|bake|roast|preheat)\b[^.;\d]{0,40}?\b(?:to|at|oven) (\d{3})"
     r"(?!\d| ?[°ºdmg]| ?[fc]\b)",  # "bake at 350"
     re.IGNORECASE,
 )
-_OTHER_HEAT: Final = re.compile(
+_OTHER_HEAT = re.compile(
     r"\bbroil|\bgas mark\b|\bas directed\b|\bdirections\b|\binstructions\b|\bpackage\b|\bbox\b"
     r"|\b(?:moderate|hot|slow|warm|low|cool|medium|high)\b(?: \w+)? oven",
     re.IGNORECASE,
@@ -79,8 +78,8 @@ def _fits_oven(degrees: str, sign: str, letter: str, bare_number: str) -> bool:
     return low <= float(degrees or bare_number) <= high
 
 
-_NUMERAL: Final = re.compile(r"[ivx]+")  # "Carrot Soup II"
-_NO_OVEN: Final = frozenset(
+_NUMERAL = re.compile(r"[ivx]+")  # "Carrot Soup II"
+_NO_OVEN = frozenset(
     """
     bisque brine ceviche chili chowder chutney cocktail coleslaw cooler curry daiquiri drink eggnog
     fizz frosting fudge gazpacho goulash granita gravy guacamole gumbo icing jam jelly juice julep

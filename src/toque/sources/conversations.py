@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import xxhash
@@ -37,36 +37,36 @@ from toque.sources.records import (
     is_not_finite,
 )
 
-CONVERSATIONS: Final = "toque.sources.conversations:"
+CONVERSATIONS = "toque.sources.conversations:"
 """Prefix of recorded names."""
-ASSISTANT: Final = "assistant"
-_ROLES: Final = {
+ASSISTANT = "assistant"
+_ROLES = {
     "system": "system", "developer": "system",
     "user": "user", "human": "user",
     ASSISTANT: ASSISTANT, "gpt": ASSISTANT, "model": ASSISTANT, "bot": ASSISTANT,
 }  # fmt: skip
 """Roles of chat templates by the role's name in data."""
-_TEXTS: Final = {"system": "system", "user": "prompt", ASSISTANT: "target"}
+_TEXTS = {"system": "system", "user": "prompt", ASSISTANT: "target"}
 """Columns of a source by role."""
-AFTER_LAST: Final = "turns after the last answer, left out"
-NOT_LEARNT: Final = "answers that are read and not learnt, as their field {} says"
-IN_PROMPT: Final = "answers in a prompt, which are read and not learnt"
-ONLY_READ: Final = (
+AFTER_LAST = "turns after the last answer, left out"
+NOT_LEARNT = "answers that are read and not learnt, as their field {} says"
+IN_PROMPT = "answers in a prompt, which are read and not learnt"
+ONLY_READ = (
     "messages of a user or system that are only read, though {} would have them learnt"
 )
-UNWRITTEN: Final = "messages with a field {}, which the chat template does not write"
-UNUSED_OF_PARTS: Final = "parts of messages with {}, which is not used"
-_MARKS: Final = (
+UNWRITTEN = "messages with a field {}, which the chat template does not write"
+UNUSED_OF_PARTS = "parts of messages with {}, which is not used"
+_MARKS = (
     "weight", "train", "training", "trainable", "loss", "loss_mask", "loss_weight",
     "loss_scale",
 )  # fmt: skip
 """Fields of a message or a part that decide whether it is learnt."""
-_DETAILS: Final = ("train_detail", "training_detail")
+_DETAILS = ("train_detail", "training_detail")
 """Fields with the characters of a message that are learnt."""
-_CALLS: Final = ("tool_calls", "function_call")
-_TEXT_PARTS: Final = (None, "text", "input_text", "output_text")
-_ROLE_AND_TEXT: Final = (("role", "content"), ("from", "value"), ("role", "value"))
-_MAX_ROLE_CHARS: Final = 30
+_CALLS = ("tool_calls", "function_call")
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
+_ROLE_AND_TEXT = (("role", "content"), ("from", "value"), ("role", "value"))
+_MAX_ROLE_CHARS = 30
 """Characters of an unknown role in a report."""
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Final
 
 from toque.errors import DataError
 from toque.sources.decompress import (
@@ -208,7 +207,7 @@ def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     return re.compile(field + rb"(?:" + d + field + rb")*+", re.DOTALL)
 
 
-_ROWS: Final = {
+_ROWS = {
     (d, q): _row_pattern(d, quoted=q) for d in _NAMED_DELIMITERS for q in _QUOTED_OR_NOT
 }
 

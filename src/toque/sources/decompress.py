@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, cast
 
 from toque.errors import DataError, needing
 
@@ -49,7 +49,7 @@ _UTF_16 = (
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _WORKBOOK = "Export its sheet as CSV first"
 _DOCUMENT = "Save its text as .txt first"
-_IN_ZIP: Final[dict[tuple[bytes, ...], str]] = {
+_IN_ZIP: dict[tuple[bytes, ...], str] = {
     (
         b"xl/workbook",
         b"xl/worksheets",
@@ -90,7 +90,7 @@ _NOT_READ = {
     b"\x89HDF\r\n": "an HDF5 file. Export its table as CSV or Parquet first",
     b"Obj\x01": "an Avro file. Export its records as JSON lines or Parquet first",
 }
-_ZIP_HEADER: Final = b"PK\x03\x04"
+_ZIP_HEADER = b"PK\x03\x04"
 _KEEP_BYTES = "toque.keep_bytes"
 """Name of an error handler for `codecs`."""
 LONG_LINE = b"\0line too long"

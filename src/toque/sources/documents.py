@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 from string import Formatter
-from typing import Any, Final
+from typing import Any
 
 import xxhash
 
@@ -62,10 +62,10 @@ _SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
 _BLANK_LINES = re.compile(r"\n{4,}")
 _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
 # More combining marks than the thirty that UAX #15 allows in stream-safe text.
-_MARKS: Final = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
+_MARKS = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
 # Beginnings of the recorded names of `DocumentReader` and `PairReader`.
-DOCUMENTS: Final = "toque.cooking.formats:text="
-PAIRS: Final = "toque.cooking.formats:pairs="
+DOCUMENTS = "toque.cooking.formats:text="
+PAIRS = "toque.cooking.formats:pairs="
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from toque.errors import DataError, ToqueError, needing
 from toque.sources.records import Located
@@ -18,17 +18,15 @@ from toque.storage.download import CACHE_VARIABLE, cache_folder
 from toque.storage.json_files import json_object
 from toque.user_paths import named_path
 
-PREFIX: Final = "hf:"
-_FORM: Final = re.compile(
+PREFIX = "hf:"
+_FORM = re.compile(
     r"hf:(?P<name>[^:]+)(?::(?P<config>[^:\[\]]+)(?=:))?"
     r"(?::(?P<split>[^:\[\]]+)(?:\[:(?P<rows>[1-9][0-9]*)\])?)?"
 )
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_RECORDED: Final = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
-_STREAM_ROWS: Final = 1000  # rows per batch of a stream
-_read_json: Final = partial(
-    json_object, error=DataError, todo="Save the dataset again."
-)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_RECORDED = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
+_STREAM_ROWS = 1000  # rows per batch of a stream
+_read_json = partial(json_object, error=DataError, todo="Save the dataset again.")
 _MAX_NAME_BYTES = 200  # file systems raise an OSError from 256 bytes
 
 

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -24,16 +24,16 @@ from toque.storage.atomic import atomic_file, disk_faults, sha256_of
 from toque.storage.bucket_lock import died_here, this_machine
 from toque.storage.no_follow import refuse_links
 
-ROWS: Final = "rows"  # folder of the files, inside the store
-_NAME: Final = re.compile(r"[0-9a-f]{16}\.jsonl")
-_NEW: Final = re.compile(
+ROWS = "rows"  # folder of the files, inside the store
+_NAME = re.compile(r"[0-9a-f]{16}\.jsonl")
+_NEW = re.compile(
     r"\.?new-(.+)-([0-9]+)(\.[0-9a-f]{8})?\.jsonl(\.[0-9a-f]{16}\.partial)?"
 )
 """Name of an unfinished file, with the machine and the id of the process that writes it."""
-_BATCH_ROWS: Final = 4096  # rows per conversion of a frame
-_MISSING: Final = ("NAType", "NaTType")  # types of pandas for missing values
-_BYTES: Final = (bytes, bytearray, memoryview)
-_FORMS: Final = (
+_BATCH_ROWS = 4096  # rows per conversion of a frame
+_MISSING = ("NAType", "NaTType")  # types of pandas for missing values
+_BYTES = (bytes, bytearray, memoryview)
+_FORMS = (
     "a list of dicts, another iterable of dicts or texts, a datasets.Dataset, or a frame of pandas "
     "or polars"
 )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import xxhash
@@ -28,7 +28,7 @@ _FATAL_ERRORS = (ToqueError, MemoryError)
 """Errors that end the program. MemoryError is one of them, because the rows of a store must not
 depend on the machine's memory."""
 
-NO_TASK: Final = 255
+NO_TASK = 255
 """Task number of documents, conversations, and columns with prompts and answers."""
 NO_LABEL = "no label"
 """Prefix of the reason for dropping a record without a label for a requested task."""

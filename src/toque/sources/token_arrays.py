@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar, Final, NamedTuple
+from typing import IO, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ _HOW = (
     "Save flat ids and the ends of the documents: numpy.savez(file, "
     "ids=numpy.concatenate(documents), ends=numpy.cumsum([len(d) for d in documents]))."
 )
-BROKEN_ARCHIVE: Final = (
+BROKEN_ARCHIVE = (
     OSError,
     EOFError,
     zipfile.BadZipFile,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from string import Template
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -32,22 +32,22 @@ from toque.cooking.labels.nutrition import (
 from toque.cooking.recipe import NutritionClass, Recipe, difficulty_of
 from toque.keyed_random import GOLDEN, mix
 
-SOURCE: Final = "toque cookbook (synthetic)"
-CHAPTERS: Final = (  # the order determines the dish of a recipe
+SOURCE = "toque cookbook (synthetic)"
+CHAPTERS = (  # the order determines the dish of a recipe
     "soups", "stews", "pasta", "grains", "mains", "handheld", "vegetables", "breakfast", "baking",
     "sweets", "simple",
 )  # fmt: skip
 
-_FOLDER: Final = Path(__file__).with_name("dishes")
+_FOLDER = Path(__file__).with_name("dishes")
 # Ten times faster with LibYAML, which some builds of PyYAML do not have.
-_Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_CHANCE: Final = re.compile(r"(\d+)%")
-_RANGE: Final = re.compile(r"(\d+)-(\d+)(?: by (\d+))?")
-_GROUP: Final = re.compile(r"(\w+) (\d)(?:-(\d))?")
-_SLOT: Final = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
-_SMALL_WORDS: Final = {"with", "and", "of", "in", "the", "a", "on", "for"}
-_SINGULAR_IN_S: Final = {"asparagus", "couscous", "swiss"}
-_RICH_KCAL: Final = 600.0
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CHANCE = re.compile(r"(\d+)%")
+_RANGE = re.compile(r"(\d+)-(\d+)(?: by (\d+))?")
+_GROUP = re.compile(r"(\w+) (\d)(?:-(\d))?")
+_SLOT = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
+_SMALL_WORDS = {"with", "and", "of", "in", "the", "a", "on", "for"}
+_SINGULAR_IN_S = {"asparagus", "couscous", "swiss"}
+_RICH_KCAL = 600.0
 """Energy above which a serving gets a point: 30 % of 2,000 kcal."""
 
 _T = TypeVar("_T")

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
 
 from toque.cooking.labels.nutrition import SALT_PER_SODIUM
 
-_TABLE: Final = Path(__file__).with_name("pantry.tsv")
-_CAN_OUNCES: Final = "15"
+_TABLE = Path(__file__).with_name("pantry.tsv")
+_CAN_OUNCES = "15"
 """Ounces per can of a food without its own size."""
 
 
@@ -72,7 +71,7 @@ def _pantry() -> dict[str, PantryFood]:
     return {food.plural: food for food in foods.values()} | foods
 
 
-PANTRY: Final[Mapping[str, PantryFood]] = _pantry()
+PANTRY: Mapping[str, PantryFood] = _pantry()
 """Foods by singular and plural."""
 
 GRAMS_PER_POUND = 453.6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.tokens import CLOSING, Range, Tokens, number, read_number
@@ -21,17 +21,13 @@ from toque.cooking.ingredients.vocabulary import (
 
 Role = Literal["whole", "plus", "same", "each"]
 
-_TOTALS: Final = frozenset(
-    {"total", "in", "each", "apiece", "all", "altogether", "weight"}
-)
-_BETWEEN: Final = frozenset(
-    {"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"}
-)
-_BULLETS: Final = frozenset({"-", "*", "•", "~", "."})
-_CLOSES: Final = frozenset(CLOSING.values())
-_OF: Final = frozenset({"de", "di", "du", "del", "da"})
-_PLUS: Final = frozenset({"plus", "+", "and", "&"})
-OPENERS: Final = (  # words that may precede a food's name
+_TOTALS = frozenset({"total", "in", "each", "apiece", "all", "altogether", "weight"})
+_BETWEEN = frozenset({"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"})
+_BULLETS = frozenset({"-", "*", "•", "~", "."})
+_CLOSES = frozenset(CLOSING.values())
+_OF = frozenset({"de", "di", "du", "del", "da"})
+_PLUS = frozenset({"plus", "+", "and", "&"})
+OPENERS = (  # words that may precede a food's name
     frozenset(WORDS) | frozenset(SPELLINGS) | SIZES | SIZE_ADVERBS | PACKED | ABOUT | _PLUS
     | {"a", "an", "x", "or", "fl", "fluid"}
 )  # fmt: skip

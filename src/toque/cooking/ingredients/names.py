@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Final
 
 from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.parser import parse_line
@@ -26,26 +25,26 @@ _NO_FOODS = frozenset({"homemade", "prepared", "purchased", "store-bought"})
 # The end of a name before a remark.
 _SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")
 _SIGNS = " .;:/<>*_#"
-_NOT_IN_NAMES: Final = re.compile(
+_NOT_IN_NAMES = re.compile(
     r"[\d%()\[\]{}½¼¾⅓⅔⅛⅜⅝⅞\"“”@?|~…=+\u2190-\u2bff\U0001f000-\U0001faff]"
 )
 # An adverb without its participle, or a unit that lost the space after it.
-_NO_NAME: Final = re.compile(
+_NO_NAME = re.compile(
     r"(?:co[a-z]{1,3}se|fine|fresh|thin|thick|rough|light|firm|tight|loose)ly "
     r"(?![a-z]+(?:ed|en|ing)\b)"
     r"|(?:cups?|recipes?|teaspoons?|tablespoons?)(?!s?\b|cake|ful)[^\W\d_]"
 )
-_DASH: Final = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
-_OPEN_REMARKS: Final = (" to ", " for ", " of ", " or ", " depending", " not")
-_ADVERB: Final = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
-MAX_NAME_WORDS: Final = 7  # maximum number of words in a food's name in a prompt
+_DASH = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
+_OPEN_REMARKS = (" to ", " for ", " of ", " or ", " depending", " not")
+_ADVERB = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
+MAX_NAME_WORDS = 7  # maximum number of words in a food's name in a prompt
 # Units that also begin the name of a food: "rib eye", "cube steak", "leaf lettuce"
-_UNIT_OR_FOOD: Final = frozenset(
+_UNIT_OR_FOOD = frozenset(
     "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
 )
-_FOOD_OPENINGS: Final = frozenset({"bottle gourd", "part skim", "pound cake"})
+_FOOD_OPENINGS = frozenset({"bottle gourd", "part skim", "pound cake"})
 # Words of a remark about an ingredient; no food's name contains them.
-_SENTENCE_WORDS: Final = frozenset(
+_SENTENCE_WORDS = frozenset(
     """
     any anything are available be choice click could desired each enough favorite favourite
     following for has have here include includes is kind made may might need needs preferred
@@ -54,7 +53,7 @@ _SENTENCE_WORDS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 # First words of a remark; no food's name begins with them.
-_OPENINGS: Final = frozenset(
+_OPENINGS = frozenset(
     """
     about additional amount and any as assembly at by desired enough for from give if ingredients
     into instead my note of on one optionally or other pot remaining some special the through tip to
@@ -62,7 +61,7 @@ _OPENINGS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 # A measure that the parser leaves at the start of a name.
-_MEASURE: Final = re.compile(
+_MEASURE = re.compile(
     r"(?:(?:branch(?:es)?|bushels?|capfuls?|couple|enough|fluid|hint|jiggers?|links?"
     r"|little(?! gem| neck| smok)|metric cups?|pecks?|pony|ponies|shots?"
     r"|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?|your fav(?:ou?rite)?"
@@ -70,28 +69,28 @@ _MEASURE: Final = re.compile(
     re.IGNORECASE,
 )
 # A remark after a name that the parser leaves there.
-_PURPOSE: Final = re.compile(
+_PURPOSE = re.compile(
     r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])"
     r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b|not\Z)"
 )
-_ORDERED: Final = frozenset(
+_ORDERED = frozenset(
     {"a", "all", "an", "in", "into", "it", "the", "to", "until", "with"}
 )
-_NO_ENDINGS: Final = frozenset(
+_NO_ENDINGS = frozenset(
     """
     a add-ins and combined de di en fitted garnish in lid lids no of or pinch plus removed reserved
     toppings van von with
     """.split()  # noqa: SIM905
 )
 # Last words of inedible things.
-_TOOLS: Final = frozenset(
+_TOOLS = frozenset(
     """
     bowl briquettes charcoal chopsticks cutter dish foil freezer grill jars machine nail oven pan
     pans parchment picks platter pot rack skewers skillet sticks straws string thermometer thermos
     toothpicks
     """.split()  # noqa: SIM905
 )
-_EDIBLE_TOOLS: Final = frozenset(
+_EDIBLE_TOOLS = frozenset(
     """
     bread candy carrot celery cheese chocolate cinnamon crab fish mozzarella peppermint pretzel
     """.split()  # noqa: SIM905

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 
-WORDS: Final[dict[str, float]] = {  # includes some words of other languages; "few" is 3
+WORDS: dict[str, float] = {  # includes some words of other languages; "few" is 3
     "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8,
     "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14,
     "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20,
@@ -15,50 +14,46 @@ WORDS: Final[dict[str, float]] = {  # includes some words of other languages; "f
     "ninety": 90, "half": 0.5, "quarter": 0.25, "couple": 2,
     "few": 3, "several": 3, "een": 1, "eine": 1, "una": 1, "halve": 0.5, "meia": 0.5, "mezza": 0.5,
 }  # fmt: skip
-_PARTS: Final = {
+_PARTS = {
     "half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4,
     "fourths": 4, "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8,
     "tenth": 10, "tenths": 10, "twelfth": 12, "sixteenth": 16, "sixteenths": 16,
 }  # fmt: skip
-_ORDINALS: Final = ("third", "fourth", "fifth", "xth", "ighth", "enth", "lfth")
+_ORDINALS = ("third", "fourth", "fifth", "xth", "ighth", "enth", "lfth")
 
 
 def _either(words: list[str]) -> str:
     return "|".join(sorted(words, key=len, reverse=True))
 
 
-_SMALL: Final = _either(
-    [word for word, value in WORDS.items() if value in range(1, 20)]
-)
-_ONES: Final = _either("one two three four five six seven eight nine".split())  # noqa: SIM905
-_TENS: Final = _either([word for word in WORDS if word.endswith("ty")])
-_UNITS: Final = _either(
+_SMALL = _either([word for word, value in WORDS.items() if value in range(1, 20)])
+_ONES = _either("one two three four five six seven eight nine".split())  # noqa: SIM905
+_TENS = _either([word for word in WORDS if word.endswith("ty")])
+_UNITS = _either(
     [word for word, unit in SPELLINGS.items() if unit.size and len(word) > 1]
 )
-_START: Final = r"(?<![\w-])"
+_START = r"(?<![\w-])"
 # Text after a comma describes the preparation: "bacon, three-quarters minced"
-_FRACTION: Final = re.compile(
+_FRACTION = re.compile(
     rf"{_START}(?<!, )(?:(?P<whole>{_SMALL}|\d+) (?:and|&|\+) )?(?:(?P<top>an?|{_SMALL})[ -])?"
     rf"(?P<part>{_either([*_PARTS])})\b(?! and half| & half)"
     rf"(?P<of> of an? | an? )?(?P<unit>[ -]?(?:{_UNITS}|c|t)\b)?",
     re.IGNORECASE,
 )
-_LARGE: Final = re.compile(
+_LARGE = re.compile(
     rf"{_START}(?:(?P<hundreds>a|{_ONES})[ -]hundred(?:(?: and)? (?P<rest>"
     rf"(?:{_TENS})(?:[ -](?:{_ONES}))?|{_SMALL})\b)?|(?P<tens>(?:{_TENS})[ -](?:{_ONES})))"
     r"\b(?![\w-]| percent| ?%| \d+/)",
     re.IGNORECASE,
 )
-_HYPHENATED: Final = re.compile(
+_HYPHENATED = re.compile(
     rf"(\A|\A\w+ )(?:(?P<low>{_SMALL})-(?=(?:{_SMALL})\b)(?P<high>{_SMALL})\b(?!-)"
     rf"|(?P<word>{_SMALL}|half|quarter)-(?=(?:{_UNITS})\b))",
     re.IGNORECASE,
 )
 
-_DIGITS_OR_WORD: Final = (
-    rf"(?:\d+(?: \d/\d{{1,2}}|/\d{{1,2}})?|(?:{_SMALL}|half|quarter)\b)"
-)
-_RANGE: Final = re.compile(
+_DIGITS_OR_WORD = rf"(?:\d+(?: \d/\d{{1,2}}|/\d{{1,2}})?|(?:{_SMALL}|half|quarter)\b)"
+_RANGE = re.compile(
     rf"\A(?:between (?P<low>{_DIGITS_OR_WORD}) and|from (?P<low_2>{_DIGITS_OR_WORD}) to"
     rf"|(?P<low_3>{_SMALL}),(?: (?:{_SMALL}),?)? or|(?P<low_4>{_SMALL})-(?:to|or)-"
     rf"|(?P<low_5>{_DIGITS_OR_WORD}) (?:to|or)(?= an? dozen| \d))"
@@ -66,10 +61,10 @@ _RANGE: Final = re.compile(
     re.IGNORECASE,
 )
 # Not "a cup or two tablespoons"
-_OR_TWO: Final = re.compile(
+_OR_TWO = re.compile(
     rf"\A(?:an?|one) (?P<item>[^\W\d_]+) or two\b(?! (?:{_UNITS})\b)", re.IGNORECASE
 )
-_RANGE_MARKS: Final = ("between ", "from ", " or ", " to ", "-to-", "-or-")
+_RANGE_MARKS = ("between ", "from ", " or ", " to ", "-to-", "-or-")
 
 
 def digits_for_words(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 from toque.cooking.ingredients.tokens import CLOSING, Tokens
 from toque.cooking.ingredients.vocabulary import (
@@ -23,31 +23,29 @@ Run = tuple[int, int]
 RemarkKind = Literal["preparation", "comment", "purpose"]
 Remarks = tuple[str, str, str, bool]
 """Preparation, comment, purpose, and whether the ingredient is optional."""
-NO_REMARKS: Final[Remarks] = ("", "", "", False)
+NO_REMARKS: Remarks = ("", "", "", False)
 
-_COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
-_MAX_NAMED: Final = 4  # maximum number of segments in a list of foods
-_QUALITY_ENDINGS: Final = (
+_COMMAS = frozenset({",", ";", ":", "|", "--"})
+_MAX_NAMED = 4  # maximum number of segments in a list of foods
+_QUALITY_ENDINGS = (
     "-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less",
 )  # fmt: skip
-_AMOUNT_WORDS: Final = frozenset(
-    {"taste", "needed", "required", "desired", "wish", "like"}
-)
-_SPEAKING: Final = frozenset(
+_AMOUNT_WORDS = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
+_SPEAKING = frozenset(
     "also can like love may need prefer recommend use used want".split()  # noqa: SIM905
 )
 """Words after "I" or "you" that begin a remark."""
-_PREPARING: Final = SEGMENT_PREPARED | ADVERBS
-_OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
-_NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
-_NO_NAME: Final = REMARKS | PURPOSES | SEGMENT_PREPARED
-ENDS: Final = frozenset(  # words that may end a name, decided by `ends_name`
+_PREPARING = SEGMENT_PREPARED | ADVERBS
+_OF_NO_FOOD = _PREPARING | PARTS | {"only", "part"}
+_NO_FOOD = frozenset({"a", "more", "less", "you", "another"})
+_NO_NAME = REMARKS | PURPOSES | SEGMENT_PREPARED
+ENDS = frozenset(  # words that may end a name, decided by `ends_name`
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
      "dissolved", "combined", "mixed", "soaked", "steeped", "plumped", "weighing", "use",
      "with", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
-SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
+SPECIAL_WORDS = ENDS | PREPARED | ADVERBS | SIZES
 """Words that may not be part of a name."""
 
 
@@ -110,7 +108,7 @@ def is_quality(word: str) -> bool:
     return word in ADJECTIVES or word.endswith(_QUALITY_ENDINGS)
 
 
-_FOLLOWING: Final[dict[str, frozenset[str]]] = {
+_FOLLOWING: dict[str, frozenset[str]] = {
     **dict.fromkeys(
         ("or", "and"), frozenset({"more", "to", "a", "as", "half", "other"})
     ),

@@ -9,31 +9,30 @@ import re
 import unicodedata
 from bisect import bisect_right
 from functools import lru_cache
-from typing import Final
 
 from toque.cooking.ingredients.number_words import WORDS, digits_for_words
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 
 # Cooks read "1-1/2 cups" and "15 1/2" as mixed numbers. Other slashes separate two measures.
-_BELOW: Final = (
+_BELOW = (
     r"/(?:(?:16|10|12|[2-9])(?!\d)|(?:11|15|20|24|32|48|64)(?= ?(?:cup|tea|table|tsp|tbsp|tbs))"
     r"|100(?= ?(?:oz|ounces?)\b))"
 )
-NUMBER: Final = (
+NUMBER = (
     rf"\d+(?:\s+|-)\d{{1,2}}{_BELOW}|\d{{1,2}}{_BELOW}"
     r"|\d{1,3}(?:,\d{3})+(?!\d)|\d*[.]\d+|\d+(?:,\d{1,2})?(?!\d)|\d+"
 )
 
 # "1st" and "2nd-cut" are never amounts.
-_ORDINAL: Final = r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"
-_TOKEN: Final = re.compile(
+_ORDINAL = r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"
+_TOKEN = re.compile(
     rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{_ORDINAL}|{NUMBER}|\S"
 )
 # The last character decides the kind of a token: "1st" is a word.
-_KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys(
+_KINDS = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys(
     "123456789", "N"
 )
-CLOSING: Final = {"(": ")", "[": "]"}  # opening brackets and their closing brackets
+CLOSING = {"(": ")", "[": "]"}  # opening brackets and their closing brackets
 
 
 def _kind(word: str) -> str:
@@ -108,10 +107,10 @@ class Tokens:
 
 Range = tuple[float, float]
 
-_TO: Final = frozenset({"to", "or", "-", "à", "bis", "tot"})
-_AFTER_A: Final = frozenset({"few", "couple", "half", "quarter"})
-_LITTLE: Final = frozenset({"little", "good", "bit"})
-_DOZEN: Final = 12.0
+_TO = frozenset({"to", "or", "-", "à", "bis", "tot"})
+_AFTER_A = frozenset({"few", "couple", "half", "quarter"})
+_LITTLE = frozenset({"little", "good", "bit"})
+_DOZEN = 12.0
 _MARKS = {
     "⁄": "/", "∕": "/", "’": "'", "‘": "'", "´": "'", "”": '"', "“": '"', "″": '"', "×": "x",
 } | dict.fromkeys("‐‑‒–—−", "-") | {chr(0xFF0F + n): chr(0x2F + n) for n in range(11)}  # fmt: skip
@@ -130,9 +129,9 @@ _LOST_BLANK = re.compile(r"(?<![\d.,/⁄])([1-9])([1-9]⁄[2-9])(?!\d)")
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
 # Maximum number. It is exact as a float, and larger than any real amount.
-_MAX_NUMBER: Final = 1e15
+_MAX_NUMBER = 1e15
 # Larger numbers. Python rejects integers of more than 4,300 digits.
-_OVER: Final = re.compile(r"\d{16}")
+_OVER = re.compile(r"\d{16}")
 
 
 def replace_glyphs(text: str) -> str:
@@ -240,29 +239,29 @@ def _read_number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
     return (value, value), i
 
 
-_BRACKET: Final = re.compile(r"([()\[\]])")
-_PARTING: Final = frozenset({"(", "; "})
-_OPENING: Final = frozenset(CLOSING)
-_CLOSERS: Final = frozenset(CLOSING.values())
+_BRACKET = re.compile(r"([()\[\]])")
+_PARTING = frozenset({"(", "; "})
+_OPENING = frozenset(CLOSING)
+_CLOSERS = frozenset(CLOSING.values())
 # A commercial can size ("No. 303", "#10"), never an amount.
-_NUMBERED: Final = re.compile(
+_NUMBERED = re.compile(
     r"(?<![\w(#])(?:no\. ?|# ?)(\d{1,4}(?: ?1/2)?)(?![\w/.,%])", re.IGNORECASE
 )
 # A grade of sugar by fineness, usually 10x.
-_TEN_X: Final = re.compile(
+_TEN_X = re.compile(
     r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b",
     re.IGNORECASE,
 )
 # A length and its direction: "1-inch-thick", 8"
-_THICK: Final = re.compile(
+_THICK = re.compile(
     r"(?<=\d)(?:-(inch|in|cm|mm)[ -](?:thick|long|wide|diameter|square|round)\b"
     r"|\"(?:(?=[\s,)])|-(?:thick|long|wide|diameter)\b))"
 )
 
-_SPOON: Final = (
+_SPOON = (
     r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"
 )
-_FOREIGN: Final = [
+_FOREIGN = [
     (marks, re.compile(pattern, re.IGNORECASE), replacement)
     for marks, pattern, replacement in (
         (("soupe", "sopa"), rf"{_SPOON}(?:soupe|sopa)\b\)?(?: de\b)?", "tbsp"),

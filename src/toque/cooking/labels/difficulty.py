@@ -16,24 +16,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
 
 from toque.cooking.durations import minutes_in_step
 from toque.cooking.labels.features import Reading
 from toque.cooking.recipe import DIFFICULTIES, Difficulty, difficulty_of
 
-LITTLE_WORK: Final = 30_000.0
+LITTLE_WORK = 30_000.0
 """Largest product of ingredients, words and minutes of an easy recipe."""
-UNSAID_MINUTES: Final = 30.0
+UNSAID_MINUTES = 30.0
 """Minutes of a recipe without times."""
-TECHNIQUE_WORK: Final = 2.0
+TECHNIQUE_WORK = 2.0
 """Factor for the product of a recipe with a demanding technique."""
-LONG_MINUTES: Final = 120
+LONG_MINUTES = 120
 """Minutes above which one demanding technique makes a recipe harder."""
-MANY_TECHNIQUES: Final = 2
+MANY_TECHNIQUES = 2
 """Number of demanding techniques that make a recipe harder."""
 
-TECHNIQUES: Final[dict[str, str]] = {
+TECHNIQUES: dict[str, str] = {
     "knead": "knead kneaded kneading",
     "proof": "proof proofed doubled",
     "ferment": "ferment fermented fermenting",
@@ -60,10 +59,8 @@ TECHNIQUES: Final[dict[str, str]] = {
 }
 """Demanding techniques, with words that mention them."""
 
-_WORDS: Final = {
-    word: name for name, words in TECHNIQUES.items() for word in words.split()
-}
-_PHRASES: Final = tuple(
+_WORDS = {word: name for name, words in TECHNIQUES.items() for word in words.split()}
+_PHRASES = tuple(
     (name, re.compile(phrase))
     for name, phrase in (
         ("proof", r"(?:let|dough)\b.{0,40}\brise\b"),
@@ -82,7 +79,7 @@ _PHRASES: Final = tuple(
     )
 )
 """Names of techniques, with patterns of phrases that mention them."""
-_WORDS_OF_PHRASES: Final = frozenset(
+_WORDS_OF_PHRASES = frozenset(
     """
     ball bath boiler brine butterfly chips crack cure deep ice pastry pipe rise roll simmering
     thermometer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from toque.cooking.ingredients.amounts import IngredientLine
 from toque.cooking.ingredients.names import ingredient_name, is_clean_name, stem
@@ -16,20 +16,20 @@ from toque.cooking.recipe import Recipe
 
 Nutrients = tuple[float, ...]  # values in the order of `foods.NUTRIENTS`
 
-_FAT: Final = NUTRIENTS.index("fat_g")
-_SODIUM: Final = NUTRIENTS.index("sodium_mg")
-_PURE_FAT: Final = 95.0
+_FAT = NUTRIENTS.index("fat_g")
+_SODIUM = NUTRIENTS.index("sodium_mg")
+_PURE_FAT = 95.0
 """Minimum grams of fat per 100 g of an oil or fat."""
-_PURE_SALT: Final = 30_000.0
+_PURE_SALT = 30_000.0
 """Minimum milligrams of sodium per 100 g of a salt."""
-_FRYING_FAT_G: Final = 180.0
+_FRYING_FAT_G = 180.0
 """Grams of fat above which it is for frying."""
-_BRINE_SALT_G: Final = 50.0
+_BRINE_SALT_G = 50.0
 """Grams of salt above which it is for a brine or a crust."""
-TAKEN_UP: Final = 0.1
+TAKEN_UP = 0.1
 """Share of frying fat, and of salt in a brine or crust, that is eaten. A guess."""
 
-_NEEDS_NO_AMOUNT: Final = re.compile(
+_NEEDS_NO_AMOUNT = re.compile(
     r"\bto (?:taste|serve|garnish|decorate|season|finish)\b|\bas (?:needed|required|desired)\b"
     r"|\bfor \w+ing\b|\bfor (?:the )?(?:pan|garnish|deep|serving)|optional|\bsalt\b|\bpepper\b"
     r"|\bcooking spray\b|\boil spray\b|\bwater\b",

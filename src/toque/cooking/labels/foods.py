@@ -12,24 +12,21 @@ import unicodedata
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Final
 
 from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.vocabulary import UNITS
 
-_TABLE: Final = Path(__file__).with_name("foods.tsv")
-_WORD: Final = re.compile(r"[^\W\d_]+|(?<!\d)\d++%")
-_ALTERNATIVES: Final = re.compile(
-    r",? or |/| and/or |, (?:such as|preferably) |;|:| - "
-)
-NUTRIENTS: Final = (
+_TABLE = Path(__file__).with_name("foods.tsv")
+_WORD = re.compile(r"[^\W\d_]+|(?<!\d)\d++%")
+_ALTERNATIVES = re.compile(r",? or |/| and/or |, (?:such as|preferably) |;|:| - ")
+NUTRIENTS = (
     "energy_kcal", "fat_g", "saturated_fat_g", "sugar_g", "sodium_mg", "protein_g",
     "carbohydrate_g",
 )  # fmt: skip
-_MAX_WORDS: Final = 5
-_SERVING_G: Final = 30.0  # grams per serving of a rare food
-_NOT_FOOD: Final = frozenset(
+_MAX_WORDS = 5
+_SERVING_G = 30.0  # grams per serving of a rare food
+_NOT_FOOD = frozenset(
     {"skewer", "toothpick", "foil", "parchment", "equipment", "accompaniment", "twine", "reynold",
      "thermometer", "cutter", "cheesecloth", "liner", "charcoal", "torch", "ramekin"}
 )  # fmt: skip
@@ -116,11 +113,11 @@ def is_food(name: str) -> bool:
     return _NOT_FOOD.isdisjoint(_stems(name))
 
 
-CUP_ML: Final = 236.6
+CUP_ML = 236.6
 # Grams per cup of a food without a known density: between flour and water.
-_CUP_G: Final = 150.0
-_PIECE_G: Final = 60.0
-_UNIT_G: Final[dict[str, float]] = {  # grams per unit of foods without their own value
+_CUP_G = 150.0
+_PIECE_G = 60.0
+_UNIT_G: dict[str, float] = {  # grams per unit of foods without their own value
     "can": 400, "package": 300, "jar": 340, "bottle": 350, "bag": 300, "box": 350, "carton": 450,
     "container": 250, "punnet": 250, "sachet": 10, "drop": 0.05, "splash": 10, "drizzle": 10,
     "squeeze": 5, "glug": 15, "knob": 15, "handful": 30, "slice": 25, "bunch": 100, "stick": 50,
@@ -128,18 +125,14 @@ _UNIT_G: Final[dict[str, float]] = {  # grams per unit of foods without their ow
     "cube": 5, "square": 28, "scoop": 60, "rack": 600, "part": 30, "batch": 300, "recipe": 300,
     "serving": 150, "leaf": 1, "glass": 150, "inch": 10, "centimetre": 4,
 }  # fmt: skip
-_UNIT_ML: Final = {"pinch": 0.31, "dash": 0.62}
+_UNIT_ML = {"pinch": 0.31, "dash": 0.62}
 """Small units of volume, which the parser counts as pieces."""
-_SIZE_FACTORS: Final = {
+_SIZE_FACTORS = {
     "small": 0.7, "sm": 0.7, "baby": 0.5, "large": 1.3, "lg": 1.3, "big": 1.3, "jumbo": 1.5,
     "extra-large": 1.5, "heaping": 1.25, "heaped": 1.25, "scant": 0.9,
 }  # fmt: skip
-_PIECES: Final = frozenset(
-    {"stalk", "head", "bulb", "clove", "piece", "ear", "leaf", "stick"}
-)
-_SIZED_ALREADY: Final = frozenset(
-    {"egg", "egg white", "egg yolk", "shrimp", "marshmallow"}
-)
+_PIECES = frozenset({"stalk", "head", "bulb", "clove", "piece", "ear", "leaf", "stick"})
+_SIZED_ALREADY = frozenset({"egg", "egg white", "egg yolk", "shrimp", "marshmallow"})
 
 
 def grams_of(line: IngredientLine, food: Food) -> float | None:

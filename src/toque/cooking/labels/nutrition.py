@@ -27,7 +27,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Literal
+from typing import Literal
 
 from toque.cooking.labels.features import (
     TAKEN_UP,
@@ -41,60 +41,60 @@ from toque.cooking.recipe import NutritionClass
 
 Light = Literal["green", "amber", "red"]
 
-GREEN_PER_100_G: Final = {
+GREEN_PER_100_G = {
     "fat_g": 3.0,
     "saturated_fat_g": 1.5,
     "sugar_g": 5.0,
     "salt_g": 0.3,
 }
-RED_PER_100_G: Final = {
+RED_PER_100_G = {
     "fat_g": 17.5,
     "saturated_fat_g": 5.0,
     "sugar_g": 22.5,
     "salt_g": 1.5,
 }
-RED_PER_SERVING: Final = {
+RED_PER_SERVING = {
     "fat_g": 21.0,
     "saturated_fat_g": 6.0,
     "sugar_g": 27.0,
     "salt_g": 1.8,
 }
-SALT_PER_SODIUM: Final = 2.5
-MIN_LIGHTS: Final = 2
+SALT_PER_SODIUM = 2.5
+MIN_LIGHTS = 2
 """Minimum known lights. With fewer stated nutrients the class is estimated."""
 
-_UNKNOWN_G: Final = 40.0
+_UNKNOWN_G = 40.0
 """Grams per serving of a food that is neither measured nor in the table."""
-_ENERGY: Final = NUTRIENTS.index("energy_kcal")
+_ENERGY = NUTRIENTS.index("energy_kcal")
 _FAT, _SUGAR = NUTRIENTS.index("fat_g"), NUTRIENTS.index("sugar_g")
 _PROTEIN, _CARBOHYDRATE = (
     NUTRIENTS.index("protein_g"),
     NUTRIENTS.index("carbohydrate_g"),
 )
-_MAX_REFINED_SHARE: Final = 0.5
+_MAX_REFINED_SHARE = 0.5
 """Largest share of refined foods in a Healthy dish, by weight without water."""
-_MIN_REFINED_G: Final = 15.0
+_MIN_REFINED_G = 15.0
 """Largest weight of refined foods that never counts, such as the sugar in a pot of tea."""
-_MAX_REFINED_NAMES: Final = 0.6
+_MAX_REFINED_NAMES = 0.6
 """Largest share of refined foods in a Healthy dish without weights, by number of foods."""
-_MIN_SERVING_G: Final = 2.0
+_MIN_SERVING_G = 2.0
 """Minimum grams per serving of a counted food, which excludes seasonings."""
-_REFINED_ENERGY: Final = 0.6
+_REFINED_ENERGY = 0.6
 """Minimum share of fat and sugar in a refined dish's stated energy."""
-_REFINED: Final = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
+_REFINED = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
 """Minimum fat and sugar, and maximum protein, of a refined food in grams per 100 g."""
-_FAT_KCAL: Final = 9.0
+_FAT_KCAL = 9.0
 """Energy per gram of fat."""
-_OTHER_KCAL: Final = 4.0
+_OTHER_KCAL = 4.0
 """Energy per gram of carbohydrate, including sugar, or of protein."""
-_DRIED_FRUIT: Final = frozenset({"raisin", "dried cranberry", "date"})
-_FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
-_LIMITS: Final = {
+_DRIED_FRUIT = frozenset({"raisin", "dried cranberry", "date"})
+_FRIED = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
+_LIMITS = {
     **RED_PER_SERVING,
     "sodium_mg": RED_PER_SERVING["salt_g"] * 1000 / SALT_PER_SODIUM,
 }
-_FATS: Final = ("fat_g", "saturated_fat_g")
-_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
+_FATS = ("fat_g", "saturated_fat_g")
+_CLAIMS: dict[str, tuple[str, ...]] = {
     "low-fat": _FATS, "fat-free": _FATS, "low-saturated-fat": _FATS, "low-calorie": ("fat_g",),
     **dict.fromkeys(("low-sodium", "low-salt"), ("sodium_mg",)),
     **dict.fromkeys(("low-carb", "very-low-carbs", "diabetic", "sugar-free"), ("sugar_g",)),
@@ -283,18 +283,18 @@ def _apply_claims(per_serving: dict[str, float], tags: Iterable[str]) -> None:
             per_serving[name] = min(per_serving[name], _LIMITS[name])
 
 
-_NUMBERS: Final = {
+_NUMBERS = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
     "ten": 10, "twelve": 12, "sixteen": 16, "eighteen": 18, "twenty": 20,
 }  # fmt: skip
-_NUMBER: Final = rf"(\d{{1,2}}|{'|'.join(_NUMBERS)})"
-_VESSELS: Final = (
+_NUMBER = rf"(\d{{1,2}}|{'|'.join(_NUMBERS)})"
+_VESSELS = (
     "plates|bowls|glasses|ramekins|cups|servings?|portions|dishes|wedges|mugs|flutes|goblets|slices"
     "|squares|tumblers|pieces|people|skewers|coupes|tartlets|molds"
 )
-_EACH: Final = "(?:each of )?(?:the )?"
-_UP_TO_3: Final = "(?:[a-z-]+ ){0,3}"
-_DIVIDED: Final = tuple(
+_EACH = "(?:each of )?(?:the )?"
+_UP_TO_3 = "(?:[a-z-]+ ){0,3}"
+_DIVIDED = tuple(
     (frozenset(words.split("|")), re.compile(pattern))
     for words, pattern in (
         (
@@ -313,15 +313,15 @@ _DIVIDED: Final = tuple(
 )
 """Patterns of sentences that divide a dish, with words that each sentence contains. The search for
 these words first is ten times faster."""
-_EATEN_WHOLE: Final = frozenset(
+_EATEN_WHOLE = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}
 )  # fmt: skip
-_LAW_FACTOR: Final = 6.86
-_LAW_WHOLE: Final = 0.265
-_LAW_USUAL: Final = 0.32
+_LAW_FACTOR = 6.86
+_LAW_WHOLE = 0.265
+_LAW_USUAL = 0.32
 """Factor and exponents of the power law for the energy of a portion."""
-_MAX_SERVINGS: Final = 40.0
+_MAX_SERVINGS = 40.0
 
 
 def servings_of(

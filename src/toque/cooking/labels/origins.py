@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from toque.cooking.labels.features import Reading
 
-_CUISINE_NAMES: Final = {  # cuisines, with other names of theirs in tags
+_CUISINE_NAMES = {  # cuisines, with other names of theirs in tags
     "African": "north african; south african; ethiopian; nigerian; west african",
     "American": "u.s.; us; usa; southwestern; tex mex; southern; north american",
     "Australian": "australian and new zealander; new zealand",
@@ -33,10 +32,10 @@ _CUISINE_NAMES: Final = {  # cuisines, with other names of theirs in tags
     "Thai": "",
     "Vietnamese": "",
 }
-CUISINES: Final[tuple[str, ...]] = tuple(_CUISINE_NAMES)
+CUISINES: tuple[str, ...] = tuple(_CUISINE_NAMES)
 """Cuisines. The index of a cuisine is its code in the column `cuisine`."""
 
-_CODES: Final = {
+_CODES = {
     name.casefold(): code
     for code, (cuisine, others) in enumerate(_CUISINE_NAMES.items())
     for name in (cuisine, *others.split("; "))
@@ -54,7 +53,7 @@ def cuisine_of(tags: Iterable[str]) -> int | None:
     return codes.pop() if len(codes) == 1 else None
 
 
-_WORDS: Final = {
+_WORDS = {
     "English": "the and of to in with a until for on into or it is from add over at minutes",
     "German": "der die das und mit den in zu auf ein eine dem im für aus bei nach minuten etwas",
     "French": "le la les et de du des un une dans avec à en au sur pendant pour vous minutes puis",
@@ -73,9 +72,9 @@ _WORDS: Final = {
     "Romanian": "și si in cu de la se o pe un din pentru minute sau apoi până ce peste le am",
     "Indonesian": "dan di hingga dengan yang lalu ke dalam api tambahkan masukkan aduk rata menit",
 }
-_COMMON: Final = {name: frozenset(words.split()) for name, words in _WORDS.items()}
+_COMMON = {name: frozenset(words.split()) for name, words in _WORDS.items()}
 """Common words of recipes by language."""
-_SCRIPTS: Final = (
+_SCRIPTS = (
     ("\u0370", "\u03ff", "Greek"),
     ("\u0400", "\u04ff", "a Cyrillic script"),
     ("\u0590", "\u05ff", "Hebrew"),
@@ -87,9 +86,9 @@ _SCRIPTS: Final = (
     ("\uac00", "\ud7af", "Korean"),
 )
 """First and last letters of scripts, and their names in reports."""
-_MAX_CHARS: Final = 300
+_MAX_CHARS = 300
 """Characters of the steps in which a script is searched."""
-MIN_SHARE: Final = 0.04
+MIN_SHARE = 0.04
 """Minimum share of a language's common words to recognise it."""
 
 

@@ -22,7 +22,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import mul
-from typing import Final
 
 from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.vocabulary import SPELLINGS
@@ -35,11 +34,11 @@ from toque.cooking.normalised_words import (
     words_of,
 )
 
-WEIGHTS: Final[dict[str, float]] = {
+WEIGHTS: dict[str, float] = {
     "title": 0.05, "ingredients": 0.15, "amounts": 0.15, "steps": 0.2, "used": 0.2,
     "length": 0.1, "unique": 0.05, "clean": 0.05, "language": 0.05,
 }  # fmt: skip
-ESSENTIAL: Final = (
+ESSENTIAL = (
     "ingredients",
     "steps",
     "used",
@@ -49,16 +48,16 @@ ESSENTIAL: Final = (
     "language",
 )
 """Parts of which the lowest has the weight `WEAKEST_SHARE`."""
-WEAKEST_SHARE: Final = 0.4
+WEAKEST_SHARE = 0.4
 
-MIN_WORDS: Final = 20
-MAX_WORDS: Final = 800
-MAX_TITLE_WORDS: Final = 12
-ENGLISH_SHARE: Final = 0.3
-COLLECTIVE_CREDIT: Final = 0.75
+MIN_WORDS = 20
+MAX_WORDS = 800
+MAX_TITLE_WORDS = 12
+ENGLISH_SHARE = 0.3
+COLLECTIVE_CREDIT = 0.75
 """Credit for each ingredient that the steps mention only as one of "all ingredients"."""
 
-_DIRT: Final = re.compile(
+_DIRT = re.compile(
     r"<[a-z/!][^<>]*>|&[a-z]{2,8};|&#\d+;|https?:|www\.|\ufffd|[ÃÂ][\x80-\xbf€™©¢]|â€|"
     r"add all ingredients to (?:list|cart)|advertisement|click (?:here|the)|\bsubscribe\b|"
     r"all rights reserved|copyright|©|follow (?:us|me) on|\bfacebook\b|\binstagram\b|"
@@ -66,19 +65,19 @@ _DIRT: Final = re.compile(
     r"read more|\bcookie policy\b|log ?in|sign up|\{\{|\}\}|\[/?\w+\]|\bnull\b|undefined",
     re.IGNORECASE,
 )
-_SUSPECT_SIGNS: Final = re.compile("[<&{}\\[\\]\ufffdÃÂâ©]")
-_SUSPECT_WORDS: Final = frozenset(
+_SUSPECT_SIGNS = re.compile("[<&{}\\[\\]\ufffdÃÂâ©]")
+_SUSPECT_WORDS = frozenset(
     """
     http https www list cart advertisement click subscribe rights copyright follow facebook
     instagram pinterest email mail print watch lorem read policy log login sign null undefined
     """.split()  # noqa: SIM905
 )
-_COLLECTIVE: Final = re.compile(
+_COLLECTIVE = re.compile(
     r"\b(?:all|every|remaining|other|rest of the|first \w+|dry|wet|the|your|of) (?:of )?(?:the )?"
     r"(?:\w+ )?ingredients|\beverything\b|\ball together\b|\bingredients (?:in|into|together)",
     re.IGNORECASE,
 )
-_FUNCTION_WORDS: Final = frozenset(
+_FUNCTION_WORDS = frozenset(
     """
     a about add after all an and are as at be before but by each for from have if in into is it its
     just let more no not of off on one or other out over per remaining so that the their them then
@@ -87,9 +86,9 @@ _FUNCTION_WORDS: Final = frozenset(
     large small high low hot cold warm top side sides aside mixture dish sheet seconds second
     """.split()  # noqa: SIM905
 )
-_ENGLISH: Final = _FUNCTION_WORDS | ACTION_VERBS | {word.lower() for word in SPELLINGS}
+_ENGLISH = _FUNCTION_WORDS | ACTION_VERBS | {word.lower() for word in SPELLINGS}
 # A pattern that starts with a set is searched faster.
-_SENTENCE_END: Final = re.compile(r"[.!?](?<![.!?][.!?])[.!?]*+\s+")
+_SENTENCE_END = re.compile(r"[.!?](?<![.!?][.!?])[.!?]*+\s+")
 
 
 @dataclass(frozen=True, slots=True)
