@@ -236,9 +236,8 @@ class AmountReader:
 
         if self.amounts and unit.kind != "count":
             if not self._add_unit(unit):
-                del self.sizes[
-                    n_sizes:
-                ]  # the sizes before a word that is not a unit here
+                # The sizes belong to the food, because the word is not a unit here.
+                del self.sizes[n_sizes:]
                 return False
             self.i = i
             return True
