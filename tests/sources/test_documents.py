@@ -371,7 +371,7 @@ def test_the_named_columns_choose_the_layout(
     path = file_of(tmp_path, text)
     columns = {"prompt": "question", "target": "answer"}
     if name is None:
-        with pytest.raises(DataError, match="without the column named for"):
+        with pytest.raises(DataError, match="has no column for"):
             layout_with(path, columns)
     else:
         assert layout_with(path, columns).name == name
@@ -419,9 +419,7 @@ def test_prose_and_pages_are_no_records(tmp_path: Path) -> None:
         UnknownFormatError, match=r"not a file of records\. It begins with b'Stir it"
     ):
         PairReader("a", "b").schema(file_of(tmp_path, "Stir it.\nServe it.\n"))
-    with pytest.raises(
-        DataError, match=r"without the column named for text: body|not a file of"
-    ):
+    with pytest.raises(DataError, match=r"has no column for text: body|not a file of"):
         DocumentReader("body").schema(
             file_of(tmp_path, "<!DOCTYPE html>\n<html></html>\n")
         )

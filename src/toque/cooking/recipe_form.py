@@ -130,5 +130,7 @@ def answer_schema(schema: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         problem = f"cannot be read: {error.strerror}"
     except (ValueError, RecursionError) as error:
         problem = f"is not JSON: {error}"
-    names = f"a JSON file with {argument('schema')}, or one of {', '.join(SHIPPED)}"
-    raise ConfigError(f"The schema {file} {problem}. Name {names}.")
+    raise ConfigError(
+        f"The schema {file} {problem}. {argument('schema')} must be a JSON file or one of "
+        f"{', '.join(SHIPPED)}."
+    )

@@ -71,8 +71,8 @@ _IN_ZIP: dict[tuple[bytes, ...], str] = {
         b"mimetypeapplication/vnd.oasis",
     ): f"an OpenDocument file (.odt or .odp). {_DOCUMENT}",
     (b"mimetypeapplication/epub",): f"an EPUB book. {_DOCUMENT}",
-    (b"AndroidManifest.xml",): "an Android app (.apk). Take it out of data.sources",
-    (b"META-INF/",): "a Java archive (.jar) or an app. Take it out of data.sources",
+    (b"AndroidManifest.xml",): "an Android app (.apk). Remove it from data.sources",
+    (b"META-INF/",): "a Java archive (.jar) or an app. Remove it from data.sources",
 }
 """Kinds of ZIP archives by the first characters of a file name, or of the file `mimetype`."""
 _NOT_READ = {
@@ -195,7 +195,7 @@ def _read_chunks(
         plain_bytes += len(chunk)
         if packed_bytes and plain_bytes > max_bytes:
             raise DataError(
-                f"{path} has {packed_bytes:,} bytes that expand to more than {plain_bytes:,}, over "
+                f"{path} expands from {packed_bytes:,} to more than {plain_bytes:,} bytes, over "
                 f"{MAX_EXPANSION} times as many. The file is damaged or a decompression bomb, "
                 "because texts do not compress that well. Remove it from data.sources, or "
                 "decompress it yourself if you trust it."
@@ -274,8 +274,8 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
         raise _damaged(path, program, error) from error
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}. Check that it is complete, its "
-            "permissions and the disk."
+            f"{path} cannot be read: {error.strerror or error}. Check the disk, the file's "
+            "permissions, and that the file is complete."
         ) from error
 
 

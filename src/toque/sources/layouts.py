@@ -305,7 +305,7 @@ def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -
     missing = [f"{role}: {name}" for role, name in columns.items() if name in absent]
     if missing:
         raise DataError(
-            f"{path} is {layout.described} without the column named for {', '.join(missing)}. "
+            f"{path} ({layout.described}) has no column for {', '.join(missing)}. "
             f"Its columns are {shown_names(layout.fields) or 'none'}. Correct the columns of this "
             "source in data.sources, or the templates in data.tasks."
         )

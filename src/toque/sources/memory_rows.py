@@ -121,7 +121,7 @@ def verify_rows(store: Path) -> int:
     for path in paths:
         if sha256_of(path)[:16] != path.stem:
             raise DataError(
-                f"{path} was damaged: its SHA-256 does not match its name. The prepared store is "
+                f"{path} is damaged: its SHA-256 does not match its name. The prepared store is "
                 "not affected. To write the file again, pass the same rows from Python."
             )
     return len(paths)

@@ -188,7 +188,7 @@ def refuse_absent(sources: Iterable[Source], tasks: Iterable[str]) -> None:
         }
         shown = f" {', '.join(sorted(columns))}" if columns else ""
         raise DataError(
-            f"data.tasks.{task} needs the columns{shown}, but no file of data.sources has all of "
+            f"data.tasks.{task} needs the columns{shown}, but no file in data.sources has all of "
             "them. Correct its templates, or add records with these columns. Sources of plain text "
             "and sources with `columns` have no examples of user-defined tasks."
         )

@@ -129,7 +129,7 @@ def _document_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
     n_ids = ids.shape[0]
     if n_ids == 0:
         raise DataError(
-            f"{file.path} has no token ids. Write it again, or leave it out."
+            f"{file.path} has no token ids. Write it again, or remove it from data.sources."
         )
     group: list[_Part] = []
     size = 0
