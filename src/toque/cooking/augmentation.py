@@ -1,4 +1,4 @@
-"""Rule-based augmentation of training examples, whose texts then differ between epochs.
+"""Rule-based augmentation of training examples, so that texts differ between epochs.
 
 An augmented example is a function of seed, epoch and example. Only requests for recipes are
 changed, because the labels of other tasks belong to the original text.

@@ -146,10 +146,7 @@ def advice_on_score(score: float) -> str:
 
 
 def title_of(prompt: str) -> str:
-    """Extract the title from a prompt in a known form. Return "" for any other text.
-
-    The known forms are those of `write_prompt` and `REQUESTS`.
-    """
+    """Extract the title from a prompt of `write_prompt` or `REQUESTS`, or return ""."""
     request = prompt.strip()
     if request.startswith(ASKS_FOR):
         return request.removeprefix(ASKS_FOR).partition(WITH_INGREDIENTS)[0].strip()

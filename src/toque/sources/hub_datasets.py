@@ -113,11 +113,7 @@ def dataset_files(
             name, dataset.config, revision=dataset.revision
         )
         commit = _commit_of(builder, dataset)
-        splits = list(builder.info.splits or builder.config.data_files)
-        if dataset.split not in splits and (dataset.split or len(splits) > 1):
-            address = dataset.address(split="")
-            raise split_error(address, splits, sign=":", unknown=dataset.split)
-        split = dataset.split or splits[0]
+        split = _split_of(builder, dataset)
         if dataset.rows is not None:
             files = [_stream_rows(builder, dataset, split, commit, say)]
         else:
@@ -194,6 +190,19 @@ def _stream_rows(
             f"{address}: streamed the first {n_read:,} rows, which are not a random sample."
         )
     return path
+
+
+def _split_of(builder: Any, dataset: HubDataset) -> str:
+    """Return the split of a path, or the only split.
+
+    Raises:
+        DataError: The split does not exist, or the path names none of several splits.
+    """
+    splits = list(builder.info.splits or builder.config.data_files)
+    if dataset.split not in splits and (dataset.split or len(splits) > 1):
+        address = dataset.address(split="")
+        raise split_error(address, splits, sign=":", unknown=dataset.split)
+    return dataset.split or str(splits[0])
 
 
 def _commit_of(builder: Any, dataset: HubDataset) -> str | None:

@@ -410,16 +410,10 @@ class JsonSplitter:
                 return None
 
             self._scan = match.end()
-            if kind == "open" and self.closed:
-                self._around = self._depth_in(match[0])
-
-            innermost = self._open[-1:]
-            inside = len(self._open) == self._around and (
-                self._around < 2 or innermost == [b"["]
-            )
-
             if kind == "open":
-                if inside and (self._around or match[0] == b"{"):
+                if self.closed:
+                    self._around = self._depth_in(match[0])
+                if self._is_between_records and (self._around or match[0] == b"{"):
                     self._begin(at)
                     self._scan = at
                     return b""
@@ -427,22 +421,38 @@ class JsonSplitter:
                 continue
 
             if kind == "close":
-                fits = innermost == [_OPENING[match[0]]]
-                if fits or len(self._open) > self._around:
-                    self._open.pop()
-                counts = not fits
-            else:
-                counts = self.closed or (
-                    inside and (kind == "word" or innermost == [b"["])
-                )
-
-            if counts:  # an unreadable record, after which the search continues
+                is_unreadable = not self._close(match[0])
+            elif self.closed:
+                is_unreadable = True
+            else:  # a string in an object is the key of a record
+                is_value = kind == "word" or self._open[-1] == b"["
+                is_unreadable = is_value and self._is_between_records
+            if (
+                is_unreadable
+            ):  # it counts as a record, and the search continues after it
                 self._begin(at)
                 self._start = None
                 return match[0]
 
         self._scan = len(self._buffer)
         return None
+
+    @property
+    def _is_between_records(self) -> bool:
+        """True directly inside the brackets around records."""
+        if len(self._open) != self._around:
+            return False
+        return self._around < 2 or self._open[-1] == b"["
+
+    def _close(self, bracket: bytes) -> bool:
+        """Close the innermost bracket. Return whether the closing bracket fits.
+
+        A bracket that does not fit never closes the brackets around records.
+        """
+        fits = self._open[-1:] == [_OPENING[bracket]]
+        if fits or len(self._open) > self._around:
+            self._open.pop()
+        return fits
 
     def _depth_in(self, bracket: bytes) -> int:
         """Return the number of brackets around a record in the next value."""

@@ -151,7 +151,7 @@ def attempt(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T |
 
 
 def records_until_error(records: Iterator[_T]) -> Iterator[_T | str]:
-    """Iterate over the records inside a record, up to an error, whose reason is the last item."""
+    """Iterate over the records inside a record. On an error, return its reason as the last item."""
     while True:
         try:
             record = next(records)
@@ -367,7 +367,7 @@ def most_frequent(counts: Counter[str]) -> dict[str, int]:
 
 
 def count_field_note(notes: Counter[str], note: str, name: str) -> None:
-    """Count a note about a field, whose name replaces "{}".
+    """Count a note about a field. The field's name replaces "{}".
 
     After 100 different notes, "other fields" replaces further names.
 

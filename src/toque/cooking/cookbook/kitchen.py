@@ -1,4 +1,4 @@
-"""Interpreter of the cookbook's dishes, whose language is described in `dishes/README.md`.
+"""Interpreter of the cookbook's dishes. `dishes/README.md` describes their language.
 
 It scales amounts, uses the same names of foods in the steps and in the list, and checks that the
 steps use exactly the foods of the list.

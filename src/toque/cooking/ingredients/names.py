@@ -43,7 +43,7 @@ _UNIT_OR_FOOD = frozenset(
     "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
 )
 _FOOD_OPENINGS = frozenset({"bottle gourd", "part skim", "pound cake"})
-# Words of a remark about an ingredient; no food's name contains them.
+# Words of a remark about an ingredient. No food's name contains them.
 _SENTENCE_WORDS = frozenset(
     """
     any anything are available be choice click could desired each enough favorite favourite
@@ -52,7 +52,7 @@ _SENTENCE_WORDS = frozenset(
     your yourself
     """.split()  # noqa: SIM905
 )
-# First words of a remark; no food's name begins with them.
+# First words of a remark. No food's name begins with them.
 _OPENINGS = frozenset(
     """
     about additional amount and any as assembly at by desired enough for from give if ingredients

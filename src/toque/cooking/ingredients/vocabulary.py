@@ -86,23 +86,12 @@ STARTERS = frozenset(  # units that need no number: "pinch of salt", "cup butter
      "tray"}
 )  # fmt: skip
 
+# Units that need a size: "1 (16 ounce) can"
 CONTAINERS = frozenset(
-    {
-        "can",
-        "package",
-        "sachet",
-        "jar",
-        "bottle",
-        "bag",
-        "box",
-        "carton",
-        "container",
-        "punnet",
-        "pouch",
-        "basket",
-        "bar",
-    }
-)  # units that need a size: "1 (16 ounce) can"
+    """
+    can package sachet jar bottle bag box carton container punnet pouch basket bar
+    """.split()  # noqa: SIM905
+)
 
 # Units written after the food ("2 garlic cloves"), with their foods; None means any food.
 LATE: dict[str, frozenset[str] | None] = {
@@ -221,7 +210,7 @@ REMARKS = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# Words that are not foods; a comma after them separates adjectives ("boneless, skinless ...")
+# Words that are not foods. A comma after them separates adjectives ("boneless, skinless ...").
 QUALITIES = frozenset(
     """
     boneless skinless bone-in skin-on boned ripe firm fresh dried dry sweet hot cold warm cool

@@ -41,7 +41,7 @@ class LineFacts(NamedTuple):
     """Features of one ingredient line."""
 
     line: IngredientLine
-    name: str  # name of the food in a prompt; see `ingredients.ingredient_name`
+    name: str  # name of the food in a prompt, see `ingredient_name`
     has_clean_name: bool  # False if prompts omit the name
     # The food in the table, or None for an unknown food, a skewer or foil.
     food: Food | None
@@ -50,11 +50,11 @@ class LineFacts(NamedTuple):
     has_amount: bool  # True also if the line needs no amount ("salt to taste")
     # Stems of the line's words and its food's last word, to match steps.
     stems: frozenset[str]
-    words: str  # the line's words, joined; lines with the same words are duplicates
+    words: str  # the line's words, joined. Lines with the same words are duplicates.
     grams: float  # grams eaten; 0.0 if the line gives no amount or the food is unknown
     nutrients: Nutrients  # nutrients of `grams` of the food
-    is_frying_fat: bool  # True if the line has enough fat for frying; see `TAKEN_UP`
-    usual: Nutrients  # nutrients of the food's usual weight per serving; empty without a food
+    is_frying_fat: bool  # True if the line has enough fat for frying, see `TAKEN_UP`
+    usual: Nutrients  # nutrients of the food's usual weight per serving, or () without a food
 
 
 @lru_cache(maxsize=1 << 16)
@@ -117,7 +117,7 @@ class Reading:
     recipe: Recipe
     lines: tuple[LineFacts, ...]
     text: str  # the steps in lower case, joined by spaces
-    step_words: list[list[str]]  # words per step; see `normalised_words.words_of`
+    step_words: list[list[str]]  # words per step, see `normalised_words.words_of`
     words: list[str]  # words of all steps, in order
     distinct_words: frozenset[str]  # distinct words of all steps
     n_tokens: int  # whitespace-separated tokens in the steps
