@@ -68,7 +68,7 @@ REFUSED = {
     "generate run --task difficulty --schema recipe --prompt x": "--schema is for texts",
     "generate run --must-use --schema recipe --prompt x": "--must-use and --schema cannot be",
     "generate run --schema none.json --prompt x": "The schema none.json cannot be read",
-    "generate run --schema prompts.json --prompt x": "is a JSON list, not an object. Name a",
+    "generate run --schema prompts.json --prompt x": "is a JSON list, not an object. --schema must",
     "generate run --schema run.yaml --prompt x": "The schema run.yaml is not JSON",
     "generate run --schema not.json --prompt x": "The JSON schema is not supported",
     "export run --to run": "Choose another folder with --to",

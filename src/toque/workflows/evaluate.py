@@ -14,7 +14,7 @@ import numpy as np
 
 from toque.config import RunConfig, load_config
 from toque.cooking.prompts import ASKS_FOR
-from toque.cooking.recipe_scores import hint
+from toque.cooking.recipe_scores import advice_on_score
 from toque.errors import CheckpointError, ConfigError, argument
 from toque.evaluation.bootstrap import (
     FILE,
@@ -146,7 +146,7 @@ class Evaluation:
         if self.memorisation is not None and (shared_text := str(self.memorisation)):
             lines.append(shared_text)
         recipe_score = self.texts.overall.get("recipe_score")
-        if recipe_score is not None and (advice := hint(recipe_score.value)):
+        if recipe_score is not None and (advice := advice_on_score(recipe_score.value)):
             lines.append(advice)
         lines += self._slice_lines()
         for name, error in self.texts.failed.items():

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from transformers import PreTrainedModel
 
-from toque.cooking.recipe_scores import hint
+from toque.cooking.recipe_scores import advice_on_score
 from toque.data.store.token_store import refuse_replaced
 from toque.data.tokenizer.codec import Codec
 from toque.errors import CheckpointError, in_shell
@@ -197,7 +197,7 @@ def _write(
 def _advise(evaluation: Evaluation) -> str:
     """Return advice if the recipes are poor, else ""."""
     score = evaluation.texts.overall.get("recipe_score")
-    return "" if score is None else hint(score.value)
+    return "" if score is None else advice_on_score(score.value)
 
 
 def _summarise(evaluation: Evaluation, watched: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import mixed
 from toque.sources.documents import LOST_BYTES
-from toque.sources.records import NOT_UTF_8, PER_REASON, most_named, shortened
+from toque.sources.records import NOT_UTF_8, PER_REASON, most_frequent, shortened
 from toque.storage.atomic import atomic_write
 from toque.storage.json_files import read_json
 
@@ -185,7 +185,7 @@ def unused_in_words(sources: Sequence[SourceReport]) -> list[str]:
         read = sum(file.read for file in files)
         fields = [
             repr(name) + (f" ({n:,} of {read:,} records)" if n < read else "")
-            for name, n in most_named(unused).items()
+            for name, n in most_frequent(unused).items()
         ]
         if fields:
             place = files[0].path + (

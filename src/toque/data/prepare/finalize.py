@@ -61,7 +61,7 @@ from toque.sources.records import (
     TaskTemplate,
     examples_note,
     missing_note,
-    most_named,
+    most_frequent,
 )
 from toque.sources.source_files import SourceFile
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
@@ -299,7 +299,7 @@ class StoreFinalizer:
             tokenizer=self.codec.name,
             sources=[
                 SourceReport(
-                    f.name, _schema(f), f.source, read, n_kept, most_named(unused)
+                    f.name, _schema(f), f.source, read, n_kept, most_frequent(unused)
                 )
                 for f, read, n_kept, unused in self._files()
             ],

@@ -124,7 +124,7 @@ def _sample_texts(
 
 def every_nth_record(block: BlockExamples, n: int) -> Iterator[Example]:
     """Yield all examples of every n-th record. Every n-th example might always miss a task."""
-    return chain.from_iterable(islice(block.by_record, 0, None, n))
+    return chain.from_iterable(islice(block.examples_by_record, 0, None, n))
 
 
 def _first_bytes(files: Sequence[SourceFile], max_examples: int | None) -> int | None:

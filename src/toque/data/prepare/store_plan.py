@@ -24,7 +24,7 @@ from toque.data.tokenizer.tokenizer_folder import (
 )
 from toque.errors import ConfigError, DataError
 from toque.sources.conversations import CONVERSATIONS
-from toque.sources.records import Source, encoding_in
+from toque.sources.records import Source, encoding_of
 from toque.sources.source_files import SourceFile, brackets_as_names, find_files
 from toque.sources.token_arrays import TokenReader
 from toque.user_paths import expanded
@@ -301,7 +301,7 @@ def store_differences(
     readers = {
         e.reader for e in manifest.sources if e.reader != TokenReader.recorded_name
     }
-    old_encodings = {encoding_in(reader) for reader in readers} - {encoding}
+    old_encodings = {encoding_of(reader) for reader in readers} - {encoding}
     if encoding is not None and old_encodings:
         return [
             *differences,
