@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.cooking.recipe_scores import POOR, hint
-from toque.data.prepare.store_plan import named
+from toque.data.prepare.store_plan import join_first
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.data.store.token_store import refuse_replaced
 from toque.data.tokenizer.codec import Codec
@@ -286,7 +286,7 @@ def model_card(
         paths = [
             entry.path for entry in manifest.sources if entry.source < held_out_from
         ]
-    sources = named(paths) or config.data.store
+    sources = join_first(paths) or config.data.store
     card = f"""\
 {card_head(config, manifest, run.evaluation, sources=sources)}
 # {Path(config.run_dir).name}

@@ -174,7 +174,7 @@ class Pieces:
     dtype: np.dtype[np.generic]
 
     @classmethod
-    def of(cls, ids: Iterable[Ids]) -> Self:
+    def from_arrays(cls, ids: Iterable[Ids]) -> Self:
         """Collect arrays of any integer type, one per example."""
         arrays = [np.asarray(array, np.int64) for array in ids]
         lengths = np.array([len(array) for array in arrays], np.int64)
@@ -183,7 +183,7 @@ class Pieces:
     def joined(self, gaps: Iterable[tuple[int, int]] = ()) -> Ids:
         """Concatenate the ids. A gap (i, n) inserts n zeros after example i.
 
-        >>> three = Pieces.of([np.array([7, 8]), np.array([5]), np.array([9, 6])])
+        >>> three = Pieces.from_arrays([np.array([7, 8]), np.array([5]), np.array([9, 6])])
         >>> three.joined([(1, 1), (2, 2)]).tolist()
         [7, 8, 5, 0, 9, 6, 0, 0]
         """

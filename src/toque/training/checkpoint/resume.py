@@ -150,7 +150,7 @@ class TrainerState:
         reason = ""
         low, high = 0.0, 1.0
         try:
-            planned = batches.planned(self.cursor)
+            planned = batches.plan_update(self.cursor)
             epoch = planned.epoch
             # A stage's length in epochs is only an estimate if the setting is in steps.
             if planned.cursor.stage != self.cursor.stage:
