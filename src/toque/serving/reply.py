@@ -60,13 +60,13 @@ class _Text:
         text_tokens = [self._read(new, skip_special_tokens=False) for new in tokens]
         text = "".join(token.text for token in text_tokens)
         if is_all:
-            text += self._stream.rest()
+            text += self._stream.flush()
         self._offset = len(text)
         self.is_over = is_all
         return Piece(self._index, text, text_tokens, 0, "length" if is_all else None)
 
     def _read(self, new: NewToken, *, skip_special_tokens: bool = True) -> TextToken:
-        others = [self._stream.would_be(token) for token, _ in new.likeliest]
+        others = [self._stream.decode_next(token) for token, _ in new.likeliest]
         text = self._stream.feed(new.token, skip_special_tokens=skip_special_tokens)
         return TextToken(self._codec, new, text, others)
 
@@ -84,11 +84,11 @@ class _Text:
                 self._textless.append(self._read(new))
                 more = self._textless[-1].text
             if end is not None:
-                more += self._stream.rest()
+                more += self._stream.flush()
                 if self._textless:
                     self._textless[-1] = self._textless[-1]._replace(text=more)
             if end == "stop" and self._echoes:
-                others = [self._stream.would_be(token) for token, _ in new.likeliest]
+                others = [self._stream.decode_next(token) for token, _ in new.likeliest]
                 self._textless.append(TextToken(self._codec, new, "", others))
 
             complete, is_stopped = self._split_at_stop(more, last=end is not None)

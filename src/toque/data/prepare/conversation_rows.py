@@ -21,8 +21,8 @@ from toque.data.tokenizer.chat import (
     CLOCK,
     Conversation,
     chat_template_of,
-    dated,
-    template_named,
+    find_template,
+    fix_date,
 )
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
@@ -169,8 +169,8 @@ def set_chat_template(codec: Codec, settings: PrepareSettings) -> None:
             f"tokenizer with line breaks, unlike {codec.name}. Use a GPT-2, NeoX or Llama, or give "
             "this source columns of texts: {prompt: ..., target: ...}."
         )
-    template = template_named(settings.chat_template, codec.settings)
-    template = dated(template, settings.chat_date)
+    template = find_template(settings.chat_template, codec.settings)
+    template = fix_date(template, settings.chat_date)
     codec.settings = {**codec.settings, "chat_template": template}
     if (chat_template := chat_template_of(codec)) is not None:
-        chat_template.end_as_written()
+        chat_template.set_end_of_codec()

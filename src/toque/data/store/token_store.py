@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.store.store_manifest import StoreFile, StoreManifest, read_manifest
-from toque.data.store.token_column import Pieces, TokenColumn, mapped_array
+from toque.data.store.token_column import Pieces, TokenColumn, map_array
 from toque.errors import DataError
 from toque.storage.atomic import sha256_of
 from toque.storage.locks import AcquiredLock, file_lock, is_shared, shared_lock
@@ -47,25 +47,22 @@ LOCK: Final = ".lock"
 
 
 class TokenStore:
-    """Rows of prompt and target ids. A file of the store is opened when it is first read."""
+    """Rows of prompt and target ids. Each file of the store is opened when it is first read."""
 
     def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.path = folder
         self.manifest = manifest
         self.fingerprint = manifest.fingerprint
         self.n_rows = manifest.rows
-        rows_of = {f.file.split("/")[1]: f.examples for f in manifest.shards}
-        self._shards = list(rows_of)
-        # First row of each shard, then all rows.
-        self._bounds = [
-            0,
-            *accumulate(rows_of.values()),
-        ]
+        rows_of_shard = {f.file.split("/")[1]: f.examples for f in manifest.shards}
+        self._shards = list(rows_of_shard)
+        # First row of each shard, then the number of all rows.
+        self._bounds = [0, *accumulate(rows_of_shard.values())]
         self._files = {f.file for f in manifest.shards}
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = False) -> TokenStore:
-        """Open the store at `folder` and check its files: sizes, and with `verify` hashes."""
+        """Open the store at `folder`, and check its files: sizes, and with `verify` hashes."""
         folder = Path(folder)
         refuse_links(folder, DataError)
         manifest = read_manifest(folder)
@@ -119,13 +116,14 @@ class TokenStore:
 
     @property
     def has_spans(self) -> bool:
-        """True for a store of conversations, which may have targets that are not learnt in full."""
+        """True for a store of conversations, where some target tokens may have no loss."""
         return self._spans is not None
 
     def spans(self, row: int, /) -> list[int]:
-        """Read the lengths of a target's spans, which are learnt and not learnt in turns.
+        """Read the lengths of a target's spans, with and without loss in turns.
 
-        [] means that the entire target is learnt. Only conversations of several answers have spans.
+        [] means that the entire target has a loss. Only conversations of several answers have
+        spans.
         """
         if self._spans is None:
             return []
@@ -141,22 +139,25 @@ class TokenStore:
         """
         prompt = self.prompt(row)
         target = self.target(row)
-        if not (spans := self.spans(row)):
+        spans = self.spans(row)
+        if not spans:
             return prompt, target
-        return np.concatenate([prompt, target[: -spans[-1]]]), target[-spans[-1] :]
+        answer_length = spans[-1]
+        earlier = target[:-answer_length]
+        return np.concatenate([prompt, earlier]), target[-answer_length:]
 
     def learnt_ids(self, row: int, /) -> NDArray[np.generic]:
-        """Read the target ids of a row that are learnt."""
+        """Read the target ids of a row that have a loss."""
         target = self.target(row)
-        is_learnt = np.ones(len(target), np.bool_)
+        has_loss = np.ones(len(target), np.bool_)
         for start, stop in unlearnt_spans(self.spans(row)):
-            is_learnt[start:stop] = False
-        ids: NDArray[np.generic] = target[is_learnt]
+            has_loss[start:stop] = False
+        ids: NDArray[np.generic] = target[has_loss]
         return ids
 
     @cached_property
     def learnt_lengths(self) -> NDArray[np.int32]:
-        """Target tokens per row that are learnt, int32 [n_rows]."""
+        """Target tokens with loss per row, int32 [n_rows]."""
         if self._spans is None:
             return self.target_lengths
         unlearnt = [self._unlearnt_lengths(index) for index in range(len(self._shards))]
@@ -164,14 +165,15 @@ class TokenStore:
         return lengths
 
     def _unlearnt_lengths(self, shard: int) -> NDArray[np.int32]:
-        """Count the tokens of a shard's targets that are not learnt: every second span."""
-        spans = mapped_array(self._shard(shard) / f"{SPANS}_tokens.npy").astype(
-            np.int64
-        )
-        ends = mapped_array(self._shard(shard) / f"{SPANS}_ends.npy").astype(np.int64)
+        """Count the target tokens without loss per row of a shard: every second span."""
+        folder = self._shard(shard)
+        spans = map_array(folder / f"{SPANS}_tokens.npy").astype(np.int64)
+        ends = map_array(folder / f"{SPANS}_ends.npy").astype(np.int64)
         n_spans = np.diff(ends, prepend=0)
         starts = np.repeat(ends - n_spans, n_spans)
-        spans[(np.arange(len(spans)) - starts) % 2 == 0] = 0
+        # The first span of a row has a loss, the second has none, and so on.
+        has_loss = (np.arange(len(spans)) - starts) % 2 == 0
+        spans[has_loss] = 0
         sums = np.append(0, spans.cumsum())
         return np.diff(sums[ends], prepend=0).astype(np.int32)
 
@@ -188,16 +190,17 @@ class TokenStore:
             )
         dtype = np.dtype(self.manifest.columns[name])
         counts = np.diff(self._bounds).tolist()
-        parts = [
-            _read_column(self._shard(i) / f"{name}.npy", dtype, counts[i])
-            if f"shards/{shard}/{name}.npy" in self._files
-            else np.full(counts[i], np.nan, np.float32)
-            for i, shard in enumerate(self._shards)
-        ]
-        return np.concatenate([np.empty(0, dtype), *parts])
+        parts: list[NDArray[Any]] = [np.empty(0, dtype)]
+        for i, shard in enumerate(self._shards):
+            if f"shards/{shard}/{name}.npy" in self._files:
+                path = self._shard(i) / f"{name}.npy"
+                parts.append(_read_column(path, dtype, counts[i]))
+            else:
+                parts.append(np.full(counts[i], np.nan, np.float32))
+        return np.concatenate(parts)
 
     def codec(self) -> Codec:
-        """Load the codec of the ids once."""
+        """Load the store's codec once, and return it."""
         return self._codec
 
     @cached_property
@@ -217,19 +220,23 @@ class TokenStore:
     def _sides(self) -> tuple[TokenColumn, TokenColumn]:
         dtype: np.dtype[np.generic] = np.dtype(np.uint32)
         if self._shards:
-            dtype = mapped_array(self._shard(0) / "prompt_tokens.npy").dtype
+            dtype = map_array(self._shard(0) / "prompt_tokens.npy").dtype
         return self._token_column("prompt", dtype), self._token_column("target", dtype)
 
     @cached_property
     def _spans(self) -> TokenColumn | None:
-        if (
-            not self._shards
-            or f"shards/{self._shards[0]}/{SPANS}_ends.npy" not in self._files
-        ):
+        if not self._shards:
+            return None
+        if f"shards/{self._shards[0]}/{SPANS}_ends.npy" not in self._files:
             return None
         return self._token_column(SPANS, np.dtype(np.uint32))
 
     def _read_row(self, column: TokenColumn, row: int) -> NDArray[np.generic]:
+        """Read the ids of a row.
+
+        Raises:
+            IndexError: The row does not exist.
+        """
         if not 0 <= row < self.n_rows:
             raise IndexError(f"row {row} of a store with {self.n_rows} rows")
         return column.row(int(row), bisect_right(self._bounds, row) - 1)
@@ -241,7 +248,7 @@ def span_bounds(spans: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def unlearnt_spans(spans: Sequence[int]) -> list[tuple[int, int]]:
-    """List start and stop of the spans that are not learnt, from the lengths of all spans.
+    """List the start and stop of each span without loss, from the lengths of all spans.
 
     >>> unlearnt_spans([6, 14, 4])
     [(6, 20)]
@@ -250,7 +257,8 @@ def unlearnt_spans(spans: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _read_column(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    column = mapped_array(path)
+    """Read a column, and check its type and length."""
+    column = map_array(path)
     if column.dtype != dtype or len(column) != count:
         raise DataError(
             f"{path} must have {count:,} numbers of type {dtype}, not {len(column):,} of type "
@@ -263,9 +271,9 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
     """Check the size of every file, because reading past the end of a map kills the process.
 
     Args:
-        folder: The store.
-        entries: The files by its manifest.
-        verify: Also check the hashes.
+        folder: The folder of the store.
+        entries: The manifest's entries of the files to check.
+        verify: Whether to check the hashes too.
 
     Raises:
         DataError: A file is missing, damaged or outside the folder.
@@ -273,7 +281,7 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
     again = "Restore the file, or remove the store and prepare the data again."
     inside = folder.resolve()
 
-    # Text is faster: a `Path` for each of thousands of files takes half a second.
+    # Work on text, because a `Path` for each of thousands of files takes half a second.
     paths = {entry.file: f"{folder}/{entry.file}" for entry in entries}
     parents = {path.rpartition("/")[0] for path in paths.values()}
     linked = {p for p in parents if not Path(p).resolve().is_relative_to(inside)}
@@ -306,7 +314,10 @@ def check_files(folder: Path, entries: list[StoreFile], *, verify: bool) -> None
 
 @contextmanager
 def pinned_store(folder: Path) -> Iterator[None]:
-    """Prevent `prepare` from replacing the store. Without locks, `refuse_replaced` reports it."""
+    """Prevent `prepare` from replacing the store.
+
+    On a file system without locks, `refuse_replaced` detects a replaced store.
+    """
 
     def refuse(holder: str) -> None:
         raise DataError(
@@ -319,7 +330,7 @@ def pinned_store(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def store_to_write(store: Path) -> Iterator[AcquiredLock]:
-    """Lock the store, so that two commands do not write it at the same time."""
+    """Lock the store, so that no other command writes it and no training run reads it."""
     lock_file = store / LOCK
 
     def refuse(holder: str) -> None:
@@ -338,7 +349,7 @@ def store_to_write(store: Path) -> Iterator[AcquiredLock]:
 
 
 def check_tokenizer(store: TokenStore) -> None:
-    """Compare the files of the store's tokenizer with its manifest."""
+    """Check that the files of the store's tokenizer equal their hashes in the manifest."""
     entries = [
         entry for entry in store.manifest.files if entry.file.startswith("tokenizer/")
     ]
@@ -354,10 +365,8 @@ def refuse_replaced(store: TokenStore) -> None:
     original = store.manifest
     try:
         current = read_manifest(store.path)
-        if (current.fingerprint, current.tokenizer) == (
-            original.fingerprint,
-            original.tokenizer,
-        ):
+        is_same_data = current.fingerprint == original.fingerprint
+        if is_same_data and current.tokenizer == original.tokenizer:
             check_tokenizer(store)
             return
         problem = f"its fingerprint is now {current.fingerprint[:12]}"
