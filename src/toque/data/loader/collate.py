@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
+from toque.data.array_types import Ints
 from toque.data.loader.packing import RowShape
 from toque.data.store.token_column import Ids, Pieces
 from toque.data.store.token_store import TokenStore, unlearnt_spans
@@ -36,7 +37,7 @@ def decoder_batch(
     length: int,
     pad_id: int,
     store: TokenStore | None = None,
-    keys: NDArray[np.int64] | None = None,
+    keys: Ints | None = None,
 ) -> DecoderBatch:
     """Collate packed rows for a decoder.
 
@@ -81,11 +82,11 @@ def decoder_batch(
 
 
 def _decoder_labels(
-    tokens: NDArray[np.int64],
+    tokens: Ints,
     side: _PackedSide,
-    first_label: NDArray[np.int64],
+    first_label: Ints,
     last_targets: Ids,
-) -> NDArray[np.int64]:
+) -> Ints:
     """Compute the label of each input token: the next token of a target, or IGNORE.
 
     Args:
@@ -113,10 +114,10 @@ def _decoder_labels(
 
 
 def _ignore_unlearnt(
-    labels: NDArray[np.int64],
+    labels: Ints,
     store: TokenStore,
     rows: Sequence[Sequence[int]],
-    first_labels: NDArray[np.int64],
+    first_labels: Ints,
 ) -> None:
     """Remove the labels of spans without loss.
 
@@ -135,7 +136,7 @@ def encoder_decoder_batch(
     shape: RowShape,
     pad_id: int,
     start_id: int,
-    keys: NDArray[np.int64] | None = None,
+    keys: Ints | None = None,
 ) -> EncoderDecoderBatch:
     """Collate packed rows for an encoder-decoder.
 
@@ -220,9 +221,7 @@ class _PackedRows:
 class _PackedSide:
     """Positions of examples on one side of packed rows, from their `lengths` [examples]."""
 
-    def __init__(
-        self, rows: _PackedRows, lengths: NDArray[np.int64], row_length: int
-    ) -> None:
+    def __init__(self, rows: _PackedRows, lengths: Ints, row_length: int) -> None:
         self._rows = rows
         self._padding = row_length - np.add.reduceat(lengths, rows.first_examples)
         self.lengths = lengths
@@ -238,13 +237,13 @@ class _PackedSide:
         gaps = zip(last_examples, self._padding.tolist(), strict=True)
         return pieces.joined(gaps)
 
-    def positions(self) -> NDArray[np.int64]:
+    def positions(self) -> Ints:
         """Number the tokens of each example from 0. The numbers of padding have no meaning."""
         starts = np.zeros(len(self.spans), np.int64)
         starts[::2] = self.starts
         return np.arange(int(self.spans.sum())) - np.repeat(starts, self.spans)
 
-    def token_keys(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    def token_keys(self, keys: Ints) -> Ints:
         """Compute a key per token from the keys of the examples."""
         return np.repeat(np.repeat(keys, 2), self.spans) + self.positions()
 
@@ -287,7 +286,7 @@ class Layout:
         self,
         rows: Sequence[Sequence[int]],
         examples: Examples | None = None,
-        keys: NDArray[np.int64] | None = None,
+        keys: Ints | None = None,
     ) -> Batch:
         """Collate packed rows into a batch.
 

@@ -14,11 +14,11 @@ from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toque.config.cross_checks import share_of
 from toque.config.field_types import DifficultyName
 from toque.config.schema_methods import CurriculumConfig, StageFilters
+from toque.data.array_types import Ints
 from toque.data.loader.epoch_plan import EpochPlan, Update
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
@@ -65,9 +65,7 @@ def describe_stage(stage: StageFilters) -> str:
     return ", ".join(descriptions) or "everything"
 
 
-def select_examples(
-    store: TokenStore, rows: NDArray[np.int64], stage: StageFilters
-) -> NDArray[np.int64]:
+def select_examples(store: TokenStore, rows: Ints, stage: StageFilters) -> Ints:
     """Find a stage's examples, as positions in `rows`. A missing value passes a filter."""
     passes = np.ones(len(rows), np.bool_)
     for column, minimum, maximum, _ in _list_filters(stage):
@@ -80,7 +78,7 @@ def select_examples(
 
 def _refuse_empty_stages(
     stages: Sequence[StageFilters],
-    selections: Sequence[NDArray[np.int64]],
+    selections: Sequence[Ints],
     n_examples: int,
 ) -> None:
     """Refuse a stage that selects none of the training examples."""
@@ -113,16 +111,16 @@ class StagedPlan:
     begins: Sequence[float]
     # If the length is in tokens, stages end approximately, because mean lengths are used.
     run_length: Duration
-    source_lengths: NDArray[np.int64]  # [N] lengths of all training examples
-    target_lengths: NDArray[np.int64]  # [N]
+    source_lengths: Ints  # [N] lengths of all training examples
+    target_lengths: Ints  # [N]
 
     @classmethod
     def from_curriculum(
         cls,
         curriculum: CurriculumConfig,
         store: TokenStore,
-        rows: NDArray[np.int64],
-        make_plan: Callable[[NDArray[np.int64], int], EpochPlan],
+        rows: Ints,
+        make_plan: Callable[[Ints, int], EpochPlan],
         *,
         stop_after: Duration,
         seed: int,

@@ -27,9 +27,9 @@ from pathlib import PurePosixPath
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toque.config.schema import DataConfig
+from toque.data.array_types import Floats, Ints
 from toque.data.loader.packing import RowShape, pack_windows
 from toque.data.store.store_manifest import StoreManifest
 from toque.data.store.token_column import Ids
@@ -44,7 +44,7 @@ WINDOW_EXAMPLES = 2048
 recipes, the share is 0.1 percentage points lower. Packing a window, e.g. to resume, takes tens of
 milliseconds."""
 
-Packed = tuple[NDArray[np.int64], NDArray[np.int64]]
+Packed = tuple[Ints, Ints]
 """Examples in row order, and the number of examples per row. Unused rows have 0 examples."""
 
 _CACHED_WINDOWS = 4
@@ -65,10 +65,10 @@ class Update:
 class EpochPlan:
     """Order of a selection of examples in every epoch. Each example must fit into a row."""
 
-    examples: NDArray[np.int64]  # [N] store rows
+    examples: Ints  # [N] store rows
     # [N] computed tokens of the encoder; 0 for a decoder.
-    source_lengths: NDArray[np.int64]
-    target_lengths: NDArray[np.int64]  # [N] computed tokens of the decoder
+    source_lengths: Ints
+    target_lengths: Ints  # [N] computed tokens of the decoder
     shape: RowShape
     seed: int
     update_rows: int | None  # rows per update; None if an update is a window
@@ -224,9 +224,7 @@ class EpochPlan:
         sorted_ids = np.take_along_axis(ids.reshape(n, size), examples, axis=1)
         return zip(sorted_ids, counts, strict=True)
 
-    def _shuffled_positions(
-        self, epoch: int, start: int, size: int
-    ) -> NDArray[np.int64]:
+    def _shuffled_positions(self, epoch: int, start: int, size: int) -> Ints:
         """List `size` positions of the unshuffled epoch in shuffled order, from index `start`.
 
         Small windows share a permuted block.
@@ -236,7 +234,7 @@ class EpochPlan:
         blocks = [self._block(epoch, block) for block in range(first, last + 1)]
         return np.concatenate(blocks)[start - first * _BLOCK :][:size]
 
-    def _permute_block(self, epoch: int, block: int) -> NDArray[np.int64]:
+    def _permute_block(self, epoch: int, block: int) -> Ints:
         indices = np.arange(block * _BLOCK, min(self.n_drawn, (block + 1) * _BLOCK))
         return permute(indices, n=self.n_drawn, key=key_of(self.seed, epoch))
 
@@ -258,9 +256,7 @@ class Varied:
         self._encoder = encoder
         self.sides = lru_cache(_CACHED_EXAMPLES)(vary)
 
-    def lengths(
-        self, rows: NDArray[np.int64], key: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def lengths(self, rows: Ints, key: int) -> tuple[Ints, Ints]:
         """Compute source and target lengths as `EpochPlan` counts them."""
         sides = [self.sides(row, key) for row in rows.tolist()]
         prompt = np.array([len(p) for p, _ in sides], np.int64)
@@ -291,7 +287,7 @@ class EpochExamples:
         return self.varied.sides(int(row), self.key)[1]
 
 
-Positions = NDArray[np.int64]
+Positions = Ints
 _PASS = 2  # separates these keys from the keys of epochs
 
 
@@ -374,9 +370,7 @@ class Mixture:
         return members
 
 
-def held_out_weights(
-    data: DataConfig, store: TokenStore, rows: Positions
-) -> NDArray[np.float64]:
+def held_out_weights(data: DataConfig, store: TokenStore, rows: Positions) -> Floats:
     """Weigh held-out rows like the training examples of their group, so that losses compare."""
     weights, group = _weigh_groups(data, store, rows, store.rows("train"))
     return np.asarray(weights, float)[group]

@@ -14,7 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Lengths = NDArray[np.int64]
+from toque.data.array_types import Floats, Ints
+
+Lengths = Ints
 Rows = list[list[int]]  # indices of the examples in each row
 # Tolerance for shares of a row: less than a token, more than rounding errors.
 _TINY: Final = 1e-9
@@ -53,16 +55,14 @@ class Placement:
         np.int64
     ]  # [windows, examples] index of each example in its window
     # [windows, examples] row of each example, numbered from 0 in every window.
-    rows: NDArray[np.int64]
+    rows: Ints
 
     @property
-    def n_rows(self) -> NDArray[np.int64]:
+    def n_rows(self) -> Ints:
         """Rows per window, [windows]."""
         return np.asarray(self.rows.max(axis=1, initial=-1) + 1)
 
-    def sort_by_row(
-        self, row_order: NDArray[np.int64] | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def sort_by_row(self, row_order: Ints | None = None) -> tuple[Ints, Ints]:
         """Sort the examples by row.
 
         Args:
@@ -137,9 +137,7 @@ def _best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
     return row_of
 
 
-def _best_fit_pairs(
-    source: NDArray[np.float64], target: NDArray[np.float64]
-) -> Placement:
+def _best_fit_pairs(source: Floats, target: Floats) -> Placement:
     """Find rows with a source and a target side.
 
     The lengths [windows, examples] are shares of the length of a side. All windows place their
@@ -165,7 +163,7 @@ class _OpenRows:
         self._space = np.empty((2, n_windows, 0))
         self._widen()
 
-    def place(self, example: NDArray[np.float64], *, out: NDArray[np.int64]) -> None:
+    def place(self, example: Floats, *, out: Ints) -> None:
         """Place one example per window, of lengths [2, windows], and write the rows to `out`."""
         if self._n_unopened == 0:
             self._widen()

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toque.config.schema_methods import SpanCorruptionConfig
+from toque.data.array_types import Ints
 from toque.data.loader.epoch_plan import EpochExamples, Sides, Varied
 from toque.data.store.token_column import Ids
 from toque.data.store.token_store import TokenStore
@@ -107,8 +107,8 @@ class SpanCorruption:
             len(text) - n_lost, n_spans, key_of(key, _STAYING)
         )
 
-        source: list[NDArray[np.int64]] = []
-        answer: list[NDArray[np.int64]] = []
+        source: list[Ints] = []
+        answer: list[Ints] = []
         start = 0
         for span, n_staying in enumerate(staying_lengths):
             sentinel = np.array([self.sentinels[span]], np.int64)
@@ -120,9 +120,7 @@ class SpanCorruption:
         end = np.array([self.end], np.int64)
         return np.concatenate([*source, end]), np.concatenate([*answer, end])
 
-    def longest(
-        self, prompt_lengths: NDArray[np.int64], target_lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def longest(self, prompt_lengths: Ints, target_lengths: Ints) -> tuple[Ints, Ints]:
         """Compute upper bounds of the source and target lengths from the stored lengths."""
         n = prompt_lengths.astype(np.int64) + target_lengths.astype(np.int64)
         # Both sides grow with the text, so its end tokens, which are removed, only add to a bound.
@@ -152,9 +150,7 @@ class SpanCorruption:
         lost, spans = self._count_lost(np.array([max(n, 2)], np.int64))
         return int(lost[0]), int(spans[0])
 
-    def _count_lost(
-        self, n: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _count_lost(self, n: Ints) -> tuple[Ints, Ints]:
         """Count the lost tokens and the spans of texts of n >= 2 tokens."""
         lost = np.clip(np.rint(n * self.density).astype(np.int64), 1, n - 1)
         spans = np.maximum(1, np.rint(lost / self.mean_length).astype(np.int64))

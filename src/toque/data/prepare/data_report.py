@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.array_types import Bools, Floats, Ints
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import mixed
@@ -160,7 +161,7 @@ class Lengths(msgspec.Struct, frozen=True):
     longest: int
 
     @classmethod
-    def from_values(cls, lengths: NDArray[np.int64]) -> Lengths:
+    def from_values(cls, lengths: Ints) -> Lengths:
         """Compute the mean and the percentiles of lengths. Without lengths, all are 0."""
         if not len(lengths):
             return cls(0.0, 0, 0, 0, 0)
@@ -368,9 +369,7 @@ def _column_report(
     )
 
 
-def _count_by_origin(
-    values: NDArray[np.float64], origins: NDArray[np.float64]
-) -> dict[str, dict[str, int]]:
+def _count_by_origin(values: Floats, origins: Floats) -> dict[str, dict[str, int]]:
     """Count the rows per value for each origin. `origins` is the origin of each value."""
     counts = {}
     for origin in _count_values(origins, _MAX_VALUES_ALONE) or ():
@@ -452,7 +451,7 @@ def dropped_excerpts(
     return spread_over_reasons([*excerpts, *left_out], _SHOWN_RECORDS)
 
 
-def _sample_rows(store: TokenStore, is_candidate: NDArray[np.bool_]) -> list[int]:
+def _sample_rows(store: TokenStore, is_candidate: Bools) -> list[int]:
     """Sample some of the rows that `is_candidate` [rows] marks, by a hash of their key."""
     rows = np.flatnonzero(is_candidate)
     hashes = mixed(store.column("key")[rows].astype(np.uint64) ^ _SALT)
@@ -467,7 +466,7 @@ def _decode_excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> E
     return Excerpt(reason, "", shortened(target), shortened(prompt))
 
 
-def _count_values(values: NDArray[np.float64], limit: int) -> dict[str, int] | None:
+def _count_values(values: Floats, limit: int) -> dict[str, int] | None:
     """Count the rows per value. None if a value is not a label, or more than `limit` differ.
 
     A label is an integer from 0 to `_MAX_LABEL`.

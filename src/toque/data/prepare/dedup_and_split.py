@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.array_types import Bools, Ints
 from toque.data.prepare.data_report import BEYOND
 from toque.data.prepare.duplicates import U64, mark_changes
 from toque.data.prepare.store_plan import PrepareSettings
@@ -30,9 +31,9 @@ class RowKeys:
     record_key: U64
     task: NDArray[np.uint8]
     starts_record: NDArray[np.uint8]
-    first_alike: NDArray[np.int64] | None = None
+    first_alike: Ints | None = None
     """[records] first record of each record's near-duplicate cluster. None without `dedup=near`."""
-    held_out: NDArray[np.bool_] | None = None
+    held_out: Bools | None = None
     """[rows] whether a row is of a held-out source. None if a share of all rows is held out."""
 
 
@@ -74,8 +75,8 @@ def dedup_and_split(columns: RowKeys, settings: PrepareSettings) -> Division:
 
 
 def _drop_rows(
-    columns: RowKeys, settings: PrepareSettings, records: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], dict[str, int]]:
+    columns: RowKeys, settings: PrepareSettings, records: Ints
+) -> tuple[Bools, dict[str, int]]:
     """Drop duplicates and rows beyond `max_examples`.
 
     Args:
@@ -94,7 +95,7 @@ def _drop_rows(
     in_use = np.ones(len(records), np.bool_)
     dropped: dict[str, int] = {}
 
-    def drop(reason: str, is_dropped: NDArray[np.bool_]) -> None:
+    def drop(reason: str, is_dropped: Bools) -> None:
         """Take rows out of use, and count the records that have no row left."""
         n_before = _count_records(records, in_use)
         in_use[is_dropped] = False
@@ -117,8 +118,8 @@ def _drop_rows(
 
 
 def mark_first_records(
-    record_key: U64, task: NDArray[np.uint8], records: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+    record_key: U64, task: NDArray[np.uint8], records: Ints
+) -> Bools:
     """Mark the rows of the first record of each pair of record key and task, bool [rows]."""
     if not len(records):
         return np.ones(0, np.bool_)
@@ -147,6 +148,6 @@ def _split_by_key(keys: U64, validation_fraction: float) -> NDArray[np.uint8]:
     return codes.astype(np.uint8)
 
 
-def _count_records(records: NDArray[np.int64], in_use: NDArray[np.bool_]) -> int:
+def _count_records(records: Ints, in_use: Bools) -> int:
     """Count the distinct records of the rows in use. `records` is ascending."""
     return int((np.diff(records[in_use], prepend=-1) != 0).sum())

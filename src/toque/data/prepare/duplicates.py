@@ -24,6 +24,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.array_types import Bools, Ints
 from toque.keyed_random import mixed
 
 U64 = NDArray[np.uint64]
@@ -58,7 +59,7 @@ def signatures(texts: Sequence[str]) -> Signatures:
     return np.concatenate(parts)
 
 
-def _hash_words(texts: Sequence[str]) -> Iterator[tuple[U64, NDArray[np.int64]]]:
+def _hash_words(texts: Sequence[str]) -> Iterator[tuple[U64, Ints]]:
     """Yield the word hashes of texts, concatenated, and the words per text, in chunks."""
     hash_of = cache(
         lambda word: xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass"))
@@ -79,7 +80,7 @@ def _hash_words(texts: Sequence[str]) -> Iterator[tuple[U64, NDArray[np.int64]]]
         yield np.array(hashes, np.uint64), np.array(lengths)
 
 
-def _hash_shingles(words: U64, lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
+def _hash_shingles(words: U64, lengths: Ints) -> NDArray[np.uint32]:
     """Hash every run of 3 words from the texts' concatenated word hashes."""
     joined = words[:-2] * _GOLDEN
     joined = (joined ^ (joined >> np.uint64(29))) + words[1:-1] * _PRIME
@@ -94,7 +95,7 @@ def _hash_shingles(words: U64, lengths: NDArray[np.int64]) -> NDArray[np.uint32]
     return shingles[is_inside[: len(shingles)]]
 
 
-def _min_hashes(shingles: NDArray[np.uint32], counts: NDArray[np.int64]) -> Signatures:
+def _min_hashes(shingles: NDArray[np.uint32], counts: Ints) -> Signatures:
     """Compute the signatures of texts from their concatenated shingles and counts [texts].
 
     Each entry is the minimum of another hash function over the shingles of a text.
@@ -113,7 +114,7 @@ def _min_hashes(shingles: NDArray[np.uint32], counts: NDArray[np.int64]) -> Sign
     return minima
 
 
-def find_clusters(signatures: Signatures) -> tuple[NDArray[np.int64], int]:
+def find_clusters(signatures: Signatures) -> tuple[Ints, int]:
     """Find clusters of near-duplicates.
 
     Returns:
@@ -138,10 +139,10 @@ def find_clusters(signatures: Signatures) -> tuple[NDArray[np.int64], int]:
 
 def _compare_with_heads(
     signatures: Signatures,
-    first: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    bucket: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    first: Ints,
+    rows: Ints,
+    bucket: Ints,
+) -> tuple[Ints, Ints]:
     """Compare rows with the first row of their bucket, and unite the clusters of similar rows.
 
     Args:
@@ -164,16 +165,14 @@ def _compare_with_heads(
     return _drop_single(rows[~is_in_cluster], bucket[~is_in_cluster])
 
 
-def mark_changes(values: NDArray[np.integer]) -> NDArray[np.bool_]:
+def mark_changes(values: NDArray[np.integer]) -> Bools:
     """Mark the values that differ from their predecessor, and the first value."""
     changes = np.ones(len(values), np.bool_)
     changes[1:] = values[1:] != values[:-1]
     return changes
 
 
-def _drop_single(
-    rows: NDArray[np.int64], bucket: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _drop_single(rows: Ints, bucket: Ints) -> tuple[Ints, Ints]:
     """Drop the buckets with a single row. The rows must be sorted by bucket."""
     is_shared = np.zeros(len(rows), np.bool_)
     is_shared[1:] = bucket[1:] == bucket[:-1]
@@ -181,9 +180,7 @@ def _drop_single(
     return rows[is_shared], bucket[is_shared]
 
 
-def _is_near(
-    signatures: Signatures, rows: NDArray[np.int64], heads: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _is_near(signatures: Signatures, rows: Ints, heads: Ints) -> Bools:
     """Mark the rows with an estimated similarity to their head of at least `THRESHOLD`."""
     is_near = np.zeros(len(rows), np.bool_)
     for start in range(0, len(rows), _PAIRS_PER_CHUNK):
@@ -193,9 +190,7 @@ def _is_near(
     return is_near
 
 
-def _unite(
-    first: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]
-) -> None:
+def _unite(first: Ints, a: Ints, b: Ints) -> None:
     """Unite the clusters of the pairs (a[i], b[i]) by a vectorised union-find.
 
     The root of a cluster is its smallest row.
@@ -211,9 +206,7 @@ def _unite(
             first[:] = jumped
 
 
-def cluster_shards(
-    store: Path, folders: Sequence[Path]
-) -> tuple[NDArray[np.int64], int]:
+def cluster_shards(store: Path, folders: Sequence[Path]) -> tuple[Ints, int]:
     """Call `find_clusters` on shards in order, with a scratch file of 240 bytes per record."""
     n_records = 0
     with TemporaryFile(dir=store) as scratch:

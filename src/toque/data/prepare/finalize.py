@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from toque.data.array_types import Bools, Ints
 from toque.data.prepare.data_report import (
     ENCODING_HINT,
     LOST,
@@ -219,7 +219,7 @@ class StoreFinalizer:
         store: TokenStore,
         notes: Counter[str],
         task: str,
-        is_of_task: NDArray[np.bool_],
+        is_of_task: Bools,
     ) -> None:
         """Replace the counts of a task's classes by counts of rows in use.
 
@@ -279,7 +279,7 @@ class StoreFinalizer:
             total.update(getattr(shard, field))
         return total
 
-    def _count_cuts(self, in_use: NDArray[np.bool_]) -> dict[str, int]:
+    def _count_cuts(self, in_use: Bools) -> dict[str, int]:
         """Count the cut sides of the rows in use, and the tokens that they lost."""
         cut: dict[str, int] = {}
         for side, name in LOST.items():
@@ -422,9 +422,7 @@ class StoreFinalizer:
         )
 
 
-def _count_answers(
-    store: TokenStore, codec: Codec, rows: NDArray[np.int64]
-) -> Counter[str]:
+def _count_answers(store: TokenStore, codec: Codec, rows: Ints) -> Counter[str]:
     """Count the rows per target text. There are few different targets."""
     counts: Counter[bytes] = Counter()
     dtype: np.dtype[np.generic] = np.dtype(np.uint8)

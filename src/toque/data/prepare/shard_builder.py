@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.array_types import Bools, Ints
 from toque.data.prepare.conversation_rows import ConversationRow, ConversationRows
 from toque.data.prepare.data_report import (
     BOOKKEEPING,
@@ -159,7 +160,7 @@ class ShardBuilder:
             arrays[NEAR] = self._record_signatures(np.split(rows.example, starts)[1:])
         return arrays
 
-    def _record_signatures(self, records: list[NDArray[np.int64]]) -> Signatures:
+    def _record_signatures(self, records: list[Ints]) -> Signatures:
         """Compute the signatures of records from the examples of their rows.
 
         Records are compared by the texts of all tasks, because a task may have the same prompt for
@@ -342,7 +343,7 @@ class ShardBuilder:
         self._leave_out(examples, f"{side} over {limit} tokens")
         return True
 
-    def _count_records(self, in_use: NDArray[np.int64]) -> int:
+    def _count_records(self, in_use: Ints) -> int:
         """Count the records with an example in use, and the other records by reason.
 
         A record without an example in use is dropped for the reason of its first example. Excerpts
@@ -439,14 +440,14 @@ class TokenRows:
     """Concatenated token rows of one side. Row i is tokens[ends[i - 1] : ends[i]]."""
 
     tokens: Ids
-    ends: NDArray[np.int64]
+    ends: Ints
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Ints:
         """Tokens per row."""
         return np.diff(self.ends, prepend=0)
 
-    def select(self, mask: NDArray[np.bool_]) -> TokenRows:
+    def select(self, mask: Bools) -> TokenRows:
         """Select the rows that a mask [rows] marks."""
         lengths = self.lengths
         tokens = self.tokens[np.repeat(mask, lengths)]
@@ -470,8 +471,8 @@ class ExampleRows:
 
     prompt: TokenRows
     target: TokenRows
-    example: NDArray[np.int64]  # [rows] index of the example
-    part: NDArray[np.int64]  # [rows] number of the piece of a document
+    example: Ints  # [rows] index of the example
+    part: Ints  # [rows] number of the piece of a document
 
     def merge(self, other: ExampleRows) -> ExampleRows:
         """Merge these rows with the rows of other examples, in the order of the examples."""
@@ -498,8 +499,8 @@ class Wrapped:
     """Token rows of one side with their special tokens."""
 
     side: TokenRows
-    cut: NDArray[np.bool_]  # [rows] whether a row lost tokens
-    lost: NDArray[np.int64]  # [rows] text tokens that a row lost
+    cut: Bools  # [rows] whether a row lost tokens
+    lost: Ints  # [rows] text tokens that a row lost
 
 
 def wrap(

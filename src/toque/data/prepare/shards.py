@@ -28,6 +28,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.array_types import Bools
 from toque.data.prepare.data_report import Excerpt
 from toque.data.prepare.dedup_and_split import mark_first_records
 from toque.data.prepare.duplicates import NEAR
@@ -284,7 +285,7 @@ class ShardWriting:
         self._n_counted = self._n_complete
         return self._n_different
 
-    def _mark_unseen(self, shard: Sequence[ShardResult]) -> NDArray[np.bool_]:
+    def _mark_unseen(self, shard: Sequence[ShardResult]) -> Bools:
         """Mark the first rows of each record key and task, and remember these as seen."""
         names = ("record_key", "task", "starts_record")
         key, task, starts = (read_column(self.writer.store, shard, n) for n in names)
@@ -292,7 +293,7 @@ class ShardWriting:
         hashes = mixed(key ^ mixed(task.astype(np.uint64)))
         # The 0 at the start of `_seen` makes every index valid.
         nearest = np.searchsorted(self._seen, hashes, side="right") - 1
-        is_new: NDArray[np.bool_] = self._seen[nearest] != hashes
+        is_new: Bools = self._seen[nearest] != hashes
         new = np.unique(hashes[is_new])
         self._seen = np.insert(self._seen, np.searchsorted(self._seen, new), new)
         return is_first & is_new

@@ -18,6 +18,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.array_types import Ints
 from toque.errors import DataError
 from toque.storage.array_headers import read_npy_header
 
@@ -64,7 +65,7 @@ class TokenColumn:
         """Read the ids of a row of `shard`."""
         return self.pieces(np.array([row]), [shard]).joined()
 
-    def pieces(self, rows: NDArray[np.int64], shards: Sequence[int]) -> Pieces:
+    def pieces(self, rows: Ints, shards: Sequence[int]) -> Pieces:
         """Read the ids of rows. `shards` is the shard of each row."""
         opened = self.opened
         for shard in set(shards).difference(opened):
@@ -177,7 +178,7 @@ def map_array(path: Path) -> NDArray[np.generic]:
 class Pieces:
     """Prompts or targets of several examples, each as bytes."""
 
-    lengths: NDArray[np.int64]  # [examples] ids per example
+    lengths: Ints  # [examples] ids per example
     parts: Sequence[bytes]  # ids of each example
     dtype: np.dtype[np.generic]
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.array_types import Ints
 from toque.data.store.store_manifest import StoreFile, StoreManifest, read_manifest
 from toque.data.store.token_column import Pieces, TokenColumn, map_array
 from toque.errors import DataError
@@ -90,7 +91,7 @@ class TokenStore:
         """Split of each row (0 train, 1 validation, 255 left out), uint8 [n_rows]."""
         return _read_column(self.path / "split.npy", np.dtype(np.uint8), self.n_rows)
 
-    def rows(self, split: Split) -> NDArray[np.int64]:
+    def rows(self, split: Split) -> Ints:
         """List the rows of a split in ascending order."""
         return np.flatnonzero(self.split == SPLIT_CODES[split])
 
@@ -102,7 +103,7 @@ class TokenStore:
         """Read the target ids of a row."""
         return self._read_row(self._sides[1], row)
 
-    def sides(self, rows: NDArray[np.int64]) -> tuple[Pieces, Pieces]:
+    def sides(self, rows: Ints) -> tuple[Pieces, Pieces]:
         """Read the prompts and targets of many rows.
 
         Raises:

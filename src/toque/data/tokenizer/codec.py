@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
+from toque.data.array_types import Ints
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.tokenizer_folder import (
     END_IDS,
@@ -158,7 +158,7 @@ class Codec:
             return replace(self._encode_slowly(texts), disagreed=True)
 
     @cached_property
-    def token_bytes(self) -> NDArray[np.int64] | None:
+    def token_bytes(self) -> Ints | None:
         """Bytes of text per id. None if the vocabulary does not represent bytes by characters."""
         decoder = json.loads(self.tokenizer_json).get("decoder") or {}
         if decoder.get("type") != "ByteLevel":

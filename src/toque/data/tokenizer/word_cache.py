@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.array_types import Ints
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.tokenizer_folder import TextSteps, steps_of
 
@@ -43,7 +44,7 @@ class Encoded:
     """Ids of many texts."""
 
     flat: NDArray[np.uint32]  # concatenated ids
-    ends: NDArray[np.int64]  # [texts] index after the last id of each text
+    ends: Ints  # [texts] index after the last id of each text
     lost: Counter[str]  # counts of characters that became unknown tokens
     # Whether a sample's ids from the cache differed from the tokenizer's.
     disagreed: bool = False
@@ -98,7 +99,7 @@ class WordTable:
         self._odd_id = self._end_id - 1
         self._clear()
 
-    def encode(self, texts: Sequence[str]) -> tuple[Encoded, NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[Encoded, Ints]:
         """Encode texts, and list the indices of texts with an odd word. Their ids are wrong."""
         lost: Counter[str] = Counter()
         starts = range(0, len(texts), _SLICE_TEXTS)
