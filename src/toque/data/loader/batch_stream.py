@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 from toque.batch import Batch
 from toque.config.schema import DataConfig, TrainConfig
 from toque.config.schema_methods import CurriculumConfig
+from toque.data.array_types import Ints
 from toque.data.loader.collate import Layout
 from toque.data.loader.curriculum import StagedPlan
 from toque.data.loader.epoch_plan import (
@@ -132,7 +133,7 @@ class BatchStream:
             varied = spans.in_store(store)
         update_rows, window = _size_updates(train.batch, shape)
 
-        def make_plan(selection: np.ndarray, plan_seed: int) -> EpochPlan:
+        def make_plan(selection: Ints, plan_seed: int) -> EpochPlan:
             """Plan the examples at the positions `selection` of `rows`."""
             plan_rows = rows[selection]
             return EpochPlan(
@@ -205,7 +206,7 @@ class BatchStream:
         )
 
     def _count_tokens(
-        self, ids: np.ndarray, examples: EpochExamples | None
+        self, ids: Ints, examples: EpochExamples | None
     ) -> tuple[int, int]:
         """Count the tokens without padding, and the tokens with loss, of store rows `ids`."""
         prompts = self.prompt_lengths[ids]
@@ -251,7 +252,7 @@ def _size_updates(batch: Duration, shape: RowShape) -> tuple[int | None, int]:
     return max(1, int(batch.amount // shape.tokens)), WINDOW_EXAMPLES
 
 
-def example_keys(ids: np.ndarray) -> np.ndarray:
+def example_keys(ids: Ints) -> Ints:
     """Compute a random key for each example of an update, int64 [examples].
 
     A key depends on the store row and on the number of its earlier occurrences in the update.
@@ -275,15 +276,15 @@ def usual_rows(tokens: int) -> int:
 class ExampleLengths:
     """Computed tokens per example. For a decoder, the target includes the prompt."""
 
-    source: np.ndarray  # [examples] tokens of the encoder; 0 for a decoder
-    target: np.ndarray  # [examples] tokens of the decoder
+    source: Ints  # [examples] tokens of the encoder; 0 for a decoder
+    target: Ints  # [examples] tokens of the decoder
     encoder: bool
 
     @classmethod
     def from_store(
         cls,
         store: TokenStore,
-        rows: np.ndarray,
+        rows: Ints,
         *,
         encoder: bool,
         spans: SpanCorruption | None = None,
@@ -298,7 +299,7 @@ class ExampleLengths:
         # A decoder does not read the last token.
         return cls(np.zeros_like(prompt), prompt + target - 1, encoder=False)
 
-    def sample(self, mixture: Mixture | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, mixture: Mixture | None = None) -> tuple[Ints, Ints]:
         """Sample source and target lengths evenly from an epoch, with the longest of each."""
         # The positions of an unshuffled epoch.
         n = len(self.target) if mixture is None else sum(mixture.draws)

@@ -19,6 +19,9 @@ from toque.data.loader.packing import RowShape
 from toque.data.store.token_column import Ids, Pieces
 from toque.data.store.token_store import TokenStore, unlearnt_spans
 
+Rows = Sequence[Sequence[int]]
+"""Store rows of each packed row."""
+
 
 class Examples(Protocol):
     """Source of token ids by store row, such as a `TokenStore`."""
@@ -32,7 +35,7 @@ class Examples(Protocol):
 
 def decoder_batch(
     examples: Examples,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     *,
     length: int,
     pad_id: int,
@@ -116,7 +119,7 @@ def _decoder_labels(
 def _ignore_unlearnt(
     labels: Ints,
     store: TokenStore,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     first_labels: Ints,
 ) -> None:
     """Remove the labels of spans without loss.
@@ -131,7 +134,7 @@ def _ignore_unlearnt(
 
 def encoder_decoder_batch(
     examples: Examples,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     *,
     shape: RowShape,
     pad_id: int,
@@ -191,9 +194,7 @@ def encoder_decoder_batch(
     )
 
 
-def _read_sides(
-    examples: Examples, rows: Sequence[Sequence[int]]
-) -> tuple[Pieces, Pieces]:
+def _read_sides(examples: Examples, rows: Rows) -> tuple[Pieces, Pieces]:
     """Read prompts and targets in row order. A store reads all of them in one call."""
     ids = list(chain.from_iterable(rows))
     if isinstance(examples, TokenStore):
@@ -205,7 +206,7 @@ def _read_sides(
 class _PackedRows:
     """Indices of the first and last examples of packed rows. No row may be empty."""
 
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, rows: Rows) -> None:
         counts = np.array(list(map(len, rows)), np.int64)
         ends = counts.cumsum()
         self.first_examples = ends - counts
@@ -284,7 +285,7 @@ class Layout:
 
     def batch(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: Rows,
         examples: Examples | None = None,
         keys: Ints | None = None,
     ) -> Batch:
@@ -319,9 +320,7 @@ class Layout:
             keys=keys,
         )
 
-    def _unpacked_shape(
-        self, examples: Examples, rows: Sequence[Sequence[int]]
-    ) -> RowShape:
+    def _unpacked_shape(self, examples: Examples, rows: Rows) -> RowShape:
         """Compute the shape of rows that are as long as the longest example, at least 1 token."""
         prompts, targets = _read_sides(examples, rows)
         if self.shape.source == 0:

@@ -18,6 +18,7 @@ from toque.data.prepare.store_plan import PrepareSettings
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
 from toque.keyed_random import mixed
 
+Codes = NDArray[np.uint8]
 _SPLIT_SALT = np.uint64(0x746F7175655F7370)
 _MAX_THRESHOLD = 2.0**64 - 2048  # largest float64 that fits into a uint64
 
@@ -29,8 +30,8 @@ class RowKeys:
     key: U64
     title_key: U64
     record_key: U64
-    task: NDArray[np.uint8]
-    starts_record: NDArray[np.uint8]
+    task: Codes
+    starts_record: Codes
     first_alike: Ints | None = None
     """[records] first record of each record's near-duplicate cluster. None without `dedup=near`."""
     held_out: Bools | None = None
@@ -41,7 +42,7 @@ class RowKeys:
 class Division:
     """Split of each row, with counts."""
 
-    split: NDArray[np.uint8]
+    split: Codes
     dropped: dict[str, int]  # dropped records by reason
     records: int  # records with at least one row in use
     # Validation rows with a key that is also in train. 0 unless there is a bug.
@@ -117,9 +118,7 @@ def _drop_rows(
     return in_use, dropped
 
 
-def mark_first_records(
-    record_key: U64, task: NDArray[np.uint8], records: Ints
-) -> Bools:
+def mark_first_records(record_key: U64, task: Codes, records: Ints) -> Bools:
     """Mark the rows of the first record of each pair of record key and task, bool [rows]."""
     if not len(records):
         return np.ones(0, np.bool_)
@@ -133,7 +132,7 @@ def mark_first_records(
     return is_first
 
 
-def _split_by_key(keys: U64, validation_fraction: float) -> NDArray[np.uint8]:
+def _split_by_key(keys: U64, validation_fraction: float) -> Codes:
     """Choose the split of each row at random by its key."""
     draws = mixed(keys ^ _SPLIT_SALT)
     threshold = np.uint64(min(validation_fraction * 2.0**64, _MAX_THRESHOLD))

@@ -80,6 +80,8 @@ LONG_WORDS = (
 FEWER_ENTRIES = (
     "entries missing from the trained vocabulary: its texts have too few words"
 )
+Counts = Counter[str]
+Lines = dict[str, list[str]]  # files and lines of the first records, by reason
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 
@@ -89,7 +91,7 @@ class _FileCounts(NamedTuple):
     file: SourceFile
     read: int
     kept: int
-    unused: Counter[str]  # records with a field that no example uses, by field
+    unused: Counts  # records with a field that no example uses, by field
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class StoreFinalizer:
         keys = RowKeys(**columns, first_alike=first_alike, held_out=held_out)
         return dedup_and_split(keys, settings), n_unchecked
 
-    def _count_notes(self, store: TokenStore, n_unchecked: int) -> Counter[str]:
+    def _count_notes(self, store: TokenStore, n_unchecked: int) -> Counts:
         """Collect the counts of the report's notes."""
         notes = self._sum_counts("notes")
         notes[NOT_READ] = self.not_read
@@ -200,7 +202,7 @@ class StoreFinalizer:
             (reader.tasks for reader in readers if isinstance(reader, TaskReader)), {}
         )
 
-    def _recount_tasks(self, store: TokenStore, notes: Counter[str]) -> None:
+    def _recount_tasks(self, store: TokenStore, notes: Counts) -> None:
         """Replace the counts of read rows by counts of rows in use, for each task and class."""
         in_use = store.split != LEFT_OUT
         names: dict[int, str] = {}
@@ -217,7 +219,7 @@ class StoreFinalizer:
     def _recount_classes(
         self,
         store: TokenStore,
-        notes: Counter[str],
+        notes: Counts,
         task: str,
         is_of_task: Bools,
     ) -> None:
@@ -272,9 +274,9 @@ class StoreFinalizer:
     def _named_sources(self) -> str:
         return join_first(Path(file.name).name for file in self.plan.files)
 
-    def _sum_counts(self, field: str) -> Counter[str]:
+    def _sum_counts(self, field: str) -> Counts:
         """Sum a field with counts over all shards."""
-        total: Counter[str] = Counter()
+        total: Counts = Counter()
         for shard in self.shards:
             total.update(getattr(shard, field))
         return total
@@ -296,7 +298,7 @@ class StoreFinalizer:
         counts = []
         for file in self.plan.files:
             blocks = blocks_of_file[file.source, file.name]
-            unused = sum((Counter(block.unused) for block in blocks), Counter[str]())
+            unused = sum((Counter(block.unused) for block in blocks), Counts())
             read = sum(block.read for block in blocks)
             n_kept = sum(block.kept for block in blocks)
             counts.append(_FileCounts(file, read, n_kept, unused))
@@ -306,9 +308,9 @@ class StoreFinalizer:
         self,
         store: TokenStore,
         division: Division,
-        dropped: Counter[str],
-        lines: dict[str, list[str]],
-        notes: Counter[str],
+        dropped: Counts,
+        lines: Lines,
+        notes: Counts,
     ) -> Report:
         in_use = division.split != LEFT_OUT
         prompts = store.prompt_lengths[in_use]
@@ -368,7 +370,7 @@ class StoreFinalizer:
         )
 
     def _make_manifest(
-        self, division: Division, dropped: Counter[str], *, read: int
+        self, division: Division, dropped: Counts, *, read: int
     ) -> StoreManifest:
         """Create the manifest, without the counts of tokens."""
         folder = self.plan.store
@@ -422,7 +424,7 @@ class StoreFinalizer:
         )
 
 
-def _count_answers(store: TokenStore, codec: Codec, rows: Ints) -> Counter[str]:
+def _count_answers(store: TokenStore, codec: Codec, rows: Ints) -> Counts:
     """Count the rows per target text. There are few different targets."""
     counts: Counter[bytes] = Counter()
     dtype: np.dtype[np.generic] = np.dtype(np.uint8)
@@ -430,7 +432,7 @@ def _count_answers(store: TokenStore, codec: Codec, rows: Ints) -> Counter[str]:
         _, targets = store.sides(rows[start : start + _CHUNK_ROWS])
         counts.update(targets.parts)
         dtype = targets.dtype
-    answers: Counter[str] = Counter()
+    answers: Counts = Counter()
     for ids, n in counts.items():
         answers[codec.decode(np.frombuffer(ids, dtype)).strip()] = n
     return answers
@@ -463,13 +465,13 @@ def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
 
 def _count_dropped(
     shards: Iterable[ShardResult], source: int | None = None
-) -> tuple[Counter[str], dict[str, list[str]]]:
+) -> tuple[Counts, Lines]:
     """Count dropped records by reason, and list the lines of the first ones.
 
     For a `source`, count only the records that its reader dropped.
     """
-    dropped: Counter[str] = Counter()
-    lines: dict[str, list[str]] = {}
+    dropped: Counts = Counter()
+    lines: Lines = {}
     for shard in shards:
         if source is None:
             dropped.update(shard.dropped)

@@ -39,6 +39,7 @@ from toque.errors import ConfigError, DataError
 from toque.sources.records import Block, Example, RecordReader, examples_in, shortened
 
 Ids = NDArray[np.uint32]
+Arrays = dict[str, NDArray[Any]]  # arrays of a shard by file name
 PIECES_PER_GROUP = 16  # consecutive pieces of a document in the same split
 MAX_LINES = 10  # line numbers per reason and block for the report
 _MAX_LOST = 100  # different unknown characters that are counted
@@ -126,7 +127,7 @@ class ShardBuilder:
             )
         )
 
-    def build(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def build(self) -> tuple[Arrays, dict[str, Any]]:
         """Make the arrays of the shard, by file name, and the counts of its `ShardResult`."""
         rows = self._example_rows()
         arrays = self._make_arrays(rows)
@@ -141,10 +142,10 @@ class ShardBuilder:
             counts[name] = dict(sorted(counter.items()))
         return arrays, counts
 
-    def _make_arrays(self, rows: ExampleRows) -> dict[str, NDArray[Any]]:
+    def _make_arrays(self, rows: ExampleRows) -> Arrays:
         """Make the arrays of the rows, by file name."""
         dtype = np.uint16 if self._codec.vocab_size <= 1 << 16 else np.uint32
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: Arrays = {
             "prompt_tokens": rows.prompt.tokens.astype(dtype),
             "prompt_ends": rows.prompt.ends,
             "target_tokens": rows.target.tokens.astype(dtype),
@@ -364,13 +365,13 @@ class ShardBuilder:
         self._counts["dropped"].update(reason_of_record.values())
         return len(kept_records)
 
-    def _columns(self, rows: ExampleRows) -> dict[str, NDArray[Any]]:
+    def _columns(self, rows: ExampleRows) -> Arrays:
         """Make the per-example columns of the rows, by name."""
         examples = [self._examples[i] for i in rows.example.tolist()]
         records = np.array(self._records, np.int64)[rows.example]
         groups = (rows.part // PIECES_PER_GROUP).tolist()
         keys = list(map(_row_key, examples, groups))
-        columns: dict[str, NDArray[Any]] = {
+        columns: Arrays = {
             "key": np.array(keys, np.uint64),
             "title_key": np.array([e.title_key for e in examples], np.uint64),
             "record_key": np.array([e.record_key for e in examples], np.uint64),

@@ -30,6 +30,7 @@ from toque.sources.token_arrays import TokenReader
 from toque.user_paths import expanded
 
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
+Settings = Mapping[str, Any]  # settings of a manifest
 Dedup = Literal["none", "exact", "near"]
 USUAL_PROMPT = 256  # tokens; limit of prompts if nothing else determines it
 USUAL_TARGET = 512  # tokens; limit of targets
@@ -136,7 +137,7 @@ class StorePlan:
     settings: PrepareSettings
     files: Sequence[SourceFile]
     tokenizer: Path | None  # None: `prepare` trains it
-    recorded: Mapping[str, Any]  # settings and code versions for the manifest
+    recorded: Settings  # settings and code versions for the manifest
     sources: Sequence[Source]
 
     @property
@@ -249,7 +250,7 @@ def store_differences(
     tokenizer: Path | None,
     sources: Sequence[tuple[str, Sequence[SourceFile] | None]],
     encoding: str | None = None,
-    more: Mapping[str, Any] | None = None,
+    more: Settings | None = None,
 ) -> list[str]:
     """Describe the differences between a store and the requested store. [] means no difference.
 
@@ -296,9 +297,9 @@ def store_differences(
 
 
 def _requested_settings(
-    old: Mapping[str, Any],
+    old: Settings,
     settings: PrepareSettings,
-    more: Mapping[str, Any],
+    more: Settings,
     *,
     has_sources: bool,
 ) -> dict[str, Any]:
@@ -333,7 +334,7 @@ def _encodings(manifest: StoreManifest) -> set[str]:
     return {encoding_in(reader) for reader in readers}
 
 
-def _split_difference(manifest: StoreManifest, new: Mapping[str, Any]) -> list[str]:
+def _split_difference(manifest: StoreManifest, new: Settings) -> list[str]:
     """Describe a change from data.validation to a held-out share of the data, or the reverse."""
     old_start = manifest.settings.get("held_out_from")
     has_sources = new.get("held_out_from") is not None
@@ -358,7 +359,7 @@ def _split_difference(manifest: StoreManifest, new: Mapping[str, Any]) -> list[s
 
 
 def _tokenizer_difference(
-    store: Path, old_settings: Mapping[str, Any], new: str, folder: Path | None
+    store: Path, old_settings: Settings, new: str, folder: Path | None
 ) -> list[str]:
     """Describe a change of the tokenizer, in a list of at most one text."""
     old = old_settings.get("tokenizer")

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from toque.data.array_types import Ints
 from toque.data.store.store_manifest import StoreFile, StoreManifest, read_manifest
-from toque.data.store.token_column import Pieces, TokenColumn, map_array
+from toque.data.store.token_column import Ids, Pieces, TokenColumn, map_array
 from toque.errors import DataError
 from toque.storage.atomic import sha256_of
 from toque.storage.locks import AcquiredLock, file_lock, is_shared, shared_lock
@@ -95,11 +95,11 @@ class TokenStore:
         """List the rows of a split in ascending order."""
         return np.flatnonzero(self.split == SPLIT_CODES[split])
 
-    def prompt(self, row: int, /) -> NDArray[np.generic]:
+    def prompt(self, row: int, /) -> Ids:
         """Read the prompt ids of a row."""
         return self._read_row(self._sides[0], row)
 
-    def target(self, row: int, /) -> NDArray[np.generic]:
+    def target(self, row: int, /) -> Ids:
         """Read the target ids of a row."""
         return self._read_row(self._sides[1], row)
 
@@ -131,9 +131,7 @@ class TokenStore:
         lengths: list[int] = self._read_row(self._spans, row).tolist()
         return lengths
 
-    def prompt_and_answer(
-        self, row: int, /
-    ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    def prompt_and_answer(self, row: int, /) -> tuple[Ids, Ids]:
         """Read the prompt and answer of a row.
 
         The prompt of a conversation is everything before its last answer.
@@ -147,13 +145,13 @@ class TokenStore:
         earlier = target[:-answer_length]
         return np.concatenate([prompt, earlier]), target[-answer_length:]
 
-    def learnt_ids(self, row: int, /) -> NDArray[np.generic]:
+    def learnt_ids(self, row: int, /) -> Ids:
         """Read the target ids of a row that have a loss."""
         target = self.target(row)
         has_loss = np.ones(len(target), np.bool_)
         for start, stop in unlearnt_spans(self.spans(row)):
             has_loss[start:stop] = False
-        ids: NDArray[np.generic] = target[has_loss]
+        ids: Ids = target[has_loss]
         return ids
 
     @cached_property
@@ -232,7 +230,7 @@ class TokenStore:
             return None
         return self._token_column(SPANS, np.dtype(np.uint32))
 
-    def _read_row(self, column: TokenColumn, row: int) -> NDArray[np.generic]:
+    def _read_row(self, column: TokenColumn, row: int) -> Ids:
         """Read the ids of a row.
 
         Raises:

@@ -75,6 +75,8 @@ Render = Callable[..., Any]
 # `role`, `content`, and other fields that a template may write.
 Message = Mapping[str, Any]
 Field = tuple[int, str]  # index of a message, and name of a field
+Span = tuple[int, int]  # start and stop of an answer
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Conversation:
 
     ids: NDArray[np.uint32]
     # Index of each answer's first id, and index after its last id.
-    answers: list[tuple[int, int]]
+    answers: list[Span]
     unended: int  # answers that the template does not end
     moved: int  # answers with a prompt that has other ids when it is encoded alone
     # Names of fields that the template does not write, once per message.
@@ -175,7 +177,7 @@ class ChatTemplate:
         encoding = self._encode(text)
         ids = encoding.ids
         starts = [start for start, _ in encoding.offsets]
-        answers: list[tuple[int, int]] = []
+        answers: list[Span] = []
         unended = 0
         moved = 0
         turn_end: int | None = None
@@ -196,10 +198,10 @@ class ChatTemplate:
             np.array(ids, np.uint32), answers, unended, moved, unwritten
         )
 
-    def _find_answers(self, rendered: Mapping[str, Any]) -> list[tuple[int, int]]:
+    def _find_answers(self, rendered: Mapping[str, Any]) -> list[Span]:
         """Find the start and end of each answer in a rendered text."""
         text = rendered["text"]
-        spans: list[tuple[int, int]] = []
+        spans: list[Span] = []
         for start, same, rest, number in rendered["spans"]:
             end = self._end_without_marks(text[:same] + rest, start) if rest else same
             if not start <= end <= same:
@@ -290,7 +292,7 @@ class ChatTemplate:
 
     def _render(
         self, turns: Sequence[Message], answers: list[int] | None = None
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Render a conversation in the child. If it has failed, start another child.
 
         Return `_render_conversation`'s result, or the error of the template.
@@ -314,7 +316,7 @@ class ChatTemplate:
         try:
             to_child.write(json.dumps(request).encode() + b"\n")
             to_child.flush()
-            answer: dict[str, Any] = json.loads(from_child.readline())
+            answer: Json = json.loads(from_child.readline())
         except (OSError, ValueError):
             _end_child(child)
             return {"error": f"it took more than {_MAX_SECONDS:g} s, or crashed"}
@@ -417,8 +419,8 @@ def template_text(settings: Mapping[str, Any]) -> str | None:
 
 
 def _render_conversation(
-    render: Render, request: dict[str, Any], answers: list[int] | None
-) -> dict[str, Any]:
+    render: Render, request: Json, answers: list[int] | None
+) -> Json:
     """Render a conversation, and find its answers and the fields that the text lacks.
 
     Args:
@@ -431,7 +433,7 @@ def _render_conversation(
     """
     turns = request.pop("conversations")[0]
 
-    def text_of(messages: list[dict[str, Any]], *, for_answer: bool) -> str:
+    def text_of(messages: list[Json], *, for_answer: bool) -> str:
         random.seed(0)  # the same choices every time, if a template makes random ones
         arguments = {**request, "conversations": [messages]}
         return str(render(**arguments, add_generation_prompt=for_answer)[0][0])
@@ -447,7 +449,7 @@ def _render_conversation(
         marked = render(
             conversations=[turns], **request, return_assistant_tokens_mask=True
         )
-        marked_spans = cast("list[tuple[int, int]]", marked[1][0])
+        marked_spans = cast("list[Span]", marked[1][0])
         for start, end in _marked_spans(turns, marked_spans, answers):
             spans.append((start, end, "", 0))
     else:
@@ -480,8 +482,8 @@ def _answer_span(text: str, prompt: str, with_answer: str) -> tuple[int, int, st
 
 
 def _marked_spans(
-    turns: Sequence[Message], spans: list[tuple[int, int]], answers: list[int]
-) -> list[tuple[int, int]]:
+    turns: Sequence[Message], spans: list[Span], answers: list[int]
+) -> list[Span]:
     """Select the spans of `answers` among the spans that a template marks."""
     all_answers = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
     if answers == all_answers:
@@ -498,7 +500,7 @@ def _marked_spans(
 
 
 def _unwritten_fields(
-    turns: Sequence[Message], text: str, text_of: Callable[[list[dict[str, Any]]], str]
+    turns: Sequence[Message], text: str, text_of: Callable[[list[Json]], str]
 ) -> list[Field]:
     """List the fields with a value that do not change the text of the turns."""
 
@@ -531,9 +533,7 @@ def _unwritten_fields(
     return unwritten
 
 
-def _remove_fields(
-    turns: Sequence[Message], fields: list[Field]
-) -> list[dict[str, Any]]:
+def _remove_fields(turns: Sequence[Message], fields: list[Field]) -> list[Json]:
     """Copy turns without some fields, and without other reasoning fields of equal values."""
     removed = set(fields)
     for n, name in fields:

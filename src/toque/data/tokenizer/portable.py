@@ -46,6 +46,8 @@ Instructions:
 1. Preheat; whisk "gently" – don't boil.
 2. Bake 20-25 minutes\tuntil golden..."""
 
+Json = dict[str, Any]
+
 
 def portable_files(
     codec: Codec, *, begin: int | None, end: int | None, talks: bool = False
@@ -120,11 +122,11 @@ def files_of_model(
     return {**portable, **files, **record.files()}, True
 
 
-def _as_json(config: dict[str, Any]) -> str:
+def _as_json(config: Json) -> str:
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
-def _add_line_break(state: dict[str, Any], codec: Codec) -> None:
+def _add_line_break(state: Json, codec: Codec) -> None:
     r"""Turn the line-break marker into an ordinary added token "\n"."""
     if codec.newline_id is None:
         return
@@ -156,7 +158,7 @@ def _add_line_break(state: dict[str, Any], codec: Codec) -> None:
     state["decoder"] = {"type": "Sequence", "decoders": steps}
 
 
-def _make_ordinary(state: dict[str, Any], codec: Codec) -> None:
+def _make_ordinary(state: Json, codec: Codec) -> None:
     """Turn the special tokens that texts show into ordinary entries, which no text matches."""
     vocab = state["model"]["vocab"]
     added = state["added_tokens"]
@@ -169,7 +171,7 @@ def _make_ordinary(state: dict[str, Any], codec: Codec) -> None:
     state["added_tokens"] = [token for token in added if token["id"] not in shown]
 
 
-def _append_tokens(state: dict[str, Any], shown: set[int], codec: Codec) -> set[int]:
+def _append_tokens(state: Json, shown: set[int], codec: Codec) -> set[int]:
     """Append added tokens to a vocabulary with scores, and return the ids of all its entries.
 
     An entry's index is its id. A text may match any entry, so the "<" of a `shown` token becomes a
@@ -198,7 +200,7 @@ def _normalizer(original: Any, codec: Codec) -> Any:
     rewriter = codec.rewriter
     folding = [] if original is None else [original]
 
-    def replacement(kind: str, pattern: str, content: str) -> dict[str, Any]:
+    def replacement(kind: str, pattern: str, content: str) -> Json:
         return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
     before = [replacement("Regex", pattern, " ") for pattern in rewriter.gaps()]
@@ -240,7 +242,7 @@ def _char_class(chars: Iterable[str]) -> str:
 
 def _post_processor(
     original: Any, codec: Codec, begin: int | None, end: int | None
-) -> dict[str, Any]:
+) -> Json:
     """Make a post-processor that adds the ids before and after a prompt."""
     ids = {codec.piece(token): token for token in (begin, end) if token is not None}
 

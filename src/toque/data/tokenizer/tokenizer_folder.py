@@ -57,6 +57,7 @@ _MAX_LETTER_GROWTH: Final = 32  # characters that one of these letters may becom
 # A character class, which matches single characters.
 _CHAR_CLASS: Final = re.compile(r"\[[^\[\]]+\]")
 _CHARSMAP: Final = "precompiled_charsmap"
+Json = dict[str, Any]
 _read_object: Final = partial(
     json_object, error=DataError, todo="Download the tokenizer again."
 )
@@ -71,7 +72,7 @@ class TokenizerFolder:
     tokenizer: Tokenizer
     special_tokens: dict[str, str]
     """Special tokens by the names of tokenizer_config.json, such as "eos_token"."""
-    settings: dict[str, Any]
+    settings: Json
     end_ids: tuple[int, ...] = ()
     """Ids that end a text, from the files of the model or store."""
     eos_id: int | None = None
@@ -183,7 +184,7 @@ def end_ids_in(folder: Path) -> tuple[int, ...]:
     """
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        config = read_json(folder / name, dict[str, Any]) or {}
+        config = read_json(folder / name, Json) or {}
         ids += _ids(config.get("eos_token_id"))
     return tuple(ids)
 
@@ -265,9 +266,7 @@ def tokenizer_here(name: str) -> Path | None:
     return folder_here(name, needs=_NEEDED, also=_OPTIONAL)
 
 
-def _find_specials(
-    tokenizer: Tokenizer, config: dict[str, Any], folder: Path
-) -> dict[str, str]:
+def _find_specials(tokenizer: Tokenizer, config: Json, folder: Path) -> dict[str, str]:
     """Find the begin, end, padding and unknown tokens of a vocabulary."""
 
     def is_entry(token: object) -> bool:
@@ -351,7 +350,7 @@ def _describe_letter_growth(normalizer_state: Any) -> str | None:
     return None
 
 
-def steps_of(side: Any) -> Iterator[dict[str, Any]]:
+def steps_of(side: Any) -> Iterator[Json]:
     """Yield the steps of a normalizer, pre-tokenizer or decoder in order. Flatten sequences."""
     stack = [side] if side else []
     while stack:
@@ -393,7 +392,7 @@ def _bound_growth(side: Any) -> float:
     return growth * largest
 
 
-def _replacement_growth(step: dict[str, Any]) -> float:
+def _replacement_growth(step: Json) -> float:
     """Compute an upper bound of the growth by one replacement. A regex may match nothing."""
     size = len(step["content"].encode())
     text = step["pattern"].get("String")
