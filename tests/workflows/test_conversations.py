@@ -360,7 +360,7 @@ def test_named_templates_keep_what_a_conversation_says(base, tmp_path, name):
     [
         (UNENDED, DataError, "does not end an answer"),
         ("{{ raise_exception('no') }}", DataError, "the chat template refuses it: no"),
-        (FORGETS, DataError, r"data.loss_on=last_answer to learn only the last"),
+        (FORGETS, DataError, r"data.loss_on=last_answer to train only on the last"),
     ],
 )
 def test_a_template_that_cannot_be_learnt_is_refused(
