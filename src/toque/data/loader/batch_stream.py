@@ -47,7 +47,7 @@ SHAPE_SAMPLE = 2048
 
 @dataclass(frozen=True)
 class Step:
-    """Batch of an update, with the counts of the update."""
+    """Batch of an update, with the update's counts."""
 
     batch: Batch  # rows of this rank
     cursor: Cursor  # cursor of the next update
@@ -301,7 +301,7 @@ class ExampleLengths:
 
     def sample(self, mixture: Mixture | None = None) -> tuple[Ints, Ints]:
         """Sample source and target lengths evenly from an epoch, with the longest of each."""
-        # The positions of an unshuffled epoch.
+        # Choose evenly spaced positions of an unshuffled epoch.
         n = len(self.target) if mixture is None else sum(mixture.draws)
         ids = np.linspace(0, n - 1, min(n, SHAPE_SAMPLE)).astype(np.int64)
         if mixture is not None:

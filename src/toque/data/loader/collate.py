@@ -165,7 +165,7 @@ def encoder_decoder_batch(
 
     padding = target_segments == 0
     ids = target_side.pad(targets)
-    # The stored type takes less memory than int64 until the end.
+    # Keep the small type of the store as long as possible, to save memory.
     shifted = np.empty_like(ids)
     shifted[1:] = ids[:-1]
     shifted[target_side.starts] = start_id

@@ -333,7 +333,7 @@ class Mixture:
             is_member = group == number
             draws = self.draws[number]
             members = self.members[number]
-            # Epoch e takes the positions from e * draws on from the group's stream of passes.
+            # The epoch continues in the group's stream of passes where the previous one ended.
             offset = int(ends[number]) - draws
             stream = epoch * draws + positions[is_member] - offset
             index = self._permute_passes(stream, len(members), number)
@@ -371,7 +371,7 @@ class Mixture:
 
 
 def held_out_weights(data: DataConfig, store: TokenStore, rows: Positions) -> Floats:
-    """Weigh held-out rows like the training examples of their group, so that losses compare."""
+    """Weigh held-out rows like the training examples of their group, for comparable losses."""
     weights, group = _weigh_groups(data, store, rows, store.rows("train"))
     return np.asarray(weights, float)[group]
 

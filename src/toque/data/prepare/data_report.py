@@ -53,7 +53,6 @@ _MAX_VALUES = 40  # different integers that are listed next to a histogram
 _SHOWN_RECORDS = 20  # excerpts of kept records, and of dropped records
 _SHOWN_LINES = 3  # lines per reason in a message
 _NAMED_CHARACTERS = 5  # unknown characters in the notice
-_SHOWN_CHARACTERS = 10  # unknown characters in the report
 _MAX_LABEL = 255  # larger integers are amounts, not labels
 _SALT = np.uint64(0x746F7175655F6C6B)
 LOST = {"prompt": "prompt_lost", "target": "target_lost"}
@@ -322,8 +321,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"({self.unknown_share:.4%})"
         )
         if self.lost_characters:
-            first = list(self.lost_characters.items())[:_SHOWN_CHARACTERS]
-            chars = " ".join(f"{char!r} {n}" for char, n in first)
+            items = self.lost_characters.items()
+            chars = " ".join(f"{char!r} {n}" for char, n in items)
             unknown += f". Most frequent unknown characters: {chars}"
         return [*self.limits, " ".join(cuts), f"{unknown}."]
 

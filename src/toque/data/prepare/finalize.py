@@ -312,6 +312,7 @@ class StoreFinalizer:
         lines: Lines,
         notes: Counts,
     ) -> Report:
+        """Create the data report."""
         in_use = division.split != LEFT_OUT
         prompts = store.prompt_lengths[in_use]
         targets = store.target_lengths[in_use]

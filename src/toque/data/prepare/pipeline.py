@@ -240,7 +240,7 @@ def _save_tokenizer(
         size = settings.trained_vocab_size or 0
         progress(0, 0, f"training a tokenizer of {size} entries")
         codec = learn_tokenizer(
-            plan.trained,
+            plan.train_files,
             vocab_size=size,
             family_kind=settings.family_kind,
             max_examples=settings.max_examples,

@@ -286,7 +286,10 @@ class ShardWriting:
         return self._n_different
 
     def _mark_unseen(self, shard: Sequence[ShardResult]) -> Bools:
-        """Mark the first rows of each record key and task, and remember these as seen."""
+        """Mark the first row of each record key and task that no earlier group has.
+
+        Remember the key and task of these rows as seen.
+        """
         names = ("record_key", "task", "starts_record")
         key, task, starts = (read_column(self.writer.store, shard, n) for n in names)
         is_first = mark_first_records(key, task, np.cumsum(starts, dtype=np.int64))

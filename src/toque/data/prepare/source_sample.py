@@ -138,7 +138,10 @@ def _count_dropped(
 
 
 def every_nth_record(block: BlockExamples, n: int) -> Iterator[Example]:
-    """Yield all examples of every n-th record. Every n-th example could always miss a task."""
+    """Yield all examples of every n-th record.
+
+    Every n-th example would miss a task if each record has n examples.
+    """
     return chain.from_iterable(islice(block.by_record, 0, None, n))
 
 

@@ -141,7 +141,7 @@ class StorePlan:
     sources: Sequence[Source]
 
     @property
-    def trained(self) -> list[SourceFile]:
+    def train_files(self) -> list[SourceFile]:
         """Files of sources that are not held out."""
         return [file for file in self.files if not self.settings.holds_out(file.source)]
 
@@ -457,7 +457,7 @@ def _matches(pattern: str, path: str) -> bool:
 
 
 def join_first(paths: Iterable[str]) -> str:
-    """List the first few of many paths, with the number of the others."""
+    """Join the first few of many paths, with the number of the others."""
     paths = list(paths)
     names = ", ".join(paths[:_MAX_NAMES])
     n_more = len(paths) - _MAX_NAMES

@@ -58,7 +58,7 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
 
 
 class Rewriter:
-    """Replacement of characters that a tokenizer lacks. Rewriting a text twice changes no more.
+    """Replacement of characters that a tokenizer lacks. Rewriting does not change a rewritten text.
 
     If the tokenizer would read "<|endoftext|>" in a scraped page as the special token, a space is
     inserted after its first character.
@@ -120,7 +120,7 @@ class Rewriter:
         return self._is_limited and self.stand_in(char) == ""
 
     def gaps(self) -> list[str]:
-        """List patterns of the positions where rewriting inserts a space before anything else."""
+        """List patterns of the positions where rewriting first inserts a space."""
         return [_MIXED_NUMBER.pattern] if self._splits_fractions else []
 
     def stand_ins(self) -> dict[str, list[str]]:
@@ -151,6 +151,7 @@ class Rewriter:
         )
 
     def _rewrite(self, text: str) -> str:
+        """Rewrite a text, except for special tokens."""
         if self._is_plain(text):
             return text
         # Some vocabularies (T5's) fold a line break into a space, so fold each line alone.
@@ -181,6 +182,7 @@ class Rewriter:
         return "".join(parts) + line[end:]
 
     def _rewrite_word(self, word: str) -> str:
+        """Fold a word, and replace its characters that the vocabulary lacks."""
         if self._splits_fractions:
             word = _MIXED_NUMBER.sub(" ", word)
         word = self._fold(word)

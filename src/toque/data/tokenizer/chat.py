@@ -172,7 +172,10 @@ class ChatTemplate:
         rendered = self._render(messages, answers=learnt)
         if "text" not in rendered:
             return f"the chat template refuses it: {rendered['error']}"
+        return self._encode_answers(rendered)
 
+    def _encode_answers(self, rendered: Mapping[str, Any]) -> Conversation:
+        """Encode a rendered conversation, and find the ids of its answers."""
         text = rendered["text"]
         encoding = self._encode(text)
         ids = encoding.ids
