@@ -10,7 +10,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from toque.units import Cursor, Duration, Progress
 CPU_MICRO_BATCH_TOKENS = 4096
 """Tokens per micro-batch on a CPU. Evaluation starts its search for the fastest number with it."""
 # Separates these keys from other keys of the same rows.
-_DROPOUT: Final = key_of(0x64726F70)
+_DROPOUT = key_of(0x64726F70)
 # Examples that determine the row shape, including the longest ones.
 SHAPE_SAMPLE = 2048
 

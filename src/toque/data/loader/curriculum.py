@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple, Self, get_args
+from typing import NamedTuple, Self, get_args
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from toque.units import Cursor, Duration
 
 _STAGE = 3  # separates the keys of stages from other keys
 _DIGITS = 9  # decimals of passes, so that sums of shares give exact integers
-_DIFFICULTIES: Final = get_args(DifficultyName)  # in the order of their codes
+_DIFFICULTIES = get_args(DifficultyName)  # in the order of their codes
 
 
 class _Filter(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +18,17 @@ from toque.data.array_types import Floats, Ints
 Lengths = Ints
 Rows = list[list[int]]  # indices of the examples in each row
 # Tolerance for shares of a row: less than a token, more than rounding errors.
-_TINY: Final = 1e-9
-_UNOPENED: Final = 1e3
+_TINY = 1e-9
+_UNOPENED = 1e3
 """Space of a row without examples, as shares of a row. Any opened row fits better."""
-_MULTIPLE: Final = 16  # tokens; row lengths are multiples of it
-_DECODER_LENGTHS: Final = (256, 512, 1024, 2048)  # candidates of a decoder's row length
-_TARGET_LENGTHS: Final = (256, 384, 512, 640, 768, 1024)
+_MULTIPLE = 16  # tokens; row lengths are multiples of it
+_DECODER_LENGTHS = (256, 512, 1024, 2048)  # candidates of a decoder's row length
+_TARGET_LENGTHS = (256, 384, 512, 640, 768, 1024)
 """Candidates of the target length of an encoder-decoder's rows."""
-_RATIO_FACTORS: Final = (0.95, 1.0, 1.06)
+_RATIO_FACTORS = (0.95, 1.0, 1.06)
 """Factors of the mean ratio of source to target. The best packing may need a little more space on
 either side."""
-_ATTENTION_LENGTH: Final = (
-    8192  # row length at which attention costs as much as the rest
-)
+_ATTENTION_LENGTH = 8192  # row length at which attention costs as much as the rest
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -29,14 +29,14 @@ from toque.errors import ConfigError
 from toque.keyed_random import key_of, shuffle
 
 # Tokens of the shortest example that is corrupted, with its end token.
-SHORTEST: Final = 4
+SHORTEST = 4
 # Separate the keys of this module from other keys, and of lost spans from other spans.
-_CORRUPT: Final = 5
-_LOST: Final = 1
-_STAYING: Final = 2
+_CORRUPT = 5
+_LOST = 1
+_STAYING = 2
 # Held-out texts lose the same spans in every evaluation.
-_HELD_OUT: Final = key_of(0x7370616E73)
-_MAX_TOKENS: Final = 1 << 40  # more than any text has
+_HELD_OUT = key_of(0x7370616E73)
+_MAX_TOKENS = 1 << 40  # more than any text has
 
 
 @dataclass(frozen=True)

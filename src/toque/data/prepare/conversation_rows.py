@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +29,13 @@ from toque.sources.conversations import UNWRITTEN
 from toque.sources.records import Turn, count_named
 
 Ids = NDArray[np.uint32]
-TOKENS: Final = "tokens of conversations"
-LEARNT: Final = "tokens of conversations in answers, which are learnt"
-UNENDED: Final = "answers that the chat template does not end"
-MOVED: Final = "answers with a prompt that has other tokens when the model is asked"
-DATED: Final = "conversations with {} as the date of the chat template (data.chat_date)"
-CUT_ANSWERS: Final = "answers cut at the limit of conversations"
-CUT_TURNS: Final = "turns of conversations left out at the limit of conversations"
+TOKENS = "tokens of conversations"
+LEARNT = "tokens of conversations in answers, which are learnt"
+UNENDED = "answers that the chat template does not end"
+MOVED = "answers with a prompt that has other tokens when the model is asked"
+DATED = "conversations with {} as the date of the chat template (data.chat_date)"
+CUT_ANSWERS = "answers cut at the limit of conversations"
+CUT_TURNS = "turns of conversations left out at the limit of conversations"
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class StoreFinalizer:
                 "in the data section."
             )
         assert read == division.records + sum(dropped.values()), (
-            "records were lost uncounted"
+            "a record is neither used nor counted as dropped"
         )
         with atomic_file(folder / "split.npy") as file:
             write_array(file, division.split)

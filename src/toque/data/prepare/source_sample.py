@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -231,38 +231,31 @@ def choose_limits(
     target = settings.max_target_tokens or ideal_target
     if settings.room is not None:
         prompt, target = _fit_context(prompt, target, settings, sample.sides)
-    chosen = replace(settings, max_prompt_tokens=prompt, max_target_tokens=target)
 
-    descriptions: list[_Limit] = []
-    if settings.max_prompt_tokens is None:
-        descriptions.append(
-            _Limit("prompt", sample.pairs[0], prompt, USUAL_PROMPT, ideal_prompt)
-        )
-    if settings.max_target_tokens is None:
-        targets = np.concatenate([sample.pairs[1], sample.documents])
-        descriptions.append(
-            _Limit("target", targets, target, USUAL_TARGET, ideal_target)
-        )
-    # The two limits share the tokens of a conversation.
+    # A conversation uses both limits together.
     conversations = sample.talks.sum(axis=0)
-    limit = prompt + target
-    ideal = limit
-    if settings.room == limit:
-        ideal = _ideal_limit(conversations, limit, percentile, 2 * max_limit)
-    usual = USUAL_PROMPT + USUAL_TARGET
-    descriptions.append(_Limit("conversation", conversations, limit, usual, ideal))
+    both = prompt + target
+    ideal_both = both
+    if settings.room == both:
+        ideal_both = _ideal_limit(conversations, both, percentile, 2 * max_limit)
+    usual_both = USUAL_PROMPT + USUAL_TARGET
+    targets = np.concatenate([sample.pairs[1], sample.documents])
+    limits = (
+        _Limit("prompt", sample.pairs[0], prompt, USUAL_PROMPT, ideal_prompt),
+        _Limit("target", targets, target, USUAL_TARGET, ideal_target),
+        _Limit("conversation", conversations, both, usual_both, ideal_both),
+    )
+    is_chosen = (settings.max_prompt_tokens is None, settings.max_target_tokens is None)
+    sentences = [
+        limit.describe(percentile, settings.room)
+        for limit in compress(limits, (*is_chosen, True))
+        if len(limit.lengths)
+    ]
 
     cut_pairs = np.minimum(sample.pairs, [[prompt], [target]]).sum(axis=0)
-    cut_lengths = np.concatenate([cut_pairs, np.minimum(conversations, limit)])
-    return ChosenLimits(
-        chosen,
-        [
-            description.describe(percentile, settings.room)
-            for description in descriptions
-            if len(description.lengths)
-        ],
-        float(cut_lengths.mean()) if len(cut_lengths) else None,
-    )
+    cut = np.concatenate([cut_pairs, np.minimum(conversations, both)])
+    chosen = replace(settings, max_prompt_tokens=prompt, max_target_tokens=target)
+    return ChosenLimits(chosen, sentences, float(cut.mean()) if len(cut) else None)
 
 
 def _measure_sample(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,16 +41,16 @@ DEFAULT_BAD_SHARE = 0.5
 CODE_VERSION = 4
 """Version of the code. It increases when equal inputs give other rows, so that older stores are
 not reused."""
-_MAX_NAMES: Final = 3  # files that a sentence names
-_DESCRIPTIONS: Final = {
+_MAX_NAMES = 3  # files that a sentence names
+_DESCRIPTIONS = {
     "code_version": "the version of the preparation code",
     "own_template": "the hash of the tokenizer's chat template",
     "reader_versions": "the version of each reader",
     "room": "the model's maximum tokens per example",
     "held_out_from": "the number of sources in data.sources",
 }
-_HELD_OUT: Final = ("held_out_from", "validation_fraction")
-_BY_SOURCE: Final = ("reader_versions", "max_files")  # settings with a value per source
+_HELD_OUT = ("held_out_from", "validation_fraction")
+_BY_SOURCE = ("reader_versions", "max_files")  # settings with a value per source
 
 
 @dataclass(frozen=True, kw_only=True)

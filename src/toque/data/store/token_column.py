@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from toque.errors import DataError
 from toque.storage.array_headers import read_npy_header
 
 Ids = NDArray[np.generic]
-_OTHER_FILES: Final = 128  # file descriptors that the rest of the program may need
+_OTHER_FILES = 128  # file descriptors that the rest of the program may need
 
 
 class TokenColumn:
@@ -80,7 +80,8 @@ class TokenColumn:
                 parts.append(os.pread(descriptor, size, offset + start))
         except OSError as error:
             raise DataError(
-                f"A file of the store cannot be read: {error.strerror}."
+                f"The ids in {self._shards[0].parent} cannot be read: {error.strerror}. "
+                "Check the disk."
             ) from error
         if sum(map(len, parts)) != sum(sizes):
             is_short = [
@@ -106,7 +107,8 @@ class TokenColumn:
         n_ids = int(self.lengths[first:last].sum(dtype=np.int64))
         if len(ids) != n_ids:
             raise DataError(
-                f"{path} has {len(ids)} ids, but its rows have {n_ids}. Prepare the data again."
+                f"{path} has {len(ids)} ids, but its rows have {n_ids}. The store is damaged. "
+                "Prepare the data again."
             )
         try:
             _allow_open_files(2 * len(self.opened) + _OTHER_FILES)

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation"]
 SPLIT_CODES: dict[Split, int] = {"train": 0, "validation": 1}
 LEFT_OUT = 255
-SPANS: Final = "spans"
-LOCK: Final = ".lock"
+SPANS = "spans"
+LOCK = ".lock"
 """Lock file. A writer locks it exclusively, and training runs share the lock."""
 
 
@@ -110,7 +110,9 @@ class TokenStore:
             IndexError: A row does not exist.
         """
         if len(rows) and not 0 <= rows.min() <= rows.max() < self.n_rows:
-            raise IndexError(f"rows {rows.tolist()} of a store with {self.n_rows} rows")
+            raise IndexError(
+                f"The store has {self.n_rows} rows, but the rows {rows.tolist()} were requested."
+            )
         shards = (np.searchsorted(self._bounds, rows, side="right") - 1).tolist()
         prompts, targets = self._sides
         return prompts.pieces(rows, shards), targets.pieces(rows, shards)
@@ -237,7 +239,9 @@ class TokenStore:
             IndexError: The row does not exist.
         """
         if not 0 <= row < self.n_rows:
-            raise IndexError(f"row {row} of a store with {self.n_rows} rows")
+            raise IndexError(
+                f"The store has {self.n_rows} rows, but row {row} was requested."
+            )
         return column.row(int(row), bisect_right(self._bounds, row) - 1)
 
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import IO, Any, Final, cast
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,41 +36,41 @@ from toque.models.loading.provenance import Form
 from toque.sources.records import Turn
 
 # Characters that a template may write per character of the messages.
-_MAX_GROWTH: Final = 4
-_MAX_ADDED: Final = 1 << 16  # characters that a template may write in addition
-_MAX_SECONDS: Final = 2.0  # processor time per rendering
+_MAX_GROWTH = 4
+_MAX_ADDED = 1 << 16  # characters that a template may write in addition
+_MAX_SECONDS = 2.0  # processor time per rendering
 # Bytes of the child's address space. Its libraries take a fifth.
-_MAX_MEMORY: Final = 1 << 30
-_READ_ERROR: Final = 2000  # characters of a template's error that are read
-_MAX_ERROR: Final = 300  # characters of a template's error in a message
-_MAX_FIELD: Final = 100  # characters of a field's name in a message
-_PLAIN: Final = """\
+_MAX_MEMORY = 1 << 30
+_READ_ERROR = 2000  # characters of a template's error that are read
+_MAX_ERROR = 300  # characters of a template's error in a message
+_MAX_FIELD = 100  # characters of a field's name in a message
+_PLAIN = """\
 {%- if bos_token is defined %}{{ bos_token }}{% endif %}
 {%- for message in messages %}{{ '### ' + message['role'].title() + '\\n' + message['content'] }}
 {%- if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '### Assistant\\n' }}{% endif %}"""
-_CHATML: Final = """\
+_CHATML = """\
 {%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}
 {%- if message['role'] == 'assistant' and eos_token != '<|im_end|>' %}{{ eos_token }}{% endif %}
 {{- '<|im_end|>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-_PROBE: Final = "Yes, chef!"  # an answer that shows how a template ends turns
+_PROBE = "Yes, chef!"  # an answer that shows how a template ends turns
 # Largest number of characters after an answer that depend on whether a turn follows.
-_MAX_REST: Final = 1 << 12
-TEMPLATES: Final = {"plain": _PLAIN, "chatml": _CHATML}
+_MAX_REST = 1 << 12
+TEMPLATES = {"plain": _PLAIN, "chatml": _CHATML}
 """Templates by name: Markdown headings, and OpenAI's ChatML."""
-_GENERATION: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
-CLOCK: Final = "strftime_now"
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+CLOCK = "strftime_now"
 """Function that templates call to read the clock, e.g. in Llama 3 and Granite."""
-_DATED: Final = re.compile(
+_DATED = re.compile(
     rf"\A\{{%- macro {CLOCK}\(format\) %\}}.*?\{{%- endmacro %\}}\{{\{{ '' \}}\}}",
     re.DOTALL,
 )
-_DIRECTIVE: Final = re.compile(r"%[-_0^#:]*[A-Za-z]")
-_REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
+_DIRECTIVE = re.compile(r"%[-_0^#:]*[A-Za-z]")
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names of the same field. transformers copies it to the first two."""
 # Characters of a text that does not occur in a conversation by chance.
-_MIN_UNIQUE: Final = 20
+_MIN_UNIQUE = 20
 Render = Callable[..., Any]
 # `role`, `content`, and other fields that a template may write.
 Message = Mapping[str, Any]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -26,8 +26,8 @@ from tokenizers import Tokenizer
 from toque.data.tokenizer.codec import Codec
 from toque.models.loading.provenance import FOLDER, Provenance
 
-PRIVATE: Final = "\ue123"  # a character of private use, which learnt vocabularies lack
-PROBES: Final = (
+PRIVATE = "\ue123"  # a character of private use, which learnt vocabularies lack
+PROBES = (
     "Fold\n\n- 2 eggs\n1. Stir.",
     "Generate recipe for: Crème brûlée using ingredients: 1½ cups jalapeños, {salt}",
     " two  spaces\n at the\tbeginning ",
@@ -36,8 +36,8 @@ PROBES: Final = (
     "",
 )
 """Texts for which a portable tokenizer must give the same ids as the codec."""
-_MAX_SHOWN: Final = 40  # characters of a text in a message
-_RECIPE: Final = """Generate recipe for: Grandma's Crème Brûlée using ingredients: 1½ cups milk
+_MAX_SHOWN = 40  # characters of a text in a message
+_RECIPE = """Generate recipe for: Grandma's Crème Brûlée using ingredients: 1½ cups milk
 Ingredients:
 - 2 (15 ounce) cans chickpeas, drained & rinsed
 - 250 ml (8½ fl oz) crème fraîche, at 180 °C / 350 °F

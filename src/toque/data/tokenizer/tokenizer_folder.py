@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from tokenizers import Regex, Tokenizer
@@ -35,8 +35,8 @@ END_IDS = "toque_end_ids"
 """Setting with the ids that end a text. The first one is the end token of training."""
 CHAT = "chat_template.jinja"  # file of the chat template since transformers 4.43
 _SPECIALS_MAP = "special_tokens_map.json"
-_NEEDED: Final = ("tokenizer.json",)
-_OPTIONAL: Final = (
+_NEEDED = ("tokenizer.json",)
+_OPTIONAL = (
     "tokenizer_config.json",
     _SPECIALS_MAP,
     CHAT,
@@ -46,19 +46,19 @@ _OPTIONAL: Final = (
 )
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
 # Bytes that one byte may become. Our export of T5 has 15,246.
-_MAX_GROWTH: Final = 1 << 16
-_MAX_TEXT: Final = 256  # characters that a step may insert; usually a space or a mark
-_MAX_ENTRY: Final = 1 << 14  # characters per entry of the vocabulary
-_MAX_ERROR: Final = 300  # characters of the library's error in a message
-_GROWING_STEPS: Final = ("BertNormalizer", "ByteLevel", "NFC", "NFD", "NFKC", "NFKD")
-_STEP_GROWTH: Final = 11.0  # largest growth by one of these steps, which is NFKC's
-_LETTERS: Final = [chr(code) for code in (*range(32, 127), *range(161, 256))]
-_MAX_LETTER_GROWTH: Final = 32  # characters that one of these letters may become
+_MAX_GROWTH = 1 << 16
+_MAX_TEXT = 256  # characters that a step may insert; usually a space or a mark
+_MAX_ENTRY = 1 << 14  # characters per entry of the vocabulary
+_MAX_ERROR = 300  # characters of the library's error in a message
+_GROWING_STEPS = ("BertNormalizer", "ByteLevel", "NFC", "NFD", "NFKC", "NFKD")
+_STEP_GROWTH = 11.0  # largest growth by one of these steps, which is NFKC's
+_LETTERS = [chr(code) for code in (*range(32, 127), *range(161, 256))]
+_MAX_LETTER_GROWTH = 32  # characters that one of these letters may become
 # A character class, which matches single characters.
-_CHAR_CLASS: Final = re.compile(r"\[[^\[\]]+\]")
-_CHARSMAP: Final = "precompiled_charsmap"
+_CHAR_CLASS = re.compile(r"\[[^\[\]]+\]")
+_CHARSMAP = "precompiled_charsmap"
 Json = dict[str, Any]
-_read_object: Final = partial(
+_read_object = partial(
     json_object, error=DataError, todo="Download the tokenizer again."
 )
 

@@ -62,7 +62,9 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
         for line in composed(text).splitlines(keepends=True)
     ]
     if not lines:
-        raise DataError("Cannot train a tokenizer: the sources have no text.")
+        raise DataError(
+            "Cannot train a tokenizer: the sources have no text. Add texts to data.sources."
+        )
     if kind == "bpe":
         # BPE counts with integers, so threads do not change the result.
         tokenizer = interruptible(partial(_train_bpe, lines, vocab_size))
