@@ -299,7 +299,7 @@ def _losses_of(store: Path, _changed: int) -> tuple[str, ...]:
     if report is None:
         return ()
     counts = f"{report.examples:,} examples from {report.read:,} records."
-    return (" ".join([counts, *report.losses()]),)
+    return (" ".join([counts, *report.describe_losses()]),)
 
 
 def _flatten(

@@ -233,21 +233,19 @@ def build_stream(
     encoder = model.config.is_encoder_decoder
     spans = None
     if config.span_corruption is not None:
-        spans = SpanCorruption.from_settings(
-            config.span_corruption, store, encoder=encoder
-        )
+        spans = SpanCorruption.for_store(config.span_corruption, store, encoder=encoder)
     varied = None
     if config.augmentation is not None:
         rows = store.rows("train")
         varied = Rewriting(config.augmentation, store, rows, encoder=encoder).varied
-    return BatchStream.from_settings(
+    return BatchStream.for_training(
         config.train,
         config.data,
         config.curriculum,
         store,
         model.config,
         seed=config.seed,
-        positions=max_positions(model.config),
+        context_length=max_positions(model.config),
         spans=spans,
         varied=varied,
         rank=rank,

@@ -19,9 +19,9 @@ from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import (
     ENCODING_HINT,
     SourceReport,
+    describe_reasons,
+    describe_unused_fields,
     is_of_another_encoding,
-    reasons_in_words,
-    unused_in_words,
 )
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.tokenizer_folder import tokenizer_here
@@ -506,7 +506,7 @@ def _read_start(source: Source) -> FoundSource:
             advice = f"{ENCODING_HINT} For init it is {argument('encoding=cp1252')}."
         raise DataError(
             f"{source.path} has no usable record in its first {bytes_read:,.0f} bytes: "
-            f"{reasons_in_words(dropped, {})}. {advice}"
+            f"{describe_reasons(dropped, {})}. {advice}"
         )
 
     is_complete = next(blocks, None) is None
@@ -516,7 +516,7 @@ def _read_start(source: Source) -> FoundSource:
     share_different = len(keys) / n_usable
     report = SourceReport(source.path, "", 0, n_read, n_usable, dict(unused))
     remarks = [
-        *unused_in_words([report]),
+        *describe_unused_fields([report]),
         *_remark_on_messages(source.path, fields, n_messages, notes),
     ]
     if has_other_encoding:
