@@ -24,11 +24,11 @@ from toque.data.loader.batch_stream import (
 from toque.errors import ConfigError
 from toque.hardware.memory import (
     HEADROOM,
+    describe_free_memory,
     free_bytes,
-    free_in_words,
     in_words,
     is_out_of_memory,
-    peak_of,
+    peak_bytes,
 )
 from toque.models.forward.blocks import (
     compile_blocks,
@@ -326,9 +326,10 @@ class _Tuner:
             part: in_words(n_bytes) for part, n_bytes in self._fixed_bytes(1).items()
         }
         ways = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
+        free_memory = describe_free_memory(self.runtime.device)
         return ConfigError(
             f"One row of {self.row_tokens} tokens does not fit into the "
-            f"{free_in_words(self.runtime.device)}, and a micro-batch has at least one row. It "
+            f"{free_memory}, and a micro-batch has at least one row. It "
             f"needs: weights {sizes['weights']} (already there), gradients {sizes['gradients']}, "
             f"optimizer {sizes['optimizer']}, logits {sizes['logits']}, and activations of more "
             f"than {in_words(max(0, room))}. Try {'; '.join(ways)}."
@@ -348,7 +349,7 @@ class _Tuner:
             )
             with self.reporter.working("measuring how many rows fit into memory"):
                 rows = largest_rows(
-                    lambda n: peak_of(lambda: self.probe.seconds(n), device),
+                    lambda n: peak_bytes(lambda: self.probe.seconds(n), device),
                     update_rows=self.update_rows,
                     room=lambda: HEADROOM * free_bytes(device),
                 )

@@ -1,6 +1,6 @@
 """Rules of bottlenecks that a run warns of, and that the reports about a run share.
 
-`hardware.processor.contended` has the rule for other programs. This module imports nothing slow,
+`hardware.processor.is_contended` has the rule for other programs. This module imports nothing slow,
 because reports need it.
 """
 
