@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from toque.batch import DecoderBatch
 from toque.models.forward import flex_attention as flex
-from toque.models.forward.keyed_dropout import _hashed
+from toque.models.forward.keyed_dropout import _hash_in_place
 
 CPU = torch.device("cpu")
 
@@ -64,7 +64,7 @@ def test_a_query_that_keeps_no_key_gives_zero_and_a_gradient_without_nan():
 def test_drawn_numbers_are_even_and_unrelated():
     n = 64
     keys = torch.arange(8 * n).view(8, n)  # as near to each other as can be
-    others = _hashed(torch.arange(8 * n) + 1).view(8, 1, 1, n).int()
+    others = _hash_in_place(torch.arange(8 * n) + 1).view(8, 1, 1, n).int()
     drawn = (
         flex.pair_number(flex.head_numbers(keys, 4)[..., None], others).double() / 2**24
     )
