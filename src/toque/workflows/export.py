@@ -133,9 +133,9 @@ def export(
 def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
     """Yield the model folder of a run or model, or a temporary one for a checkpoint."""
     if run_of(folder) is not None:
-        from toque.models.loading.model_export import refuse_taken  # loads torch
+        from toque.models.loading.model_export import refuse_nonempty  # loads torch
 
-        refuse_taken(target)
+        refuse_nonempty(target)
         with TemporaryDirectory(prefix="toque-export-") as temporary:
             source = Path(temporary) / "model"
             _write_checkpoint(folder, source)

@@ -20,7 +20,11 @@ from toque.hardware.devices import device_named
 from toque.hardware.short_waits import shorten_waits_when_busy
 from toque.models.families import DTYPES
 from toque.models.forward.attention import use_attention
-from toque.models.loading.device_map import free_memory, placement_note, placement_of
+from toque.models.loading.device_map import (
+    memory_for_weights,
+    placement_note,
+    placement_of,
+)
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import (
     CPU,
@@ -135,7 +139,7 @@ def open_model(
         shorten_waits_when_busy()
 
     def place(checked: CheckedFolder) -> Placement | None:
-        return placement_of(checked, free_memory(target))
+        return placement_of(checked, memory_for_weights(target))
 
     opened = _open(folder, place if target.type == "cuda" else None, target, adapters)
     device_map = getattr(opened.model, "hf_device_map", None)
