@@ -28,7 +28,7 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> bool:
-    """Let glibc return freed memory to the system, immediately and from then on.
+    """Let glibc return freed memory to the system, and return it immediately.
 
     Use it for runs that are sharded to fit into memory. Gathered weights would otherwise leave
     holes between other tensors, and the process would grow by about the size of the model. The

@@ -66,7 +66,7 @@ def keep_fewer_kernels() -> None:
         os.environ.setdefault(name, _MAX_KERNELS)
 
 
-def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `functional.linear` by oneDNN. The weight [out, in] may be packed."""
     if not states.numel():  # oneDNN rejects empty tensors
         zeros = states.new_zeros(*states.shape[:-1], weight.shape[0])
@@ -76,7 +76,7 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return cast("Tensor", output)
 
 
-def packed(weight: Tensor) -> Tensor:
+def pack_weight(weight: Tensor) -> Tensor:
     """Copy a weight [out, in] into the order in which oneDNN reads it."""
     return cast("Tensor", torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_ROWS))  # noqa: SLF001
 
@@ -95,11 +95,11 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.dtype, self.is_packed = dtype, is_packed
         rounded = weight.detach().to(dtype).contiguous()
-        self.weight = packed(rounded) if is_packed else rounded
+        self.weight = pack_weight(rounded) if is_packed else rounded
         self.bias = None if bias is None else bias.detach().to(dtype)
 
     def forward(self, states: Tensor) -> Tensor:
         """Compute [..., in] to [..., out]. The output has the precision of the input."""
-        linear = product if self.is_packed else functional.linear
+        linear = onednn_linear if self.is_packed else functional.linear
         output = linear(states.to(self.dtype), self.weight, self.bias)
         return output.to(states.dtype)

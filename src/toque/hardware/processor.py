@@ -68,8 +68,8 @@ def is_contended(*, threads: int, others: float, cores: int) -> bool:
 
     Args:
         threads: Computing threads of this process.
-        others: Number of cores that other programs use.
-        cores: Number of cores.
+        others: Cores in use by other programs.
+        cores: Cores of this process.
 
     >>> is_contended(threads=2, others=1.0, cores=2), is_contended(threads=2, others=0.1, cores=2)
     (True, False)

@@ -35,5 +35,5 @@ def waits_in(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def chosen_by_user(waits: Mapping[str, object]) -> bool:
-    """True if the variables from `waits_in` differ from the ones that `bound_spinning` sets."""
+    """True if the variables from `waits_in` differ from `BOUNDED`."""
     return bool(waits) and waits != BOUNDED

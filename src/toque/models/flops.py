@@ -59,7 +59,7 @@ def flops_per_token(
 ) -> float:
     """Count the training FLOPs per token, averaged over both sides.
 
-    The FLOPs are the sum of `products_of` and 12 * layers * width * context for attention
+    The FLOPs are the sum of `flops_by_shape` and 12 * layers * width * context for attention
     (Chowdhery et al. 2022, PaLM, appendix B), for the forward and backward passes. Norms,
     activations, the optimizer and the recomputation of activation checkpointing do not count. A
     sliding window limits a layer's context (Jiang et al. 2023, Mistral 7B, section 2). The shorter
@@ -77,10 +77,10 @@ def flops_per_token(
         cross_context: Average source keys per target token; `source_context` by default.
     """
     config = unwrapped(model).config
-    products = products_of(
+    by_shape = flops_by_shape(
         model, labelled_share=labelled_share, source_share=source_share
     )
-    weights = sum(products.values())
+    weights = sum(by_shape.values())
     if not family_of(config).is_encoder_decoder:
         width = int(config.num_attention_heads) * head_size(config)
         return weights + 12.0 * width * sum(_context_by_layer(config, context))
@@ -105,7 +105,7 @@ def _context_by_layer(config: Any, context: float) -> list[float]:
     return [narrow if t == "sliding_attention" else context for t in layer_types]
 
 
-def products_of(
+def flops_by_shape(
     model: nn.Module, *, labelled_share: float = 1.0, source_share: float = 0.0
 ) -> dict[tuple[int, int], float]:
     """Count the FLOPs per token of matmuls with weights, by (input width, output width).
@@ -113,7 +113,7 @@ def products_of(
     A matmul costs 6 FLOPs per weight and token: 2 in the forward pass, 2 for the gradient of the
     input and 2 for the gradient of the weight, which frozen weights do not need. With adapters this
     is an upper bound. The output head counts for target tokens with a label. In an encoder-decoder,
-    source tokens pass the encoder and the cross-attention's keys and values. Target tokens pass the
+    source tokens pass the encoder and the cross-attention's keys and values. Target tokens pass all
     other layers.
     """
     flops: dict[tuple[int, int], float] = {}

@@ -17,7 +17,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
-from toque.models.forward.keyed_dropout import draw_again, key_compiled_code
+from toque.models.forward.keyed_dropout import key_compiled_code, reuse_masks
 from toque.models.forward.varlen_attention import PLAN, attending_by, configs_of
 
 
@@ -45,9 +45,8 @@ def is_compiled(model: nn.Module) -> bool:
 
 def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
     """Return a context that runs blocks uncompiled, because every new token has another shape."""
-    if not is_compiled(
-        model
-    ):  # setting the stance loads the compiler, which takes a second
+    # Setting the stance loads the compiler, which takes a second.
+    if not is_compiled(model):
         return nullcontext()
     stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance
@@ -82,8 +81,8 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
     """Save only the inputs of every transformer block, in place. Return the number of blocks.
 
-    The backward pass recomputes the other activations, bitwise identical (Chen et al. 2016, arXiv
-    1604.06174). Call `compile_blocks` first, if at all.
+    The backward pass recomputes all activations inside a block, bitwise identical (Chen et al.
+    2016, arXiv 1604.06174). Call `compile_blocks` first, if at all.
 
     Args:
         model: The model.
@@ -116,7 +115,7 @@ def _recomputing(
     block: nn.Module, attention: AbstractContextManager[None]
 ) -> Iterator[None]:
     """Context in which a block repeats its last forward: the same dropout masks and attention."""
-    draw_again(block)
+    reuse_masks(block)
     with attention:
         yield
 

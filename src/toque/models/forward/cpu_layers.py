@@ -1,6 +1,6 @@
 """Faster layers for a CPU, and the exchange of a model's layers.
 
-Linear layers are faster in float32 and bfloat16, and the other layers in bfloat16 only. Norms write
+Linear layers are faster in float32 and bfloat16, and all other layers in bfloat16 only. Norms write
 bfloat16. Layers with the same input share a matmul, and gates and attention read its output as one
 tensor.
 """
@@ -31,10 +31,10 @@ from transformers.pytorch_utils import Conv1D
 from toque.models.forward.cpu_linear import (
     CpuConv1D,
     CpuLinear,
+    bf16_linear,
     in_bf16,
     is_plain,
-    one_product,
-    product_of,
+    joint_linear,
 )
 from toque.models.forward.grouped_attention import attend_packed
 
@@ -97,11 +97,11 @@ class _RmsNorm16:
 
 
 class _LlamaRMSNorm16(_RmsNorm16, LlamaRMSNorm):
-    pass
+    """Llama's RMSNorm with bfloat16 output."""
 
 
 class _T5LayerNorm16(_RmsNorm16, T5LayerNorm):
-    pass
+    """T5's RMSNorm with bfloat16 output."""
 
 
 class _LayerNorm16(nn.LayerNorm):
@@ -149,21 +149,25 @@ class _Gate(torch.autograd.Function):
 
 
 class _LlamaMLP16(LlamaMLP):
+    """SwiGLU feed-forward with one matmul for gate and up projection."""
+
     def forward(self, x: Tensor) -> Tensor:
         is_silu = isinstance(self.act_fn, (nn.SiLU, SiLUActivation))
         if not (in_bf16(x) and is_silu and is_plain(self.gate_proj, self.up_proj)):
             return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
-        both = one_product(self, x, (self.gate_proj, self.up_proj))
+        both = joint_linear(self, x, (self.gate_proj, self.up_proj))
         return cast("Tensor", self.down_proj(_Gate.apply(both, False)))  # type: ignore[no-untyped-call]
 
 
 class _T5DenseGatedActDense16(T5DenseGatedActDense):
+    """Gated GELU feed-forward with one matmul for both inner projections."""
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         is_gelu = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
         layers = (self.wi_0, self.wi_1, self.wo)
         if not (in_bf16(hidden_states) and is_gelu and is_plain(*layers)):
             return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
-        both = one_product(self, hidden_states, (self.wi_0, self.wi_1))
+        both = joint_linear(self, hidden_states, (self.wi_0, self.wi_1))
         hidden = _Gate.apply(both, True)  # type: ignore[no-untyped-call]
         return cast("Tensor", self.wo(self.dropout(hidden)))
 
@@ -206,11 +210,11 @@ def _rotate(packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
 
 
 def _rotated(
-    product: Tensor, size: int, heads: int, embeddings: tuple[Tensor, Tensor]
+    qkv: Tensor, size: int, heads: int, embeddings: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Reshape [N, H * d] to [N, H, d], and rotate the first `heads` heads by their positions."""
     cos, sin = (angles[0].float().contiguous() for angles in embeddings)
-    packed = product.view(len(product), -1, size)
+    packed = qkv.view(len(qkv), -1, size)
     rotated: Tensor = _Rotate.apply(packed, cos, sin, heads)  # type: ignore[no-untyped-call]
     return rotated
 
@@ -220,6 +224,8 @@ def _rotated(
 
 
 class _GPT2Attention16(GPT2Attention):
+    """GPT-2's attention with a packed forward."""
+
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         plan: Any = kwargs.get("plan")
         is_packed = plan is not None and not args and not self.is_cross_attention
@@ -236,6 +242,8 @@ class _GPT2Attention16(GPT2Attention):
 
 
 class _GPTNeoXAttention16(GPTNeoXAttention):
+    """GPT-NeoX's attention with a packed forward."""
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan: Any = kwargs.get("plan")
         layer = self.query_key_value
@@ -245,7 +253,7 @@ class _GPTNeoXAttention16(GPTNeoXAttention):
 
         weight = self._queries_first(layer.weight)
         bias = None if layer.bias is None else self._queries_first(layer.bias)
-        qkv = product_of(hidden_states[0], weight, bias)
+        qkv = bf16_linear(hidden_states[0], weight, bias)
         n_heads = qkv.shape[1] // self.head_size // 3
         packed = _rotated(
             qkv, self.head_size, 2 * n_heads, kwargs["position_embeddings"]
@@ -257,12 +265,14 @@ class _GPTNeoXAttention16(GPTNeoXAttention):
         return self.dense(attended.view(1, len(qkv), -1)), None
 
     def _queries_first(self, parameter: Tensor) -> Tensor:
-        """Reorder rows from (head, q/k/v) to (q/k/v, head), as packed attention reads them."""
+        """Reorder rows from (head, q/k/v) to (q/k/v, head), the order of packed attention."""
         by_head = parameter.view(-1, 3, self.head_size, *parameter.shape[1:])
         return by_head.transpose(0, 1).reshape(parameter.shape)
 
 
 class _LlamaAttention16(LlamaAttention):
+    """Llama's attention with a packed forward and one matmul for queries, keys and values."""
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan: Any = kwargs.get("plan")
         layers = (self.q_proj, self.k_proj, self.v_proj)
@@ -270,7 +280,7 @@ class _LlamaAttention16(LlamaAttention):
         if not (is_packed and in_bf16(hidden_states) and is_plain(*layers)):
             return super().forward(hidden_states, *args, **kwargs)
 
-        qkv = one_product(self, hidden_states[0], layers)
+        qkv = joint_linear(self, hidden_states[0], layers)
         n_queries = self.q_proj.out_features // self.head_dim
         n_keys = self.k_proj.out_features // self.head_dim
         packed = _rotated(
@@ -291,6 +301,8 @@ class _LlamaAttention16(LlamaAttention):
 
 
 class _T5Attention16(T5Attention):
+    """T5's attention with a packed forward and one matmul for keys and values."""
+
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan: Any = kwargs.get("plan")
         states = kwargs.get("key_value_states")
@@ -302,10 +314,10 @@ class _T5Attention16(T5Attention):
         size = self.key_value_proj_dim
         cross_kv = None
         if states is None:
-            packed = one_product(self, hidden_states[0], layers)
+            packed = joint_linear(self, hidden_states[0], layers)
         else:
             packed = self.q(hidden_states[0])
-            cross_kv = one_product(self, states[0], (self.k, self.v))
+            cross_kv = joint_linear(self, states[0], (self.k, self.v))
             cross_kv = cross_kv.view(len(cross_kv), -1, size)
         attended = attend_packed(
             self,

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.pytorch_utils import Conv1D
 
-from toque.hardware.onednn import onednn_is_faster, product
+from toque.hardware.onednn import onednn_is_faster, onednn_linear
 
 # Attributes of parameters and modules with their cached bfloat16 copies.
 _COPY: Final = "_toque_bf16"
 _PADDED_COPY: Final = "_toque_bf16_padded"
 AS_A_GPU: Final = ContextVar("AS_A_GPU", default=False)
-"""True in the outline of a GPU run, whose tensors are on the CPU."""
+"""True in the outline of a GPU run, which has its tensors on the CPU."""
 # The rows of an output head are padded to a multiple of this number (`padded_copy`).
 _ROW_MULTIPLE: Final = 64
 
@@ -112,16 +112,16 @@ def in_bf16(tensor: Tensor) -> bool:
     )
 
 
-def one_product(
+def joint_linear(
     owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]
 ) -> Tensor:
-    """Multiply by all plain layers of `owner`: [..., I] to [..., sum of O] in bfloat16."""
+    """Compute several plain layers of `owner` by one matmul: [..., I] to [..., sum of O] bf16."""
     weights = [layer.weight for layer in layers]
     copy = _cached_copy(owner, _COPY, weights, sum(map(len, weights)))
     return _multiply(values, copy, None, weights)
 
 
-def product_of(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def bf16_linear(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a linear layer in bfloat16: [..., I] by weight [O, I] and bias [O] to [..., O]."""
     return _multiply(values, bf16_copy(weight), bias, [weight])
 
@@ -132,7 +132,7 @@ def is_plain(*layers: nn.Module) -> bool:
 
 
 def by_onednn(device: torch.device) -> bool:
-    """True if float32 matmuls use oneDNN: on a CPU where it is faster, outside of autocast."""
+    """True if float32 matmuls use oneDNN: it is faster on this CPU, and autocast is off."""
     return (
         device.type == "cpu"
         and onednn_is_faster()
@@ -146,7 +146,7 @@ def _matmul_transposed(
 ) -> Tensor:
     """Compute `left @ right.T + bias` of matrices, in float32 by oneDNN or in bfloat16."""
     if left.dtype == torch.float32:
-        return product(left, right, bias)
+        return onednn_linear(left, right, bias)
     if bias is None:
         return torch.mm(left, right.T)
     return torch.addmm(bf16_copy(bias), left, right.T)

@@ -174,8 +174,9 @@ def _attend(
     mask = plan.across if is_across else plan.own
     if sliding_window and plan.near is not None:
         mask = plan.near
-    # T5 gives its cross-attention a bias of zeros.
+    # T5 passes a bias of zeros to its cross-attention.
     bias = None if is_across else position_bias
+    plain_options, biased_options = plan.kernels
 
     output = attend(
         query,
@@ -187,7 +188,7 @@ def _attend(
         dropout=dropout,
         pair=next_pair(module, dropout),
         cap=softcap,
-        options=plan.kernels[bias is not None],
+        options=plain_options if bias is None else biased_options,
     )
     return output.transpose(1, 2), None
 
@@ -420,7 +421,7 @@ _SHARED_MEMORY: Final = re.compile(r"Required: (\d+)\D+limit: ?(\d+)")
 _TOO_MUCH: Final = "torch's own need {:,} bytes of shared memory and the card has {:,}"
 _TOLERANCE: Final = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Largest error relative to the definition in float32, as a share of the largest number. float32
-matmuls may use TF32. A kernel whose tokens attend to another example has an error of about 1."""
+matmuls may use TF32. If tokens attend to another example, the error is about 1."""
 
 
 @dataclass(frozen=True)

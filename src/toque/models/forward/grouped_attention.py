@@ -262,7 +262,7 @@ def attend_packed(
 
 
 class _GroupedAttention(torch.autograd.Function):
-    """Attention of all groups of a flat row. The arguments are those of `attend_packed`."""
+    """Attention of all groups of a flat row, with the arguments of `attend_packed`."""
 
     @staticmethod
     def forward(
@@ -376,9 +376,9 @@ def _keep_mask(
 def _allocate_gradients(
     q: Tensor, k: Tensor, *, cross: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Allocate gradients of q, k and v. Return also the tensor of which they are views.
+    """Allocate a joint tensor, and the gradients of q, k and v as views.
 
-    Tensors that were stacked together have their gradients in one tensor: q, k and v in
+    Tensors that were stacked together have their gradients in the joint tensor: q, k and v in
     self-attention, k and v in cross-attention.
     """
     n = len(k)

@@ -29,13 +29,11 @@ from toque.models.forward.cpu_linear import kind_of
 
 UPDATE: Final = ContextVar("UPDATE", default=0)
 """Key of the current update, 64 bits: a function of the seed and the step."""
-_STEPS: Final = (
-    1 << 16
-)  # an element's probability of being dropped is a multiple of 1 / _STEPS
-PAIR_STEPS: Final = 1 << 24  # the same for the attention weight of a pair of tokens
-Pair = tuple[
-    Tensor, Tensor
-]  # hash keys [R, T] of the queries and [R, S] of the keys, int64
+# The probabilities of a dropped element and of a dropped pair of tokens have this many steps.
+_STEPS: Final = 1 << 16
+PAIR_STEPS: Final = 1 << 24
+Pair = tuple[Tensor, Tensor]
+"""Hash keys [R, T] of the queries and [R, S] of the keys, int64."""
 _MAX_COLUMNS: Final = 1 << 16  # widest layer that can be compiled
 _LANES: Final = 4  # columns that share a hash of 64 bits
 # Odd 64-bit numbers, as signed integers. The first is SplitMix64's increment, and the next two are
@@ -289,7 +287,7 @@ def next_keys(attention: Any, p: float) -> Tensor | None:
     return None if site is None or p == 0.0 else site.next_keys()
 
 
-def draw_again(block: nn.Module) -> None:
+def reuse_masks(block: nn.Module) -> None:
     """Let a block's next forward use the masks of its last forward, which it recomputes."""
     for module in block.modules():
         for value in vars(module).values():

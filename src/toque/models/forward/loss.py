@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch, DecoderBatch
-from toque.hardware.onednn import product
+from toque.hardware.onednn import onednn_linear
 from toque.models.forward.cpu_linear import (
     by_onednn,
     kind_of,
@@ -222,7 +222,7 @@ class _Precision:
     ) -> Tensor:
         """Compute `left @ right.T`. oneDNN allocates the result and ignores `out`."""
         if self.uses_onednn:
-            return product(left, right)
+            return onednn_linear(left, right)
         return torch.mm(left, right.T, out=out)
 
     def chunk_rows(self, n_labels: int, requested: int) -> int:
@@ -317,7 +317,7 @@ class _Gradients:
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Loss whose forward also computes the gradients, from each chunk's logits.
+    """Loss that computes its gradients in the forward pass, from each chunk's logits.
 
     The backward pass only scales them. Recomputing the logits there would need a third matmul with
     the output head.

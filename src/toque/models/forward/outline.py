@@ -129,7 +129,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 class _GpuOperators(TorchFunctionMode):
-    """Context that replaces operators whose memory differs between a GPU and a CPU."""
+    """Context that replaces operators with different memory on a GPU and a CPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -152,7 +152,7 @@ def _attend(
     if position_bias is None and dropout == 0.0 and module.is_causal:
         return _fused_causal(query, key, value, plan.own, scale), None
 
-    # T5 gives its cross-attention a bias of zeros.
+    # T5 passes a bias of zeros to its cross-attention.
     bias = None if position_bias is None or is_across else position_bias[0]
     output: Tensor = _ExamplesAttention.apply(  # type: ignore[no-untyped-call]
         query,

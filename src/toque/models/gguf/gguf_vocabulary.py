@@ -236,7 +236,7 @@ def _find_pre_tokenizer(tokenizer_json: str, state: Mapping[str, Any]) -> str:
     """Return llama.cpp's name for a pre-tokenizer that divides sample texts into the same words.
 
     Raises:
-        ConfigError: llama.cpp has none.
+        ConfigError: llama.cpp does not have such a pre-tokenizer.
     """
     pre_tokenizer = Tokenizer.from_str(tokenizer_json).pre_tokenizer
     generator = random.Random(0)

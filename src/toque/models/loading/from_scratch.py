@@ -74,8 +74,8 @@ def build_model(
 
     Args:
         family: Name of the family.
-        shape: Arguments of the family's config. The dropout is 0.1 for T5 and GPT-2, and 0 for the
-            other families, unless the shape has one.
+        shape: Arguments of the family's config. Without a dropout, it is 0.1 for T5 and GPT-2, and
+            0 for GPT-NeoX and Llama.
         vocab_size: Rows of the embedding.
         pad_id: Id of the padding token.
         eos_id: Id of the token that ends a text.

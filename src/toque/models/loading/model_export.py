@@ -132,7 +132,7 @@ def _write_folder(
     tokenizer_files: list[Path] = []
     if codec_folder is not None:
         tokenizer_files.append(codec_folder / _CHAT)
-        # Next to another tokenizer.json, the other files would describe the wrong tokenizer.
+        # Next to another tokenizer.json, these files would describe the wrong tokenizer.
         if "tokenizer.json" not in files:
             tokenizer_files += [codec_folder / name for name in _TOKENIZER_FILES]
     try:

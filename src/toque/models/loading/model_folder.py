@@ -259,7 +259,7 @@ def stored_weights(folder: Path) -> StoredWeights:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """List the weight files of a model folder. Raise a CheckpointError if there are none."""
+    """List the weight files of a model folder. Raise a CheckpointError if it has no such file."""
     weights = folder / "model.safetensors"
     if weights.exists():  # transformers also prefers this file to an index
         return [weights]

@@ -132,9 +132,7 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     is_untied = raw.get("tie_word_embeddings") is False
     has_own_head = is_untied and "lm_head.weight" in stored.files
     checked = CheckedFolder(folder, family_of(config), stored, has_own_head)
-    if (
-        checked.family == CAUSAL
-    ):  # `check_config` counts the weights of the other families
+    if checked.family == CAUSAL:  # `check_config` does not know such a model's sizes
         _check_size(checked, file, n_weights)
     return checked
 

@@ -18,9 +18,14 @@ from toque.models.generation.options import GenerationOptions
 from toque.storage.atomic import sha256_of
 
 Form = Literal["recipes", "pairs", "conversations", "documents", "gaps"]
-"""Kinds of training data, in this order: requests for recipes and questions about them; the user's
-own prompts and answers; conversations with a chat template; texts, which the model continues; texts
-with gaps, which the model fills."""
+"""Kinds of training data.
+
+* recipes: requests for recipes, and questions about them
+* pairs: the user's own prompts and answers
+* conversations: conversations with a chat template
+* documents: texts, which the model continues
+* gaps: texts with gaps, which the model fills
+"""
 FOLDER: Final = "toque"
 RECORD: Final = "model.json"
 _TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json")

@@ -148,9 +148,8 @@ def _decoding_error(
         hidden = decoding.step(torch.stack([text[0, position] for text in texts]))
         logits = torch.stack([each[position] for each in expected])
         errors.append(relative_error(_logits(core, hidden), logits))
-    return float(
-        torch.tensor(errors, dtype=torch.float64).max()
-    )  # NaN if an error is NaN
+    # The maximum of a tensor is NaN if an error is NaN.
+    return float(torch.tensor(errors, dtype=torch.float64).max())
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:

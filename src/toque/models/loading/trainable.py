@@ -97,7 +97,7 @@ class ModelToTrain:
         return model
 
     def base(self) -> AdaptedBase:
-        """Return the checked base of an adapter run, whose matrices are not read yet."""
+        """Check the base of an adapter run. `AdaptedBase.placed` reads its matrices later."""
         checked = check_folder(self.section.start_from, family=self.section.family)
         is_dora = self.adapter is not None and self.adapter.kind == "dora"
         return AdaptedBase(checked, self.fit, read_whole=is_dora)

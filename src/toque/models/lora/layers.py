@@ -40,7 +40,7 @@ _OTHER_ATTENTION: Final = (
     ("Wqkv",),
     ("W_pack",),
 )
-"""Modules for other families. The first entry whose modules the model has is used."""
+"""Modules for other families. The first entry that matches the model is used."""
 _LAST_NAME = re.compile(r"[^.]+(?:\.\d+)?$")
 
 

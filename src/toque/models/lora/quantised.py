@@ -37,9 +37,8 @@ class Int8:
     def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
         """Compute codes int8 [O, I] and scales float32 [O, 1]."""
         scales = matrix.float().abs().amax(1, keepdim=True) / _INT8_STEPS
-        divisors = scales.clamp(
-            min=torch.finfo(torch.float32).tiny
-        )  # a row may be zero
+        # A row may be zero.
+        divisors = scales.clamp(min=torch.finfo(torch.float32).tiny)
         codes = (matrix.float() / divisors).round()
         return {"codes": codes.to(torch.int8), "scales": scales}
 
