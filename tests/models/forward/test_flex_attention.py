@@ -53,7 +53,11 @@ def test_a_query_that_keeps_no_key_gives_zero_and_a_gradient_without_nan():
     torch.manual_seed(1)
     # Of the first two examples' single pairs, at 90 % most are dropped.
     out = flex.attend(
-        *leaves, flex.decoder_masks(batch).own, bias=None, scale=1.0, dropout=0.9
+        *leaves,
+        flex.decoder_masks(batch).self_attention,
+        bias=None,
+        scale=1.0,
+        dropout=0.9,
     )
     dropped = (out[0, :, :2] == 0).all(-1)
     assert dropped.any()
@@ -88,7 +92,7 @@ def test_drawn_numbers_are_even_and_unrelated():
 def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
     """The mask, the bias and the hash as the compiler reads them; PyTorch has no backward here."""
     batch = rows(*UNEVEN, length=320)
-    mask = flex.decoder_masks(batch).own
+    mask = flex.decoder_masks(batch).self_attention
     torch.manual_seed(0)
     query, key, value = (torch.randn(len(UNEVEN), 2, 320, 16) for _ in range(3))
     bias = torch.randn(1, 2, 320, 320).expand(len(UNEVEN), -1, -1, -1)

@@ -83,12 +83,11 @@ _BACKWARD: Final[tuple[Options, ...]] = tuple(
 class BlockMasks:
     """Pairs of positions that attend to each other, for every layer of a micro-batch."""
 
-    own: BlockMask  # self-attention
-    across: BlockMask | None = None  # cross-attention from decoder to encoder
+    self_attention: BlockMask
+    cross_attention: BlockMask | None = None  # from decoder to encoder
     kernels: Kernels = DEFAULT_KERNELS
-    near: BlockMask | None = (
-        None  # `own` within the sliding window, for layers with a window
-    )
+    # Self-attention within the sliding window, for layers with a window.
+    windowed: BlockMask | None = None
 
 
 def decoder_masks(
@@ -100,10 +99,10 @@ def decoder_masks(
     """Build the masks of a decoder-only model's micro-batch."""
     segments = batch.segments
     causal = _block_mask(segments, segments, causal=True)
-    near = None
+    windowed = None
     if window is not None and window < segments.shape[1]:
-        near = _block_mask(segments, segments, window=window)
-    return BlockMasks(causal, kernels=kernels, near=near)
+        windowed = _block_mask(segments, segments, window=window)
+    return BlockMasks(causal, kernels=kernels, windowed=windowed)
 
 
 def encoder_decoder_masks(
@@ -113,8 +112,8 @@ def encoder_decoder_masks(
     source, target = batch.source_segments, batch.target_segments
     encoder = BlockMasks(_block_mask(source, source), kernels=kernels)
     causal = _block_mask(target, target, causal=True)
-    across = _block_mask(target, source)
-    return encoder, BlockMasks(causal, across, kernels)
+    cross = _block_mask(target, source)
+    return encoder, BlockMasks(causal, cross, kernels)
 
 
 def _block_mask(
@@ -170,12 +169,12 @@ def _attend(
     """Attention function for transformers: [R, H, T, d] each, to [R, T, H, d]."""
     plan = planned(plan, more)
     query, key, value = as_attended(query, key, value)
-    is_across = is_cross_attention(module, plan)
-    mask = plan.across if is_across else plan.own
-    if sliding_window and plan.near is not None:
-        mask = plan.near
+    is_cross = is_cross_attention(module, plan)
+    mask = plan.cross_attention if is_cross else plan.self_attention
+    if sliding_window and plan.windowed is not None:
+        mask = plan.windowed
     # T5 passes a bias of zeros to its cross-attention.
-    bias = None if is_across else position_bias
+    bias = None if is_cross else position_bias
     plain_options, biased_options = plan.kernels
 
     output = attend(

@@ -44,29 +44,29 @@ Example = tuple[int, int, int, int]
 class AttentionPlan:
     """Examples of a flat row, for every layer of one forward."""
 
-    own: list[Example]  # self-attention
-    # cross-attention from decoder to encoder, if there is one.
-    across: list[Example] | None = None
+    self_attention: list[Example]
+    # From decoder to encoder, if there is cross-attention.
+    cross_attention: list[Example] | None = None
 
     @property
     def longest(self) -> int:
         """Tokens of the longest example."""
-        return max(n for _, n, _, _ in self.own)
+        return max(n for _, n, _, _ in self.self_attention)
 
     @cached_property
     def causal_groups(self) -> _Groups:
-        """Groups of `own` by length, for a causal mask."""
-        return _build_groups(self.own, causal=True)
+        """Groups of `self_attention` by length, for a causal mask."""
+        return _build_groups(self.self_attention, causal=True)
 
     @cached_property
     def groups(self) -> _Groups:
-        """Groups of `own` by length."""
-        return _build_groups(self.own, causal=False)
+        """Groups of `self_attention` by length."""
+        return _build_groups(self.self_attention, causal=False)
 
     @cached_property
-    def across_groups(self) -> _Groups:
-        """Groups of `across` by length."""
-        return _build_groups(self.across or [], causal=False)
+    def cross_groups(self) -> _Groups:
+        """Groups of `cross_attention` by length."""
+        return _build_groups(self.cross_attention or [], causal=False)
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def attend_packed(
     """
     causal = bool(module.is_causal) and cross_kv is None
     if cross_kv is not None:
-        groups = plan.across_groups
+        groups = plan.cross_groups
     else:
         groups = plan.causal_groups if causal else plan.groups
     own_bias = None if bias is None or cross_kv is not None else bias[0]

@@ -54,17 +54,17 @@ def cpu_plans(rows: OutlinedRows) -> tuple[AttentionPlan, AttentionPlan]:
     targets = _equal_examples(rows.rows * rows.target, examples)
     sources = _equal_examples(rows.rows * rows.source, examples)
     # A decoder's queries are target tokens, and the keys of its cross-attention source tokens.
-    across = [
+    cross_attention = [
         (*target[:2], *source[:2])
         for target, source in zip(targets, sources, strict=True)
     ]
     encoder = AttentionPlan(sources)
-    decoder = AttentionPlan(targets, across if rows.source else None)
+    decoder = AttentionPlan(targets, cross_attention if rows.source else None)
 
     # The groups are cached properties. They cannot be computed in `FakeTensorMode`.
     _ = (decoder.causal_groups, decoder.groups)
     if rows.source:
-        _ = (decoder.across_groups, encoder.groups)
+        _ = (decoder.cross_groups, encoder.groups)
     return encoder, decoder
 
 

@@ -157,12 +157,12 @@ def _t5_masked(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
             input_ids=batch.source_tokens, attention_mask=same_segment(sources, sources)
         ).last_hidden_state
         # Padding attends to every source token, because the softmax of an empty row is undefined.
-        across = same_segment(targets, sources) | (targets == 0)[:, None, :, None]
+        cross_mask = same_segment(targets, sources) | (targets == 0)[:, None, :, None]
         output = core.get_submodule("decoder")(
             input_ids=batch.target_tokens,
             attention_mask=same_segment(targets, targets).tril(),
             encoder_hidden_states=states,
-            encoder_attention_mask=across,
+            encoder_attention_mask=cross_mask,
             use_cache=False,
         )
     return cast("Tensor", output.last_hidden_state)

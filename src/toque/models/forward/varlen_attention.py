@@ -136,9 +136,9 @@ def _attend(
         causal["pair"] = next_pair(module, dropout)
         return _attend_causally_by_example(query, key, value, plan, **causal), None
 
-    is_across = is_cross_attention(module, plan)
+    is_cross = is_cross_attention(module, plan)
     if query.dtype == torch.bfloat16:
-        packed, cross_kv = _pack(query, key, value, is_across=is_across)
+        packed, cross_kv = _pack(query, key, value, is_cross=is_cross)
         attended = attend_packed(
             module,
             packed,
@@ -150,16 +150,16 @@ def _attend(
         )
         return attended[None], None
     if position_bias is None and dropout == 0.0 and module.is_causal:
-        return _fused_causal(query, key, value, plan.own, scale), None
+        return _fused_causal(query, key, value, plan.self_attention, scale), None
 
     # T5 passes a bias of zeros to its cross-attention.
-    bias = None if position_bias is None or is_across else position_bias[0]
+    bias = None if position_bias is None or is_cross else position_bias[0]
     output: Tensor = _ExamplesAttention.apply(  # type: ignore[no-untyped-call]
         query,
         key,
         value,
         bias,
-        plan.across if is_across else plan.own,
+        plan.cross_attention if is_cross else plan.self_attention,
         bool(module.is_causal),
         scale,
         dropout,
@@ -172,11 +172,11 @@ AttentionInterface.register(NAME, _attend)
 
 
 def _pack(
-    query: Tensor, key: Tensor, value: Tensor, *, is_across: bool
+    query: Tensor, key: Tensor, value: Tensor, *, is_cross: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Stack [1, H, N, d] each as the first two arguments of `attend_packed` after the module."""
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    if is_across:
+    if is_cross:
         return q, torch.cat([k, v], 1)
     return torch.cat([q, k, v], 1), None
 
@@ -197,7 +197,9 @@ def planned(plan: object, arguments: Mapping[str, Any]) -> Any:
 def is_cross_attention(module: nn.Module, plan: Any) -> bool:
     """True if a layer of a decoder attends to the encoder."""
     is_decoder = getattr(module, "is_decoder", False)
-    return bool(plan.across is not None and is_decoder and not module.is_causal)
+    return bool(
+        plan.cross_attention is not None and is_decoder and not module.is_causal
+    )
 
 
 def _attend_causally_by_example(
@@ -210,7 +212,7 @@ def _attend_causally_by_example(
     **settings: Any,
 ) -> Tensor:
     """Compute causal attention [1, N, H, d] within the window, one example at a time."""
-    lengths = [n for _, n, _, _ in plan.own]
+    lengths = [n for _, n, _, _ in plan.self_attention]
     lengths.append(query.shape[2] - sum(lengths))  # tokens of no example
     inputs = (torch.split(t, lengths, dim=2) for t in (query, key, value))
     *examples, (_, _, extra_values) = zip(*inputs, strict=True)
@@ -259,8 +261,8 @@ def attend_causally(
     is_plain = softcap is None and dropout == 0.0
     if window is not None or (not is_plain and mask is None):
         distance = position[:, None] - position
-        near = (distance >= 0) & (distance < (window or len(position)))
-        mask = near if mask is None else mask & near
+        in_window = (distance >= 0) & (distance < (window or len(position)))
+        mask = in_window if mask is None else mask & in_window
     if is_plain:
         return functional.scaled_dot_product_attention(
             query, key, value, mask, is_causal=mask is None, scale=scale
