@@ -223,7 +223,7 @@ def xxl(folder: Path, form: FormName | None, *, memory: int) -> InUse:
     assert known is not None
     known.config.save_pretrained(base)
     nothing = StoredWeights({}, {})
-    model = pretrained.outlined(
+    model = pretrained.build_outline(
         CheckedFolder(base, family_of(known.config), nothing, True)
     )
     own = {name: tuple(p.shape) for name, p in model.named_parameters()}

@@ -98,11 +98,11 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
     bias = torch.randn(1, 2, 320, 320).expand(len(UNEVEN), -1, -1, -1)
     keys = torch.randint(-(2**31), 2**31, (len(UNEVEN), 320))
     score_mod = (
-        flex._with_dropout(
-            flex.with_bias(bias), flex.head_numbers(keys, 2), keys.int(), 1 << 22
+        flex._dropout_score_mod(
+            flex.bias_score_mod(bias), flex.head_numbers(keys, 2), keys.int(), 1 << 22
         )
         if dropped
-        else flex.with_bias(bias)
+        else flex.bias_score_mod(bias)
     )
     how = {"score_mod": score_mod, "block_mask": mask, "scale": 0.25}
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
 
 
 def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch):
-    assert flex._error(CPU, torch.float32, 16, {}, biased=True) < 1e-5
+    assert flex._largest_error(CPU, torch.float32, 16, {}, biased=True) < 1e-5
     attend = flex.attend
 
     def open_to_all(query, key, value, mask, **how):
@@ -123,4 +123,4 @@ def test_the_probe_finds_a_kernel_that_sees_its_neighbours(monkeypatch):
         return attend(query, key, value, mask, **how)
 
     monkeypatch.setattr(flex, "attend", open_to_all)
-    assert flex._error(CPU, torch.float32, 16, {}, biased=True) > 0.1
+    assert flex._largest_error(CPU, torch.float32, 16, {}, biased=True) > 0.1

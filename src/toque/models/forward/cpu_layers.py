@@ -209,7 +209,7 @@ def _rotate(packed: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
     part.copy_(rotated)
 
 
-def _rotated(
+def _rotate_heads(
     qkv: Tensor, size: int, heads: int, embeddings: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Reshape [N, H * d] to [N, H, d], and rotate the first `heads` heads by their positions."""
@@ -255,7 +255,7 @@ class _GPTNeoXAttention16(GPTNeoXAttention):
         bias = None if layer.bias is None else self._queries_first(layer.bias)
         qkv = bf16_linear(hidden_states[0], weight, bias)
         n_heads = qkv.shape[1] // self.head_size // 3
-        packed = _rotated(
+        packed = _rotate_heads(
             qkv, self.head_size, 2 * n_heads, kwargs["position_embeddings"]
         )
         dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
@@ -283,7 +283,7 @@ class _LlamaAttention16(LlamaAttention):
         qkv = joint_linear(self, hidden_states[0], layers)
         n_queries = self.q_proj.out_features // self.head_dim
         n_keys = self.k_proj.out_features // self.head_dim
-        packed = _rotated(
+        packed = _rotate_heads(
             qkv, self.head_dim, n_queries + n_keys, kwargs["position_embeddings"]
         )
         if n_keys < n_queries:

@@ -229,7 +229,7 @@ def attend(
     """
     rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
     kernel = kernel or _select_kernel(query, rows)
-    score_mod = with_bias(rows) if cap is None else _with_cap(cap)
+    score_mod = bias_score_mod(rows) if cap is None else _cap_score_mod(cap)
     settings: dict[str, Any] = {
         "block_mask": block_mask,
         "scale": scale,
@@ -242,7 +242,7 @@ def attend(
     query_keys, key_keys = pair or (_random_keys(query), _random_keys(key))
     query_numbers = head_numbers(query_keys, query.shape[1])
     threshold = round(dropout * PAIR_STEPS)
-    dropping = _with_dropout(score_mod, query_numbers, key_keys.int(), threshold)
+    dropping = _dropout_score_mod(score_mod, query_numbers, key_keys.int(), threshold)
 
     settings["return_aux"] = AuxRequest(lse=True)
     output_kept, sums_kept = kernel(query, key, value, score_mod=dropping, **settings)
@@ -265,14 +265,14 @@ def _random_keys(tokens: Tensor) -> Tensor:
     return torch.randint(-(2**31), 2**31, shape, device=tokens.device)
 
 
-def _with_cap(cap: float) -> ScoreMod:
+def _cap_score_mod(cap: float) -> ScoreMod:
     def capped(score: Tensor, _b: Tensor, _h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
         return torch.tanh(score / cap) * cap
 
     return capped
 
 
-def with_bias(bias: Tensor | None) -> ScoreMod | None:
+def bias_score_mod(bias: Tensor | None) -> ScoreMod | None:
     """Return a score function that adds [R, H, T, S]; None without a bias."""
     if bias is None:
         return None
@@ -283,7 +283,7 @@ def with_bias(bias: Tensor | None) -> ScoreMod | None:
     return add_bias
 
 
-def _with_dropout(
+def _dropout_score_mod(
     score_mod: ScoreMod | None, queries: Tensor, keys: Tensor, threshold: int
 ) -> ScoreMod:
     """Extend a score function to drop pairs, by the numbers [R, H, T] and [R, S] int32.
@@ -485,7 +485,7 @@ def _try_kernels(
             torch.enable_grad(),
             torch.autocast(device.type, enabled=False),
         ):
-            error_share = _error(device, dtype, size, options, biased=biased)
+            error_share = _largest_error(device, dtype, size, options, biased=biased)
         if error_share <= _TOLERANCE[dtype]:
             return ""
     except Exception as error:  # noqa: BLE001 - any error of a kernel or its compiler
@@ -502,7 +502,7 @@ def _shorten_reason(message: str) -> str:
     return _TOO_MUCH.format(required, limit)
 
 
-def _error(
+def _largest_error(
     device: torch.device,
     dtype: torch.dtype,
     size: int,

@@ -82,7 +82,7 @@ class _Side:
     @classmethod
     def of(cls, starts: Sequence[int], lengths: Sequence[int]) -> _Side:
         """Build a side from the first token and the number of tokens of each example."""
-        longest = rounded(max(lengths))
+        longest = round_up(max(lengths))
         first = torch.tensor(starts)[:, None]
         count = torch.tensor(lengths)[:, None]
         position = torch.arange(longest)[None]
@@ -176,7 +176,7 @@ def _build_groups(examples: Sequence[Example], *, causal: bool) -> _Groups:
     return _Groups(groups, queries, keys)
 
 
-def rounded(length: int) -> int:
+def round_up(length: int) -> int:
     """Round a length up to a multiple of `MULTIPLE`: 33 to 64, 64 to 64."""
     return -(-length // MULTIPLE) * MULTIPLE
 
@@ -415,7 +415,7 @@ def _bias_and_mask(bias: Tensor | None, *, causal: bool) -> Tensor | None:
         return None
     height, width = bias.shape[1:]
     # The padded scores are not used.
-    padding = (0, rounded(width) - width, 0, rounded(height) - height)
+    padding = (0, round_up(width) - width, 0, round_up(height) - height)
     added = functional.pad(bias.to(torch.bfloat16), padding)
     return added + causal_mask(added.shape[1]) if causal else added
 

@@ -109,20 +109,20 @@ def keys_by_head(keys: Tensor, heads: int) -> Tensor:
 
 def pair_number(query: Tensor, key: Tensor) -> Tensor:
     """Hash pairs of int32 numbers to uniform numbers from 0 to 2^24 - 1."""
-    return (_mixed(query + key) >> 8) & (PAIR_STEPS - 1)
+    return (_mix32(query + key) >> 8) & (PAIR_STEPS - 1)
 
 
 def head_numbers(keys: Tensor, heads: int) -> Tensor:
     """Compute numbers [R, H, T] int32 of the queries from their keys [R, T].
 
     They are mixed here and not in the attention kernels. The compiler inlines the argument of
-    `_mixed` eight times, so two nested calls took half a minute of a kernel's compilation.
+    `_mix32` eight times, so two nested calls took half a minute of a kernel's compilation.
     """
     numbers = torch.arange(heads, device=keys.device).int() * _HEAD32
-    return _mixed(keys.int()[:, None] + numbers[:, None])
+    return _mix32(keys.int()[:, None] + numbers[:, None])
 
 
-def _mixed(number: Tensor) -> Tensor:
+def _mix32(number: Tensor) -> Tensor:
     """Apply Wellons' lowbias32 (2018), a bijection of 32 bits.
 
     The shifts copy the sign, and the masks remove the copies.

@@ -16,7 +16,12 @@ from transformers import PreTrainedModel
 
 from toque.errors import ConfigError
 from toque.models.forward.blocks import blocks
-from toque.models.loading.pretrained import SHARE, CheckedFolder, Placement, outlined
+from toque.models.loading.pretrained import (
+    SHARE,
+    CheckedFolder,
+    Placement,
+    build_outline,
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def placement_of(
     Raises:
         ConfigError: The devices have too little memory for the model in bf16.
     """
-    model = outlined(checked)
+    model = build_outline(checked)
     for dtype in (torch.float32, torch.bfloat16):
         parts = parts_of(model, dtype)
         placed = device_map(parts, memory)

@@ -26,7 +26,7 @@ from toque.models.lora.adapter_files import (
     CONFIG,
     WEIGHTS,
     is_adapter_folder,
-    merged,
+    merge_adapter,
     write_adapter,
 )
 from toque.storage.atomic import atomic_folder, link_or_copy
@@ -288,7 +288,7 @@ def export_model(
     )
     before = sample_logits(model)
 
-    model = merged(model)
+    model = merge_adapter(model)
     model.to(DTYPES[dtype])  # type: ignore[arg-type]  # transformers annotates it away
     tokenizer = codec_folder or source
     save_model(

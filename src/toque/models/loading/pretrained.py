@@ -53,13 +53,13 @@ from toque.models.loading.self_check import refuse_wrong_forward
 from toque.models.lora.adapter_files import CONFIG as ADAPTER_CONFIG
 from toque.models.lora.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from toque.models.lora.adapter_files import (
-    add_from,
+    add_adapter,
     is_adapter_folder,
-    merged,
+    merge_adapter,
     read_config,
+    recorded_format,
     refuse_another_base,
-    rows_needed,
-    trained_beside,
+    required_rows,
     use_adapter,
 )
 from toque.models.lora.frozen import (
@@ -161,7 +161,9 @@ def _check_folder_kind(folder: Path) -> None:
 def _check_size(checked: CheckedFolder, file: Path, n_weights: int) -> None:
     """Raise a CheckpointError if a model has more weights than its files."""
     try:
-        needed = sum(parameter.numel() for parameter in outlined(checked).parameters())
+        needed = sum(
+            parameter.numel() for parameter in build_outline(checked).parameters()
+        )
     except Exception as error:  # an untrusted config can cause any error
         raise CheckpointError(
             f"{file} does not describe a valid model ({type(error).__name__}): "
@@ -275,7 +277,7 @@ def load_frame(checked: CheckedFolder) -> PreTrainedModel | None:
     Return None if names or shapes in the files differ from the model. `load_model` converts or
     rejects such files. Return None also if only constructors can compute the model's buffers.
     """
-    model = outlined(checked)
+    model = build_outline(checked)
     parameters = _read_parameters(model, checked)
     if parameters is None or not _has_only_rotary_buffers(model, checked.family):
         return None
@@ -302,7 +304,7 @@ def _has_only_rotary_buffers(model: nn.Module, family: Family) -> bool:
     return all("RotaryEmbedding" in type(module).__name__ for module in with_buffers)
 
 
-def outlined(checked: CheckedFolder) -> PreTrainedModel:
+def build_outline(checked: CheckedFolder) -> PreTrainedModel:
     """Construct a checked folder's model on the meta device, with its stored head."""
     with torch.device("meta"):
         model = construct(checked.family, config_in(checked.folder))
@@ -397,7 +399,7 @@ class AdaptedBase:
         self, frozen_format: FrozenFormat, device: torch.device
     ) -> tuple[int, int]:
         """Compute the bytes on a GPU after loading, and in CPU memory while loading."""
-        model = outlined(self.checked)
+        model = build_outline(self.checked)
         with torch.device("meta"):
             self.add(model)
             in_float32 = sum(p.nbytes for p in model.parameters())
@@ -464,7 +466,7 @@ def formats_in_use(
     if the format is float32 or unknown, or the adapters differ. The second format is for too little
     memory.
     """
-    recorded = {trained_beside(adapter) or otherwise for adapter in adapters}
+    recorded = {recorded_format(adapter) or otherwise for adapter in adapters}
     recorded = recorded or {otherwise}
     trained = recorded.pop() if len(recorded) == 1 else None
     if device.type != "cpu" and trained not in (None, PLAIN):
@@ -511,9 +513,9 @@ def load_with_adapters(
         )
 
     def add(model: PreTrainedModel) -> None:
-        grow_vocabulary(model, max(rows_needed(folder) or 0 for folder in folders))
+        grow_vocabulary(model, max(required_rows(folder) or 0 for folder in folders))
         for name, folder in adapters.items():
-            add_from(folder, model, name=name)
+            add_adapter(folder, model, name=name)
 
     read_whole = read_whole or any(config.use_dora for config in configs)
     adapted = AdaptedBase(check_folder(str(base_path)), add, read_whole)
@@ -522,7 +524,7 @@ def load_with_adapters(
     for folder in folders:
         refuse_another_base(folder, lambda: base_hash)
     use_adapter(model, next(iter(adapters)))
-    return merged(model) if merge and frozen_format == PLAIN else model
+    return merge_adapter(model) if merge and frozen_format == PLAIN else model
 
 
 def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:

@@ -113,7 +113,7 @@ def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -
         CheckpointError: The folder is damaged, or the adapter was trained on another base.
     """
     refuse_another_base(folder, lambda: base_sha256(model))
-    add_from(folder, model, name=name)
+    add_adapter(folder, model, name=name)
 
 
 def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
@@ -127,7 +127,7 @@ def refuse_another_base(folder: Path, base_hash: Callable[[], str]) -> None:
         )
 
 
-def add_from(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> None:
+def add_adapter(folder: Path, model: PreTrainedModel, *, name: str = ADAPTER) -> None:
     """Add the adapter of `folder` to `model` and activate it, without its base's hash.
 
     The model's matrices are not read, so they may lack memory.
@@ -210,7 +210,7 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
         parameter.requires_grad_(False)  # set_adapter makes it trainable
 
 
-def merged(model: PreTrainedModel) -> PreTrainedModel:
+def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
     """Merge a model's adapter into its float32 weights, in place (Hu et al. 2021, section 4.1).
 
     Raises:
@@ -336,7 +336,7 @@ def _join_settings(settings: dict[str, Any]) -> str:
     )
 
 
-def rows_needed(folder: Path) -> int | None:
+def required_rows(folder: Path) -> int | None:
     """Return the number of embedding rows that an adapter's base needs; None if unknown.
 
     An adapter that Toque wrote records the number. Another one needs its trained tokens.
@@ -350,7 +350,7 @@ def rows_needed(folder: Path) -> int | None:
     return max((int(index) + 1 for index in indices), default=None)
 
 
-def trained_beside(folder: Path) -> FrozenFormat | None:
+def recorded_format(folder: Path) -> FrozenFormat | None:
     """Return the format of the base's matrices in training; None if it is not recorded."""
     return FORMATS.get(_metadata(folder / WEIGHTS).get(FORMAT_KEY, ""))
 

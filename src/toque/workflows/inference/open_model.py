@@ -40,7 +40,7 @@ from toque.models.loading.trainable import family_to_train
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
-    merged,
+    merge_adapter,
     use_adapter,
 )
 from toque.models.lora.frozen import PLAIN, FrozenFormat, format_of
@@ -207,7 +207,9 @@ class TrainedModel:
 
     def merge_adapter(self, config: RunConfig) -> OpenedModel:
         """Return the model to use, with its adapter merged if the base is in float32."""
-        model = merged(self.model) if format_of(self.model) == PLAIN else self.model
+        model = (
+            merge_adapter(self.model) if format_of(self.model) == PLAIN else self.model
+        )
         return OpenedModel(model, self.codec, config, self.step, self.record)
 
 

@@ -21,7 +21,7 @@ from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
-    rows_needed,
+    required_rows,
 )
 from toque.reporter import SILENT, Reporter
 from toque.serving.batcher import ServedModel, ServedModels
@@ -93,7 +93,7 @@ def _add_adapter(
     Weights are loaded with all adapters of this size, because a quantised base accepts none later.
     """
     adapter = adapters[name]
-    n_rows = rows_needed(adapter)
+    n_rows = required_rows(adapter)
     fitting = [
         other
         for other in loaded
@@ -106,7 +106,7 @@ def _add_adapter(
         alike = {
             _inner(n): path
             for n, path in adapters.items()
-            if rows_needed(path) == n_rows
+            if required_rows(path) == n_rows
         }
         formats = formats_in_use(alike.values(), device)
         model = load_with_adapters(alike, formats, device, base=str(base))
