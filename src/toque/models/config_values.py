@@ -16,7 +16,7 @@ def window_of(config: Any) -> int | None:
 
 
 def head_size(config: Any) -> int:
-    """Return the number of columns of a decoder-only model's attention heads."""
+    """Return the head size of a decoder-only model, in columns."""
     size = getattr(config, "head_dim", None)
     return int(size or config.hidden_size // config.num_attention_heads)
 

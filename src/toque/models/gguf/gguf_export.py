@@ -167,7 +167,7 @@ def export_gguf(
             _erase_weights(model)
             read_weights(model, path)
             texts = generate_all()
-            _refuse_different(texts, expected, source, kind)
+            _check_texts(texts, expected, source, kind)
             for name, text in files.items():
                 writer.put(name, text.encode())
     except OSError as error:
@@ -184,7 +184,7 @@ def export_gguf(
     )
 
 
-def _refuse_different(
+def _check_texts(
     texts: Sequence[object], expected: Sequence[object], source: Path, kind: str
 ) -> None:
     """Raise a CheckpointError if a file's texts differ from the texts of the rounded model."""
@@ -305,16 +305,7 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
 
     if kind == "t5":
-        # A T5 has no limit. llama.cpp allocates this context length by default.
-        writer.add_context_length(getattr(config, "n_positions", _T5_CONTEXT))
-        writer.add_feed_forward_length(config.d_ff)
-        writer.add_decoder_block_count(config.num_decoder_layers)
-        writer.add_key_length(config.d_kv)
-        writer.add_value_length(config.d_kv)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
-        writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
-        writer.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
-        writer.add_decoder_start_token_id(config.decoder_start_token_id)
+        _write_t5_shape(writer, config)
         return
 
     writer.add_context_length(config.max_position_embeddings)
@@ -341,6 +332,19 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
+def _write_t5_shape(writer: gguf.GGUFWriter, config: Any) -> None:
+    # A T5 has no limit. llama.cpp allocates this context length by default.
+    writer.add_context_length(getattr(config, "n_positions", _T5_CONTEXT))
+    writer.add_feed_forward_length(config.d_ff)
+    writer.add_decoder_block_count(config.num_decoder_layers)
+    writer.add_key_length(config.d_kv)
+    writer.add_value_length(config.d_kv)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
+    writer.add_decoder_start_token_id(config.decoder_start_token_id)
+
+
 def _quantise(
     stored: StoredWeight, kind: str
 ) -> tuple[NDArray[Any], Any, Sequence[int]]:
@@ -349,14 +353,14 @@ def _quantise(
     Weights with values beyond the type's range stay float32.
 
     Raises:
-        ConfigError: The weight has values that are infinite or not numbers.
+        ConfigError: The weight has infinite or NaN values.
     """
     weight = stored.to_file(stored.weight).float().contiguous()
     largest = float(weight.abs().max())
     if not math.isfinite(largest):
         raise ConfigError(
-            f"The weight {stored.name} has values that are infinite or not numbers, so it cannot "
-            "be exported. Export an earlier checkpoint, or train again with a lower optim.peak_lr."
+            f"The weight {stored.name} has infinite or NaN values, so it cannot be exported. "
+            "Export an earlier checkpoint, or train again with a lower optim.peak_lr."
         )
     stored_type = _type_of(stored, kind, weight.shape)
     if largest > _LARGEST.get(stored_type, torch.finfo(torch.float16).max):

@@ -341,8 +341,8 @@ def _remove_if_different(
     if not difference <= TOLERANCE:  # also true for NaN
         shutil.rmtree(to, ignore_errors=True)
         raise CheckpointError(
-            f"The exported model and {source} compute different logits: they differ by "
-            f"{difference:.2g} of the largest, more than the allowed {TOLERANCE:.0e}. The export "
+            f"The exported model and {source} compute different logits: they differ by up to "
+            f"{difference:.2g} of the largest logit, and the limit is {TOLERANCE:.0e}. The export "
             "was removed. Use the adapter with its base instead, and please report this bug."
         )
 

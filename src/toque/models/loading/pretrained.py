@@ -449,7 +449,7 @@ class AdaptedBase:
             f"{self.checked.folder} with its adapter needs {', or '.join(needs)}. The limit is "
             f"{limit}. Stop other programs, or use a larger machine or another "
             f"{argument('device')}. With adapter.quantize_base=nf4 in training, the base needs a "
-            "quarter of the memory of 16 bits, and with int8 half. `toque export` merges the "
+            "quarter of its 16-bit memory, and with int8 half of it. `toque export` merges the "
             "adapter in float32 into a model that can be split across several GPUs."
         )
 

@@ -67,7 +67,7 @@ class ModelToTrain:
             seed=self.seed,
         )
 
-    def fit(self, model: PreTrainedModel) -> None:
+    def adapt(self, model: PreTrainedModel) -> None:
         """Add rows for the tokenizer's tokens to a pretrained model, and attach the adapter.
 
         An adapter also trains the rows of new tokens and of the marker for a line break.
@@ -93,14 +93,14 @@ class ModelToTrain:
         if self.section.start_from == "scratch":
             return self.new()
         model = load_model(self.section.start_from, family=self.section.family)
-        self.fit(model)
+        self.adapt(model)
         return model
 
     def base(self) -> AdaptedBase:
         """Check the base of an adapter run. `AdaptedBase.placed` reads its matrices later."""
         checked = check_folder(self.section.start_from, family=self.section.family)
         is_dora = self.adapter is not None and self.adapter.kind == "dora"
-        return AdaptedBase(checked, self.fit, read_whole=is_dora)
+        return AdaptedBase(checked, self.adapt, read_whole=is_dora)
 
     def placed(
         self, dtype: torch.dtype, device: torch.device

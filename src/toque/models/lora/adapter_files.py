@@ -253,7 +253,7 @@ def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _merge_layer(layer: Any) -> Any:
-    """Return the base layer of one of peft's layers with the merged adapter."""
+    """Merge the adapter of a peft layer. Return the base layer."""
     if hasattr(layer, "unload_and_optionally_merge_module"):  # trained tokens
         return layer.unload_and_optionally_merge_module(
             merge=True, safe_merge=True, adapter_names=None
