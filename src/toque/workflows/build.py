@@ -393,7 +393,7 @@ def _observers(
     runtime, sharing = trainer.runtime, evaluator.sharing
     observe = config.observe
     gradients = partial(
-        Gradients.from_settings, observe.gradients, run.model, runtime.phases, sharing
+        Gradients.list_if_enabled, observe.gradients, run.model, runtime.phases, sharing
     )
     if watchers is None:
         return [*gradients(record=None)] if sharing.is_sharded else []
@@ -420,7 +420,7 @@ def _observers(
     peak = peak_of(runtime.device, runtime.dtype, arithmetic.products).of_ranks(
         world_size
     )
-    feeds = watchers.feeds(warn)
+    feeds = watchers.start_feeds(warn)
     summaries: list[Summary] = []
     if observe.summary is not None:
         summary = Summary(

@@ -38,7 +38,7 @@ from toque.sources.hub_datasets import recorded_dataset
 from toque.storage.atomic import atomic_write, disk_faults, move_into
 from toque.training.callbacks import Goal
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.training.observers.metrics_log import write_after
+from toque.training.observers.metrics_log import write_after_event
 from toque.units import Progress
 from toque.version import __version__
 from toque.workflows.build import Run
@@ -90,7 +90,7 @@ def finish(run: Run, reporter: Reporter) -> str:
             run, model, losses, step=step, goal=goal, reporter=reporter
         )
     if ranks.is_main:
-        write_after(folder, {"finishing": time.perf_counter() - began})
+        write_after_event(folder, {"finishing": time.perf_counter() - began})
     return advice
 
 
