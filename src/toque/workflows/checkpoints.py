@@ -10,7 +10,7 @@ import msgspec
 
 from toque.errors import CheckpointError
 from toque.reporter import SILENT, Reporter, clock_text, size_text
-from toque.reports.page import Grid, aligned
+from toque.reports.page import Grid, format_columns
 from toque.runs.history import METRICS, event_in
 from toque.runs.places import (
     BucketPlace,
@@ -99,7 +99,7 @@ class Checkpoints:
                     saved.reason,
                 )
             )
-        return "\n".join([*aligned(Grid(heads, rows)), *self.damaged])
+        return "\n".join([*format_columns(Grid(heads, rows)), *self.damaged])
 
 
 def checkpoints(run: Model, *, reporter: Reporter = SILENT) -> Checkpoints:
