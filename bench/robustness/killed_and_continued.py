@@ -83,17 +83,19 @@ def wait_for(process: subprocess.Popen[bytes], run: Path) -> None:
 
 def kill(process: subprocess.Popen[bytes], run: Path, *, after: int) -> tuple[int, int]:
     """Kill the run after a save and `after` updates. Return the last and the last saved step."""
-    from toque.workflows.diagnosis.drill import newest_step, steps_done
+    from toque.workflows.diagnosis.drill import last_logged_step, newest_step
 
-    while process.poll() is None and not (steps_done(run) > after and newest_step(run)):
+    while process.poll() is None and not (
+        last_logged_step(run) > after and newest_step(run)
+    ):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     if process.wait() != -signal.SIGKILL:
         wait_for(process, run)
         raise SystemExit(
-            f"The run ended before it was killed. --steps must exceed {steps_done(run)}."
+            f"The run ended before it was killed. --steps must exceed {last_logged_step(run)}."
         )
-    return steps_done(run), newest_step(run)
+    return last_logged_step(run), newest_step(run)
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
@@ -102,7 +104,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
     if a.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from toque.runs.history import METRICS, read_metrics
-    from toque.workflows.diagnosis.drill import facts_of, find_differences
+    from toque.workflows.diagnosis.drill import find_differences, read_results
 
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="killed-") as name:
@@ -121,8 +123,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
             for process in (undisturbed_process, killed_process):
                 process.kill()
                 process.wait()
-        facts = facts_of(undisturbed)
-        wrong = find_differences(facts, facts_of(killed))
+        facts = read_results(undisturbed)
+        wrong = find_differences(facts, read_results(killed))
         started = next(
             e for e in read_metrics(undisturbed / METRICS) if e["event"] == "start"
         )

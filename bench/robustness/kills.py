@@ -32,7 +32,12 @@ import harness
 import peers
 
 from toque.storage.atomic import sha256_of
-from toque.workflows.diagnosis.drill import Kills, Session, facts_of, kill_and_continue
+from toque.workflows.diagnosis.drill import (
+    Kills,
+    Session,
+    kill_and_continue,
+    read_results,
+)
 
 SAVE_EVERY = 3
 SHAPE = (
@@ -79,7 +84,7 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
     importlib.import_module("toque.workflows.training_child")
     is_toque = a.trainer == "toque"
     session, facts = (
-        (_toque, facts_of) if is_toque else (_transformers, _facts_of_transformers)
+        (_toque, read_results) if is_toque else (_transformers, _facts_of_transformers)
     )
     began = time.perf_counter()
 
@@ -104,8 +109,8 @@ def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
         raise SystemExit(first.read_log()[-3000:])
     undisturbed_seconds = time.perf_counter() - began
     outcome = kill_and_continue(
-        start, fresh, facts(undisturbed), kills=a.kills, span=undisturbed_seconds,
-        chance=random.Random(a.seed), facts=facts, after_kill=wipe,
+        start, fresh, facts(undisturbed), kills=a.kills, session_seconds=undisturbed_seconds,
+        rng=random.Random(a.seed), read=facts, after_kill=wipe,
     )  # fmt: skip
     exact = not outcome.problems and len(outcome.moments) == a.kills
     return harness.Result(

@@ -24,7 +24,7 @@ from fixtures.ranks import (
     wait_for,
 )
 from toque.cooking.cookbook.recipes import write_cookbook
-from toque.workflows.diagnosis.drill import facts_of, find_differences
+from toque.workflows.diagnosis.drill import find_differences, read_results
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 16
@@ -75,7 +75,7 @@ def test_22_a_killed_rank_is_named_and_a_restart_continues_to_the_bit(
     assert f"Rank 1 (process {victim.pid} on" in said
     assert ("restart 1 of 3" in said) == (starter == "gpus")
     assert "continuing from step" in said
-    assert find_differences(facts_of(whole), facts_of(kitchen / starter)) == []
+    assert find_differences(read_results(whole), read_results(kitchen / starter)) == []
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_a_signal_saves_and_the_same_command_continues(
     again = train(kitchen, name, "--gpus", "2")
     said = said_by(again)
     assert again.returncode == 0, said[-3000:]
-    assert find_differences(facts_of(whole), facts_of(kitchen / name)) == []
+    assert find_differences(read_results(whole), read_results(kitchen / name)) == []
 
 
 def two_machines(
@@ -156,7 +156,9 @@ def test_25_two_machines_by_torchrun_train_to_the_same_bits_and_end_with_0(
     """Where it is left to Python, gloo aborts one process in eight that is done."""
     codes, said = two_machines(kitchen, "machines")
     assert codes == [0, 0], said
-    assert find_differences(facts_of(whole), facts_of(kitchen / "machines")) == []
+    assert (
+        find_differences(read_results(whole), read_results(kitchen / "machines")) == []
+    )
 
 
 @pytest.mark.slow
@@ -185,7 +187,10 @@ def test_a_machine_that_loses_its_network_is_named_and_all_continue_to_the_same_
         )
         assert named, "\n".join(machine.text[-800:] for machine in machines)
         assert lost_network.train(machines, tmp_path, "lost") == [0, 0, 0, 0]
-    undisturbed, lost = facts_of(tmp_path / "undisturbed"), facts_of(tmp_path / "lost")
+    undisturbed, lost = (
+        read_results(tmp_path / "undisturbed"),
+        read_results(tmp_path / "lost"),
+    )
     assert find_differences(undisturbed, lost) == []
 
 
@@ -274,7 +279,9 @@ def test_48_one_rank_prepares_and_the_others_wait(kitchen: Path, whole: Path) ->
     said = said_by(agent)
     assert agent.returncode == 0, said[-3000:]
     assert said.count("fresh is not prepared yet") == 1
-    assert find_differences(facts_of(whole), facts_of(kitchen / "prepared")) == []
+    assert (
+        find_differences(read_results(whole), read_results(kitchen / "prepared")) == []
+    )
     write_cookbook(kitchen / "b.jsonl", n=200, seed=4)
     agent = torchrun(kitchen, "other", *fresh, "data.sources=[{path: b.jsonl}]")
     said = said_by(agent)

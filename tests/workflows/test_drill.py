@@ -14,11 +14,11 @@ from toque.workflows.diagnosis.drill import (
     QUIET,
     convert_times_to_steps,
     drill,
-    events,
-    facts_of,
     find_differences,
+    last_logged_step,
     newest_step,
-    steps_done,
+    read_events,
+    read_results,
 )
 
 KILLS = """
@@ -51,7 +51,7 @@ def facts(run):
 
 found = kill_and_continue(
     start, fresh, {"sum": sum(i * i for i in range(20))},
-    kills=12, span=0.25, chance=random.Random(4), facts=facts,
+    kills=12, session_seconds=0.25, rng=random.Random(4), read=facts,
 )
 print(json.dumps([len(found.moments), found.problems]))
 """
@@ -81,8 +81,12 @@ def test_facts_are_of_the_last_step_and_the_last_report(tmp_path: Path) -> None:
     ]
     text = "\n".join([json.dumps(line) for line in lines] + ['{"event": "st'])
     (tmp_path / "metrics.jsonl").write_text(text)
-    found = facts_of(tmp_path)
-    assert (newest_step(tmp_path), steps_done(tmp_path), len(events(tmp_path))) == (
+    found = read_results(tmp_path)
+    assert (
+        newest_step(tmp_path),
+        last_logged_step(tmp_path),
+        len(read_events(tmp_path)),
+    ) == (
         12,
         2,
         3,

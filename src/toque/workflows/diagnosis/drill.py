@@ -1,8 +1,9 @@
 """Drill: a crash test of short copies of a run, on the user's machine and disk.
 
-Each copy must end with exactly the weights, optimizer and losses of an undisturbed run. Sessions
-are forked from a process that has imported torch but computed nothing, because a child would lack
-the threads of a process that has computed. So a restart takes tenths of a second.
+Each copy must end with weights, an optimizer and losses that are bitwise identical to an
+undisturbed run. Sessions are forked from a process that has imported torch, so a restart takes
+tenths of a second. This process has computed nothing, because a forked child lacks the threads
+that torch starts when it computes.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
 
 SAVES: Final = 8
 """Number of checkpoints per run."""
-_COPIES: Final = 10
-"""Most checkpoints in the scratch folder at a time."""
+_MAX_CHECKPOINTS: Final = 10
+"""Maximum number of checkpoints in the scratch folder at a time."""
 _POLL_SECONDS: Final = 0.002
-_SAME: Final = "same bits at the end"
+_SAME: Final = "bitwise identical at the end"
 QUIET: Final = (
     "train.keep_last=2",
     "train.early_stopping=null",
@@ -67,7 +68,7 @@ QUIET: Final = (
     "observe.webhook=null",
     "observe.callbacks=[]",
 )
-"""Overrides that switch off everything that does not affect updates."""
+"""Overrides that switch off everything without an effect on updates."""
 
 _REPORTED: Final = f"damage reported, previous checkpoint used, {_SAME}"
 _EXPECTED: Final = {
@@ -78,8 +79,8 @@ _EXPECTED: Final = {
     "a truncated file": _REPORTED,
 }
 """Expected outcome of each fault."""
-Facts = Mapping[str, Any]
-"""Results of training by name: hashes, and the loss of every step."""
+Results = Mapping[str, Any]
+"""Results of a run by name: hashes of its files, and the loss of every step."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +165,15 @@ def drill(
     folder = model_folder(run)
     if not (folder / "config.yaml").exists():
         raise ConfigError(
-            f"{folder} is not a run folder (it has no config.yaml). Name one, e.g. runs/cookbook."
+            f"{folder} is not a run folder (it has no config.yaml). Name a run, e.g. "
+            "runs/cookbook."
         )
     if steps < SAVES or kills < 0:
         raise ConfigError(
             f"{argument('steps')} must be at least {SAVES} and {argument('kills')} at least 0, not "
             f"{steps} and {kills}."
         )
+
     overrides = [
         *QUIET,
         f"train.save_every={steps // SAVES} steps",
@@ -185,35 +188,15 @@ def drill(
         overrides += converted
         reporter.notice(
             "note: learning rates that depend on the clock differ between runs, so the copies "
-            f"count one step per second: {', '.join(converted)}"
+            f"use one step in place of each second: {', '.join(converted)}"
         )
 
-    needed = _COPIES * sum(
-        file.stat().st_size for file in _newest_checkpoint(folder).glob("*")
-    )
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise CheckpointError(
-            f"The drill needs space for {_COPIES} checkpoints next to {folder}: {needed:,} bytes, "
-            f"but only {free:,} are free. Free some disk space first."
-        )
-    parent = folder.resolve().parent
-    try:
-        scratch = tempfile.TemporaryDirectory(
-            prefix=f"drill-{folder.name}-", dir=parent, ignore_cleanup_errors=True
-        )
-    except OSError as error:
-        raise CheckpointError(
-            f"{parent} cannot be written: {error.strerror}. The drill needs a folder next to the "
-            "run, to test the disk of the run. Change the permissions, or copy the run to another "
-            "folder."
-        ) from error
-    with scratch:
-        # Before the first fork.
+    with _make_scratch_folder(folder) as scratch:
+        # Import torch before the first fork.
         importlib.import_module("toque.workflows.training_child")
         faults = _Drill(
             folder,
-            Path(scratch.name),
+            Path(scratch),
             load_copy,
             overrides,
             steps,
@@ -224,20 +207,49 @@ def drill(
         return DrillResult(folder, tuple(faults.outcomes()))
 
 
+def _make_scratch_folder(run: Path) -> tempfile.TemporaryDirectory[str]:
+    """Make a folder next to the run, so that the drill tests the run's disk.
+
+    Raises:
+        CheckpointError: The disk has too little space, or cannot be written.
+    """
+    files = _newest_checkpoint(run).glob("*")
+    needed = _MAX_CHECKPOINTS * sum(file.stat().st_size for file in files)
+    free = shutil.disk_usage(run).free
+    if free < needed:
+        raise CheckpointError(
+            f"The drill needs space for {_MAX_CHECKPOINTS} checkpoints next to {run}: "
+            f"{needed:,} bytes, but only {free:,} are free. Free some disk space first."
+        )
+    parent = run.resolve().parent
+    try:
+        return tempfile.TemporaryDirectory(
+            prefix=f"drill-{run.name}-", dir=parent, ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise CheckpointError(
+            f"{parent} cannot be written: {error.strerror}. The drill needs a folder next to the "
+            "run, to test the run's disk. Change the permissions, or copy the run to another "
+            "folder."
+        ) from error
+
+
 def convert_times_to_steps(config: RunConfig, min_steps: int) -> list[str]:
     """Return overrides that replace each second of a learning-rate schedule by a step.
 
     The run has at least `min_steps` steps, and every part of its schedule is shorter.
     """
-    optim, length = config.optim, config.train.stop_after
-    parts = {"optim.warmup": optim.warmup, "optim.cooldown": optim.cooldown}
-    if optim.cycles is not None:
-        parts["optim.cycles.first"] = optim.cycles.first
+    optim = config.optim
+    length = config.train.stop_after
     steps: dict[str, float] = {}
     total = length.amount if length.unit == "steps" else math.inf
     if length.seconds is not None:
         total = max(min_steps, round(length.seconds))
         steps["train.stop_after"] = total
+
+    parts = {"optim.warmup": optim.warmup, "optim.cooldown": optim.cooldown}
+    if optim.cycles is not None:
+        parts["optim.cycles.first"] = optim.cycles.first
     for name, part in parts.items():
         if part is not None and part.seconds is not None:
             steps[name] = max(1, min(round(part.seconds), total - 1))
@@ -251,7 +263,7 @@ class StopAt:
         self.step = step
 
     def on_step_end(self, state: RunState) -> str | None:
-        """Stop at the step or later."""
+        """Request a stop at the step or later."""
         return "stop" if state.step >= self.step else None
 
     on_train_begin = on_step_end  # a session may begin at the step
@@ -269,10 +281,11 @@ class _Drill:
     """Overrides of every copy."""
     steps: int
     kills: int
-    chance: random.Random
-    say: Callable[[str], None]
+    rng: random.Random
+    notice: Callable[[str], None]
     sessions: list[Session] = field(default_factory=list)
-    expected: Facts = field(default_factory=dict)
+    """All sessions that were started."""
+    expected: Results = field(default_factory=dict)
     """Results of the undisturbed run."""
 
     @property
@@ -282,7 +295,7 @@ class _Drill:
 
     @property
     def interrupted(self) -> Path:
-        """Folder of a run that SIGTERM stopped, for later damage."""
+        """Copy of a run that SIGTERM stopped. The damage tests start from it."""
         return self.scratch / "interrupted"
 
     def outcomes(self) -> Iterator[Outcome]:
@@ -293,17 +306,17 @@ class _Drill:
             ConfigError: The run is shorter than the drill.
         """
         try:
-            life, training = self._train_undisturbed()
-            # Each function returns its action and the problems that it caused.
+            session_seconds, training_seconds = self._train_undisturbed()
+            # Each function returns what it did, and the problems that followed.
             faults: tuple[Callable[[], tuple[str, list[str]]], ...] = (
                 self._start_twice,
-                partial(self._kill, life, training),
+                partial(self._kill, session_seconds, training_seconds),
                 self._terminate,
                 partial(self._damage, self._flip_bit),
                 partial(self._damage, self._truncate),
             )
             for (fault, expected), test in zip(_EXPECTED.items(), faults, strict=True):
-                self.say(fault)
+                self.notice(fault)
                 began = time.monotonic()
                 action, problems = test()
                 happened = "; ".join(dict.fromkeys(problems)) or "as expected"
@@ -311,18 +324,20 @@ class _Drill:
                 verdict: Literal["ok", "FAILED"] = "FAILED" if problems else "ok"
                 yield Outcome(fault, action, expected, happened, verdict, seconds)
         finally:
+            # After an error, a session may still run.
             for session in self.sessions:
                 session.send(signal.SIGKILL)
                 session.wait()
 
     def _start_session(self, run: Path) -> Session:
         """Begin or continue the training of a run folder."""
-        # These load torch, which the checks of the arguments do not need.
+        # Imported here because they load torch, which the checks of the arguments do not need.
         from toque.training.checkpoint.store import run_lock
         from toque.training.resources import RESOURCES
         from toque.workflows.training_child import train_in_child
 
-        # Other measured settings could change the last bits, so a copy uses the run's settings.
+        # A new measurement could choose other settings, which change the last bits of the results.
+        # So a copy uses the run's measured settings.
         if not run.exists():
             with run_lock(run / "checkpoints"):  # this marks the folder as a run
                 if (self.run / RESOURCES).exists():
@@ -342,11 +357,11 @@ class _Drill:
         Returns:
             The seconds of the session, and the seconds after its first event.
         """
-        self.say("an undisturbed run")
-        run = self.scratch / "whole"
+        self.notice("an undisturbed run")
+        run = self.scratch / "undisturbed"
         began = time.monotonic()
         session = self._start_session(run)
-        session.wait_until(lambda: bool(events(run)))
+        session.wait_until(lambda: bool(read_events(run)))
         first_event = time.monotonic()
         code = session.wait()
         end = time.monotonic()
@@ -356,44 +371,46 @@ class _Drill:
                 f"{session.last_lines()} Fix this first, and start the drill in the folder where "
                 "you started the run."
             )
-        self.expected = facts_of(run)
-        if self.expected["last step"] < self.steps:
+
+        self.expected = read_results(run)
+        last_step = self.expected["last step"]
+        if last_step < self.steps:
             raise ConfigError(
-                f"{argument('steps')} is {self.steps}, but the run ends after "
-                f"{self.expected['last step']} steps. Use fewer steps or a longer run."
+                f"{argument('steps')} is {self.steps}, but the run ends after {last_step} steps. "
+                "Use fewer steps or a longer run."
             )
         shutil.rmtree(run)
         return end - began, end - first_event
 
     def _compare_end(self, run: Path, session: Session) -> list[str]:
-        """Wait for the end of a run, return its problems, and remove its folder."""
+        """Wait for the end of a run, return its problems, and remove its folder if it ended."""
         code = session.wait()
         if code != 0:
-            return [f"continuing ended with exit code {code}: {session.last_lines()}"]
-        problems = [
-            f"other {name}" for name in find_differences(self.expected, facts_of(run))
-        ]
+            return [f"continuing failed with exit code {code}: {session.last_lines()}"]
+        differences = find_differences(self.expected, read_results(run))
         shutil.rmtree(run)
-        return problems
+        return [f"other {name}" for name in differences]
 
     def _start_twice(self) -> tuple[str, list[str]]:
         run = self.scratch / "shared"
         problems = []
         first = self._start_session(run)
-        if first.wait_until(lambda: steps_done(run) >= 1):
-            # Otherwise it might end before the second session begins.
+        if first.wait_until(lambda: last_logged_step(run) >= 1):
+            # Pause the first session, which might otherwise end before the second one begins.
             first.send(signal.SIGSTOP)
             second = self._start_session(run)
             code = second.wait()
             first.send(signal.SIGCONT)
             if code != CheckpointError.exit_code or "in use" not in second.read_log():
                 problems.append(
-                    f"the second ended with exit code {code}: {second.last_lines()}"
+                    f"the second session exited with {code}: {second.last_lines()}"
                 )
         problems += self._compare_end(run, first)
         return "started a second session while the first trained", problems
 
-    def _kill(self, life: float, training: float) -> tuple[str, list[str]]:
+    def _kill(
+        self, session_seconds: float, training_seconds: float
+    ) -> tuple[str, list[str]]:
         def new_folder(n: int) -> Path:
             for old in self.scratch.glob("killed-*"):
                 shutil.rmtree(old)
@@ -404,10 +421,10 @@ class _Drill:
             new_folder,
             self.expected,
             kills=self.kills,
-            span=life,
-            training=training,
-            chance=self.chance,
-            after_kill=lambda _run, n: self.say(f"SIGKILL {n} of {self.kills}"),
+            session_seconds=session_seconds,
+            training_seconds=training_seconds,
+            rng=self.rng,
+            after_kill=lambda _run, n: self.notice(f"SIGKILL {n} of {self.kills}"),
         )
         counts = Counter(activity for activity, _ in result.moments)
         activities = ", ".join(
@@ -423,14 +440,15 @@ class _Drill:
     def _terminate(self) -> tuple[str, list[str]]:
         run = self.scratch / "stopped"
         problems = []
-        step = self.chance.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
+        # A step after the second save, so that older checkpoints exist.
+        step = self.rng.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
         session = self._start_session(run)
-        if session.wait_until(lambda: steps_done(run) >= step):
+        if session.wait_until(lambda: last_logged_step(run) >= step):
             session.send(signal.SIGTERM)
         code = session.wait()
-        saved_step, last_step = newest_step(run), steps_done(run)
+        saved_step, last_step = newest_step(run), last_logged_step(run)
         if code != Interrupted.exit_code:
-            problems.append(f"it ended with exit code {code}")
+            problems.append(f"it exited with {code}")
         elif saved_step != last_step:
             problems.append(f"it reached step {last_step} but saved step {saved_step}")
         else:
@@ -441,14 +459,14 @@ class _Drill:
     def _flip_bit(self, checkpoint: Path) -> str:
         path = checkpoint / "model.safetensors"
         data = bytearray(path.read_bytes())
-        bit = self.chance.randrange(8 * len(data))
+        bit = self.rng.randrange(8 * len(data))
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         return f"flipped bit {bit:,} of {path.name}"
 
     def _truncate(self, checkpoint: Path) -> str:
         path = checkpoint / "optimizer.safetensors"
-        size = self.chance.randrange(path.stat().st_size)
+        size = self.rng.randrange(path.stat().st_size)
         os.truncate(path, size)
         return f"truncated {path.name} to {size:,} bytes"
 
@@ -462,18 +480,24 @@ class _Drill:
         action = f"{damage(newest)} of the newest checkpoint ({newest.name})"
         session = self._start_session(run)
         problems = self._compare_end(run, session)
-        if f"skipped {newest.name}" not in "".join(session.read_log().split("\n")):
+        # The log wraps lines, also within a name.
+        if f"skipped {newest.name}" not in session.read_log().replace("\n", ""):
             problems.append("the damaged checkpoint was not reported")
         return action, problems
 
 
 class Session:
-    """A training process with its output in `log`."""
+    """Forked training process that writes its output to `log`.
+
+    Args:
+        body: Function that trains and returns the exit code.
+        log: File that receives the output.
+    """
 
     def __init__(self, body: Callable[[], int], log: Path) -> None:
         self.log = log
         self._process = multiprocessing.get_context("fork").Process(
-            target=_run, args=(body, log)
+            target=_run_with_log, args=(body, log)
         )
         self._process.start()
 
@@ -509,18 +533,17 @@ class Session:
 
     def read_log(self) -> str:
         """Return the output so far."""
-        return (
-            self.log.read_text(encoding="utf-8", errors="replace")
-            if self.log.exists()
-            else ""
-        )
+        if not self.log.exists():
+            return ""
+        return self.log.read_text(encoding="utf-8", errors="replace")
 
     def last_lines(self) -> str:
         """Return the last three lines of the output."""
         return " ".join(self.read_log().strip().splitlines()[-3:])
 
 
-def _run(body: Callable[[], int], log: Path) -> None:
+def _run_with_log(body: Callable[[], int], log: Path) -> None:
+    """Exit with the result of `body`, with standard output and standard error in `log`."""
     file = open_append(log)
     for standard_stream in (1, 2):
         os.dup2(file, standard_stream)
@@ -540,35 +563,39 @@ def _newest_checkpoint(run: Path) -> Path:
     return run / "checkpoints" / f"step-{newest_step(run):08d}"
 
 
-def events(run: Path) -> list[dict[str, Any]]:
-    """Read the events of a run, without updates that were repeated."""
+def read_events(run: Path) -> list[dict[str, Any]]:
+    """Read the events of a run, without undone updates. Without a file there are none."""
     with suppress(OSError):
         return read_metrics(run / METRICS)
     return []
 
 
-def steps_done(run: Path) -> int:
-    """Return the newest step in `metrics.jsonl`."""
-    return max((e["step"] for e in events(run) if e["event"] == "step"), default=0)
+def last_logged_step(run: Path) -> int:
+    """Return the step of the newest step event, or 0."""
+    steps = [event["step"] for event in read_events(run) if event["event"] == "step"]
+    return max(steps, default=0)
 
 
-def facts_of(run: Path) -> Facts:
+def read_results(run: Path) -> Results:
     """Hash the last weights, optimizer and finished model, and read the loss of every step."""
     last = _newest_checkpoint(run)
     files = {
         "weights": last / "model.safetensors",
         "optimizer": last / "optimizer.safetensors",
-        **{
-            f"model/{path.name}": path for path in (run / "model").glob("*.safetensors")
-        },
     }
+    for path in (run / "model").glob("*.safetensors"):
+        files[f"model/{path.name}"] = path
     hashes = {name: sha256_of(path) for name, path in files.items() if path.exists()}
-    losses = {e["step"]: e["loss"] for e in events(run) if e["event"] == "step"}
+    losses = {
+        event["step"]: event["loss"]
+        for event in read_events(run)
+        if event["event"] == "step"
+    }
     return {"last step": newest_step(run), **hashes, "losses": losses}
 
 
-def find_differences(expected: Facts, actual: Facts) -> list[str]:
-    """Return the names of facts that differ."""
+def find_differences(expected: Results, actual: Results) -> list[str]:
+    """Return the names of results that differ."""
     return [
         name
         for name in {**expected, **actual}
@@ -591,30 +618,31 @@ class Kills:
 def kill_and_continue(
     start: Callable[[Path], Session],
     new_folder: Callable[[int], Path],
-    expected: Facts,
+    expected: Results,
     *,
     kills: int,
-    span: float,
-    training: float = 0.0,
-    chance: random.Random,
-    facts: Callable[[Path], Facts] = facts_of,
+    session_seconds: float,
+    training_seconds: float = 0.0,
+    rng: random.Random,
+    read: Callable[[Path], Results] = read_results,
     after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
 ) -> Kills:
     """Kill sessions with SIGKILL at random moments, and continue each run to its end.
 
-    The moments are uniform in the `span` seconds of a session. If starting takes most of this time,
-    few kills would hit training, so every second moment is uniform in the `training` seconds after
-    the first event. A run that ends before its kill is compared, and a new one begins.
+    The moments are uniform in the time of a session. If starting takes most of this time, few kills
+    would hit training, so every second moment is uniform in the time after the first event. A run
+    that ends before its kill is compared, and a new one begins.
 
     Args:
         start: Begins or continues the training of a folder.
         new_folder: Returns the folder of a new run by its number.
         expected: Results of an undisturbed run.
         kills: Number of kills.
-        span: Seconds of an undisturbed session.
-        training: Seconds of an undisturbed session after its first event, or 0.
-        chance: Source of the random moments.
-        facts: Returns the results of a run.
+        session_seconds: Seconds of an undisturbed session.
+        training_seconds: Seconds of an undisturbed session after its first event. 0: kill at any
+            time of a session.
+        rng: Source of the random moments.
+        read: Returns the results of a run.
         after_kill: Receives the folder and the number of kills so far.
     """
     result = Kills()
@@ -623,26 +651,27 @@ def kill_and_continue(
         began = time.time()
         session = start(run)
         if len(result.moments) < kills:
-            seconds = span
-            if training > 0 and len(result.moments) % 2 == 1:
-                seconds = training
+            seconds = session_seconds
+            if training_seconds > 0 and len(result.moments) % 2 == 1:
+                seconds = training_seconds
                 session.wait_until(partial(_has_logged, run, began))
-            if session.kill_after(chance.uniform(0.0, seconds)):
-                result.moments.append((_activity(run, began), steps_done(run)))
+            if session.kill_after(rng.uniform(0.0, seconds)):
+                result.moments.append((_activity(run, began), last_logged_step(run)))
                 after_kill(run, len(result.moments))
                 continue
+
+        # The session ended before its kill, or all kills are done.
         code = session.wait()
         result.finished += 1
         if code != 0:
             last_line = session.read_log().strip().splitlines()[-1:]
             result.problems.append(
-                f"a session ended with {code}: {' '.join(last_line)}"
+                f"a session exited with {code}: {' '.join(last_line)}"
             )
-        else:
-            result.problems += [
-                f"other {name}" for name in find_differences(expected, facts(run))
-            ]
-        if len(result.moments) >= kills or code != 0:
+            return result
+        differences = find_differences(expected, read(run))
+        result.problems += [f"other {name}" for name in differences]
+        if len(result.moments) >= kills:
             return result
         run = new_folder(result.finished)
 
@@ -653,7 +682,7 @@ def _has_logged(run: Path, began: float) -> bool:
 
 
 def _activity(run: Path, began: float) -> str:
-    """Return the activity of a killed session that began at a time."""
+    """Return the activity in which a session was killed. `began` is the time of its start."""
     if not _has_logged(run, began):
         return "starting"
     if any(path.stat().st_mtime >= began for path in run.glob("*/temp-*")):

@@ -1,7 +1,7 @@
 """Checks of the machine and its software.
 
-A check fails only if no run is possible. If only some runs are affected, it warns. Child processes
-test a compilation and a sum over two processes.
+A check fails only if no run is possible. If only some runs are affected, it warns. Two checks use
+child processes: the compilation of a function, and an all-reduce over two processes.
 """
 
 from __future__ import annotations
@@ -44,14 +44,20 @@ _DISK: Final = (_GIB // 4, 10 * _GIB)
 """Minimum and recommended bytes of free disk space."""
 _SHARED_MEMORY: Final = 64 << 20
 """Docker's default size of shared memory, with which NCCL fails."""
-_FILES: Final = 1024
-_NOT_FOR_USERS: Final = ("bench", "dev")
+_OPEN_FILES: Final = 1024
+"""Recommended limit on open files."""
+_DEVELOPERS_EXTRAS: Final = ("bench", "dev")
 _TIMEOUT_SECONDS: Final = 15.0
-"""Longest time of a test in child processes."""
+"""Maximum time of a check in child processes."""
 _DISK_BYTES: Final = 128 << 20
-_PIECE: Final = 8 << 20
+"""Maximum bytes to write to measure a disk."""
+_DISK_SECONDS: Final = 3.0
+"""Maximum time for these writes."""
+_BLOCK_BYTES: Final = 8 << 20
+_MAX_ERROR: Final = 300
+"""Maximum characters of a program's error."""
 _SLOW_DISK: Final = 30e6
-"""Bytes per second of durable writes, below which checkpoints slow training down. A guess."""
+"""Bytes per second of durable writes below which checkpoints slow training down. A guess."""
 
 _COMPILE: Final = """
 import torch
@@ -62,7 +68,7 @@ x = torch.linspace(-1, 1, 1000, device={device!r})
 compiled, eager = float(f(x)), float((torch.nn.functional.gelu(x) * 2 + 1).sum())
 assert abs(compiled - eager) < 1e-3 * abs(eager), (compiled, eager)
 """
-_SHARED: Final = """
+_ALL_REDUCE: Final = """
 import datetime, sys, torch, torch.distributed as dist
 rank, place, backend = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group(backend, init_method="file://" + place, rank=rank, world_size=2,
@@ -84,7 +90,7 @@ class MachineCheck:
     found: str
     """Observed value."""
     todo: str = ""
-    """Advice, unless all is well."""
+    """Advice, or "" if the state is ok."""
 
 
 @dataclass(frozen=True)
@@ -99,18 +105,19 @@ class Checkup:
         return asdict(self)
 
     def raise_if_failed(self) -> None:
-        """Raise a CheckFailed that names the failed checks."""
-        if failed := ", ".join(c.name for c in self.checks if c.state == "failed"):
+        """Raise a CheckFailed that names the failed checks, if there are any."""
+        failed = [check.name for check in self.checks if check.state == "failed"]
+        if failed:
             raise CheckFailed(
-                f"This machine cannot train yet: {failed} failed. Follow the advice in the table "
-                "above, and run `toque doctor` again."
+                f"This machine cannot train yet: {', '.join(failed)} failed. Follow the advice in "
+                "the table above, and run `toque doctor` again."
             )
 
 
 def _build_check(
     name: str, value: str, todo: str = "", *, needed: bool = False
 ) -> MachineCheck:
-    """Build a result. With advice, a `needed` check fails and any other one warns."""
+    """Build a result. With advice, a `needed` check fails and any other check warns."""
     if not todo:
         return MachineCheck(name, "ok", value)
     return MachineCheck(name, "failed" if needed else "warning", value, todo)
@@ -121,12 +128,14 @@ def check_machine(*, reporter: Reporter = SILENT) -> Checkup:
     began = time.monotonic()
     folder = Path.cwd()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    backends = ["gloo", *(["nccl"] if torch.cuda.device_count() > 1 else [])]
+    backends = ["gloo"]
+    if torch.cuda.device_count() > 1:
+        backends.append("nccl")
+
     with ExitStack() as stack:
         stack.enter_context(reporter.working("checking this machine"))
-        scratch = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="toque-doctor-"))
-        )
+        scratch_folder = tempfile.TemporaryDirectory(prefix="toque-doctor-")
+        scratch = Path(stack.enter_context(scratch_folder))
         other_cores = others_now()  # before these checks use the cores
         pool = stack.enter_context(ThreadPoolExecutor())
         slow_checks = [
@@ -146,16 +155,16 @@ def check_machine(*, reporter: Reporter = SILENT) -> Checkup:
 
 
 def check_software() -> Iterator[MachineCheck]:
-    """Check the versions of packages, and list installed extras."""
+    """Check the versions of Python and of the required and optional packages."""
     python = f"{platform.python_version()}, {sys.executable}"
     todo = ""
     if sys.version_info[:2] < _PYTHON:
         todo = f"Install Python {'.'.join(map(str, _PYTHON))} or later."
     yield _build_check("python", python, todo, needed=True)
+
     try:
-        requirements = [
-            Requirement(text) for text in importlib.metadata.requires("toque") or []
-        ]
+        lines = importlib.metadata.requires("toque") or []
+        requirements = [Requirement(line) for line in lines]
         extras = importlib.metadata.metadata("toque").get_all("Provides-Extra") or []
     except (importlib.metadata.PackageNotFoundError, InvalidRequirement):
         yield _build_check(
@@ -164,34 +173,37 @@ def check_software() -> Iterator[MachineCheck]:
             "Install it with pip install . in its folder, or with ./setup.sh.",
         )
         return
-    required = [
-        requirement for requirement in requirements if requirement.marker is None
-    ]
+    yield _check_packages([one for one in requirements if one.marker is None])
+    yield _check_extras(requirements, set(extras) - set(_DEVELOPERS_EXTRAS))
+
+
+def _check_packages(required: Sequence[Requirement]) -> MachineCheck:
     if problems := _unmet_requirements(required):
         todo = "Install the required versions with pip install toque."
-        yield _build_check("packages", problems, todo, needed=True)
-    else:
-        versions = f"torch {torch.__version__}, transformers {_version('transformers')}"
-        value = f"toque {__version__}, {versions}; {len(required)} requirements met"
-        yield _build_check("packages", value)
+        return _build_check("packages", problems, todo, needed=True)
+    versions = f"torch {torch.__version__}, transformers {_version('transformers')}"
+    value = f"toque {__version__}, {versions}; {len(required)} requirements met"
+    return _build_check("packages", value)
 
+
+def _check_extras(
+    requirements: Sequence[Requirement], extras: set[str]
+) -> MachineCheck:
+    """Check the versions of the installed packages of extras, and list the others."""
     optional = {
         requirement.name: requirement
         for requirement in requirements
         for extra in extras
         if requirement.marker is not None
-        and extra not in _NOT_FOR_USERS
         and requirement.marker.evaluate({"extra": extra})
     }
     absent = sorted(name for name in optional if _version(name) is None)
     installed = sorted(optional.keys() - set(absent))
     if problems := _unmet_requirements([optional[name] for name in installed]):
-        yield _build_check(
-            "extras", problems, "Run pip install --upgrade 'toque[...]'."
-        )
-    else:
-        names = f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}"
-        yield _build_check("extras", f"installed: {names}")
+        todo = "Run pip install --upgrade 'toque[...]'."
+        return _build_check("extras", problems, todo)
+    names = f"{', '.join(installed) or 'none'}; not installed: {', '.join(absent) or 'none'}"
+    return _build_check("extras", f"installed: {names}")
 
 
 def _version(name: str) -> str | None:
@@ -202,7 +214,7 @@ def _version(name: str) -> str | None:
 
 
 def _unmet_requirements(requirements: Sequence[Requirement]) -> str:
-    """Describe the requirements that are not met. "": all are met."""
+    """Describe the requirements that are not met. Return "" if all are met."""
     problems = []
     for requirement in requirements:
         version = _version(requirement.name)
@@ -217,15 +229,13 @@ def _unmet_requirements(requirements: Sequence[Requirement]) -> str:
 
 def _check_processor(other_cores: float) -> Iterator[MachineCheck]:
     """Check cores, threads and vector units, and the cores that other programs use."""
-    cores, threads = len(usable_cores()), torch.get_num_threads()
+    cores = len(usable_cores())
+    threads = torch.get_num_threads()
     names = ("amx_tile", "avx512_bf16", "avx512", "avx2")
     # torch has no public functions for these.
     units = [name for name in names if getattr(torch.cpu, f"_is_{name}_supported")()]
-    precision = (
-        "bf16 is fast"
-        if has_fast_bf16(torch.device("cpu"))
-        else "float32: no fast bf16"
-    )
+    is_bf16_fast = has_fast_bf16(torch.device("cpu"))
+    precision = "bf16 is fast" if is_bf16_fast else "float32: no fast bf16"
     unit_names = ", ".join(units) or "no vector units"
     value = f"cores: {cores}, threads: {threads}, {unit_names}; {precision}"
     todo = ""
@@ -237,64 +247,70 @@ def _check_processor(other_cores: float) -> Iterator[MachineCheck]:
 
     todo = ""
     if threads + other_cores > cores + WORTH_WHILE:
-        todo = "End them for full speed."
+        todo = "End them for full speed"
         if not chosen_by_user(waits_in()):
-            todo = (
-                "End them for full speed, or start runs with OMP_WAIT_POLICY=PASSIVE."
-            )
-    yield _build_check(
-        "other programs", f"use {other_cores:.1f} of {cores} cores", todo
-    )
+            todo += ", or start runs with OMP_WAIT_POLICY=PASSIVE"
+        todo += "."
+    value = f"use {other_cores:.1f} of {cores} cores"
+    yield _build_check("other programs", value, todo)
 
 
 def _check_gpus() -> Iterator[MachineCheck]:
     """Check that torch can use every GPU that the driver reports and the user does not hide."""
-    program = shutil.which("nvidia-smi")
-    driver = None
-    if os.environ.get("CUDA_VISIBLE_DEVICES") != "" and program is not None:
-        command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-        with suppress(OSError, subprocess.SubprocessError):
-            result = subprocess.run(  # noqa: S603
-                command, capture_output=True, text=True, timeout=10, check=True
-            )
-            driver = next(iter(result.stdout.split()), None)
-
-    if not torch.cuda.is_available():
-        reason, is_error = no_gpu()
-        if is_error or driver is not None:
-            yield _build_check(
-                "GPU",
-                f"there is a driver ({driver or 'unknown'}), but torch cannot use it: {reason}",
-                "Install a build of torch with a CUDA version that the driver supports, or update "
-                "the driver. To train without the GPU, set CUDA_VISIBLE_DEVICES= (empty).",
-                needed=True,
-            )
-        else:
-            yield _build_check("GPU", f"none that is used: {reason}")
+    driver = _find_driver()
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            yield from _check_gpu(index, driver or "unknown")
         return
 
-    for index in range(torch.cuda.device_count()):
-        device = torch.device("cuda", index)
-        if problem := unusable(device):
-            value, todo = problem.split(". ", 1)
-            yield _build_check(f"GPU {index}", value, todo, needed=index == 0)
-            continue
-        bf16 = "bf16" if has_fast_bf16(device) else "no bf16"
-        free, total = torch.cuda.mem_get_info(device)
-        value = f"{torch.cuda.get_device_name(device)}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB"
+    reason, is_error = no_gpu()
+    if not is_error and driver is None:
+        yield _build_check("GPU", f"none that is used: {reason}")
+        return
+    yield _build_check(
+        "GPU",
+        f"there is a driver ({driver or 'unknown'}), but torch cannot use it: {reason}",
+        "Install a build of torch with a CUDA version that the driver supports, or update "
+        "the driver. To train without the GPU, set CUDA_VISIBLE_DEVICES= (empty).",
+        needed=True,
+    )
 
-        others = held_by_others(device)
-        todo = ""
-        if others:
-            todo = f"For larger models and more rows, end other programs: {others}."
-        yield _build_check(
-            f"GPU {index}", f"{value} free, {bf16}, driver {driver or 'unknown'}", todo
+
+def _find_driver() -> str | None:
+    """Return the version of the NVIDIA driver, or None if there is none or GPUs are hidden."""
+    program = shutil.which("nvidia-smi")
+    if program is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        result = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=10, check=True
         )
-        yield attention_on(device)
+        return next(iter(result.stdout.split()), None)
+    return None
+
+
+def _check_gpu(index: int, driver: str) -> Iterator[MachineCheck]:
+    name = f"GPU {index}"
+    device = torch.device("cuda", index)
+    if problem := unusable(device):
+        value, todo = problem.split(". ", 1)
+        # Runs on one GPU use the first one.
+        yield _build_check(name, value, todo, needed=index == 0)
+        return
+    bf16 = "bf16" if has_fast_bf16(device) else "no bf16"
+    free, total = torch.cuda.mem_get_info(device)
+    memory = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+    value = f"{torch.cuda.get_device_name(device)}, {memory}, {bf16}, driver {driver}"
+    todo = ""
+    if others := held_by_others(device):
+        todo = f"For larger models and more rows, end other programs: {others}."
+    yield _build_check(name, value, todo)
+    yield attention_on(device)
 
 
 def attention_on(device: torch.device) -> MachineCheck:
-    """Check FlexAttention in 16 bits with heads of size 64, as a run does."""
+    """Check FlexAttention in 16 bits with heads of size 64. A run makes the same check."""
     from toque.models.forward.flex_attention import kernels_on  # loads transformers
 
     dtype = torch.bfloat16 if has_fast_bf16(device) else torch.float16
@@ -331,10 +347,8 @@ def _check_limits(folder: Path) -> Iterator[MachineCheck]:
         yield _build_check(shared.as_posix(), f"{free / _GIB:.2f} GiB free", todo)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     todo = ""
-    if soft != resource.RLIM_INFINITY and soft < _FILES:
-        todo = (
-            f"Run ulimit -n {_FILES}, because stores with many shards open many files."
-        )
+    if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
+        todo = f"Run ulimit -n {_OPEN_FILES}, because stores with many shards open many files."
     yield _build_check("open files", f"limit {soft} (hard limit {hard})", todo)
 
 
@@ -352,23 +366,9 @@ def _check_free(
 def check_disk(folder: Path) -> MachineCheck:
     """Measure durable writes and reads on the disk of a folder."""
     name = f"disk of {folder}"
-    piece = os.urandom(_PIECE)  # random, because some disks compress
-    done = 0
-
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".toque-doctor-") as file:
-            descriptor, began = file.fileno(), time.perf_counter()
-            while done < _DISK_BYTES and time.perf_counter() - began < 3.0:
-                done += os.write(descriptor, piece)
-            os.fsync(descriptor)
-            written = done / (time.perf_counter() - began)
-            if hasattr(os, "posix_fadvise"):  # read from the disk, not from the cache
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            began = time.perf_counter()
-            while os.read(descriptor, _PIECE):
-                pass
-            read = done / max(1e-9, time.perf_counter() - began)
+            written, read = _measure_disk(file.fileno())
     except OSError as error:
         return _build_check(
             name,
@@ -379,51 +379,74 @@ def check_disk(folder: Path) -> MachineCheck:
         )
 
     value = f"writes {written / 1e6:,.0f} MB/s durably, reads {read / 1e6:,.0f} MB/s"
-    todo = "Save less often (train.save_every), or put runs on a faster disk."
-    return _build_check(name, value, todo if written < _SLOW_DISK else "")
+    todo = ""
+    if written < _SLOW_DISK:
+        todo = "Save less often (train.save_every), or put runs on a faster disk."
+    return _build_check(name, value, todo)
+
+
+def _measure_disk(descriptor: int) -> tuple[float, float]:
+    """Write an open file and read it. Return the bytes per second of both."""
+    block = os.urandom(_BLOCK_BYTES)  # random, because some disks compress
+    n_bytes = 0
+    began = time.perf_counter()
+    while n_bytes < _DISK_BYTES and time.perf_counter() - began < _DISK_SECONDS:
+        n_bytes += os.write(descriptor, block)
+    os.fsync(descriptor)
+    written = n_bytes / (time.perf_counter() - began)
+
+    if hasattr(os, "posix_fadvise"):  # read from the disk, not from the cache
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    began = time.perf_counter()
+    while os.read(descriptor, _BLOCK_BYTES):
+        pass
+    return written, n_bytes / max(1e-9, time.perf_counter() - began)
 
 
 def check_credentials(
     environment: Mapping[str, str], home: Path
 ) -> Iterator[MachineCheck]:
     """Check whether credentials for buckets and the hub exist. Their values are never shown."""
+    yield _check_google(environment, home)
+    yield _check_aws(environment, home)
+    hub_home = Path(environment.get("HF_HOME") or home / ".cache" / "huggingface")
+    token_file = environment.get("HF_TOKEN_PATH") or hub_home / "token"
+    has_token = bool(environment.get("HF_TOKEN")) or _has_content(token_file)
+    yield _report_credentials("hf hub", exist=has_token)
 
-    def has_content(path: Path | str) -> bool:
-        return Path(path).is_file() and Path(path).stat().st_size > 0
 
-    def build(name: str, *, exists: bool) -> MachineCheck:
-        value = (
-            "credentials found"
-            if exists
-            else "no credentials; only private data needs them"
-        )
-        return _build_check(name, value)
-
+def _check_google(environment: Mapping[str, str], home: Path) -> MachineCheck:
     key_file = environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     if key_file and not Path(key_file).is_file():
         value = f"GOOGLE_APPLICATION_CREDENTIALS is {key_file}, which does not exist"
-        yield _build_check("gs://", value, "Correct it or unset it.", needed=True)
-    else:
-        gcloud = Path(environment.get("CLOUDSDK_CONFIG") or home / ".config" / "gcloud")
-        default_file = gcloud / "application_default_credentials.json"
-        yield build("gs://", exists=bool(key_file) or has_content(default_file))
+        return _build_check("gs://", value, "Correct it or unset it.", needed=True)
+    gcloud = Path(environment.get("CLOUDSDK_CONFIG") or home / ".config" / "gcloud")
+    default_file = gcloud / "application_default_credentials.json"
+    exist = bool(key_file) or _has_content(default_file)
+    return _report_credentials("gs://", exist=exist)
 
+
+def _check_aws(environment: Mapping[str, str], home: Path) -> MachineCheck:
     key = environment.get("AWS_ACCESS_KEY_ID")
     if key and not environment.get("AWS_SECRET_ACCESS_KEY"):
         value = "AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not"
-        yield _build_check("s3://", value, "Set both, or neither.", needed=True)
-    else:
-        file = (
-            environment.get("AWS_SHARED_CREDENTIALS_FILE")
-            or home / ".aws" / "credentials"
-        )
-        is_set = bool(key or environment.get("AWS_PROFILE"))
-        yield build("s3://", exists=is_set or has_content(file))
+        return _build_check("s3://", value, "Set both, or neither.", needed=True)
+    default_file = home / ".aws" / "credentials"
+    file = environment.get("AWS_SHARED_CREDENTIALS_FILE") or default_file
+    is_set = bool(key or environment.get("AWS_PROFILE"))
+    return _report_credentials("s3://", exist=is_set or _has_content(file))
 
-    hub_home = Path(environment.get("HF_HOME") or home / ".cache" / "huggingface")
-    token_file = environment.get("HF_TOKEN_PATH") or hub_home / "token"
-    has_token = bool(environment.get("HF_TOKEN")) or has_content(token_file)
-    yield build("hf hub", exists=has_token)
+
+def _has_content(path: Path | str) -> bool:
+    return Path(path).is_file() and Path(path).stat().st_size > 0
+
+
+def _report_credentials(name: str, *, exist: bool) -> MachineCheck:
+    value = "credentials found"
+    if not exist:
+        value = "no credentials; only private data needs them"
+    return _build_check(name, value)
 
 
 def _check_compile(device: str, scratch: Path) -> MachineCheck:
@@ -447,7 +470,9 @@ def _check_all_reduce(backend: str, scratch: Path) -> MachineCheck:
     """Sum a tensor over two processes."""
     name = f"all-reduce over {backend}"
     meeting_point = str(scratch / f"meeting-{backend}")
-    programs = [["-c", _SHARED, str(rank), meeting_point, backend] for rank in (0, 1)]
+    programs = [
+        ["-c", _ALL_REDUCE, str(rank), meeting_point, backend] for rank in (0, 1)
+    ]
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
     seconds, failure = run_programs(programs, variables)
@@ -469,8 +494,13 @@ def run_programs(
 ) -> tuple[float, str]:
     """Run Python programs concurrently, and kill them after a time limit.
 
+    Args:
+        programs: Arguments of Python, per program.
+        variables: Environment variables of all programs.
+        limit_seconds: Time limit.
+
     Returns:
-        The seconds, and the reason of a failure or "".
+        The seconds, and the reason for a failure or "".
     """
     began = time.monotonic()
     processes = [
@@ -481,23 +511,24 @@ def run_programs(
         )
         for program in programs
     ]  # fmt: skip
-    failure = ""
+    failures = []
     try:
         for process in processes:
             remaining = began + limit_seconds - time.monotonic()
-            lines = (
-                process.communicate(timeout=max(0.0, remaining))[1].strip().splitlines()
-            )
-            if process.returncode and not failure:
-                failure = (lines or [f"exit code {process.returncode}"])[-1].strip()[
-                    :300
+            _, output = process.communicate(timeout=max(0.0, remaining))
+            if process.returncode:
+                lines = output.strip().splitlines() or [
+                    f"exit code {process.returncode}"
                 ]
+                failures.append(lines[-1].strip()[:_MAX_ERROR])
     except subprocess.TimeoutExpired:
-        failure = failure or f"not done within {limit_seconds:.0f} s"
+        failures.append(f"not done within {limit_seconds:.0f} s")
     finally:
         for process in processes:
             if process.poll() is None:
                 with suppress(ProcessLookupError):
+                    # The session, because a compiler may have children.
                     os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    return time.monotonic() - began, failure
+    # The first failure is the cause of the others.
+    return time.monotonic() - began, next(iter(failures), "")

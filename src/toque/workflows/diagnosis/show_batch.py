@@ -18,7 +18,7 @@ from toque.workflows.prepared_store import open_store
 
 @dataclass(frozen=True)
 class ShownBatch:
-    """Batch of an update as text."""
+    """First examples of an update as text."""
 
     heading: str
     examples: tuple[str, ...]
@@ -43,6 +43,7 @@ def show_batch(
         cursor = stream.plan.at(cursor).cursor
     update = stream.at(cursor)
     rows = [row for packed in update.batch.example_ids for row in packed]
+
     heading = (
         f"step {step}: {len(rows):,} examples in {update.batch.n_rows:,} rows, "
         f"{update.n_tokens:,} tokens with {update.n_targets:,} targets; epoch {update.epoch:.2f} "
@@ -51,15 +52,18 @@ def show_batch(
     if config.curriculum is not None:
         heading += f"; stage {cursor.stage + 1}"
 
-    sides = stream.varied.at(stream.plan.epoch_key(cursor)) if stream.varied else store
-    tasks, codec = store.column("task"), store.codec()
-    names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
+    texts = store
+    if stream.varied is not None:
+        texts = stream.varied.at(stream.plan.epoch_key(cursor))
+    tasks = store.column("task")
+    task_names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
+    codec = store.codec()
     examples = []
     for row in rows[:max_examples]:
-        task = names[int(tasks[row])]
+        task = task_names[int(tasks[row])]
         change = _describe_augmentation(stream, row, cursor)
-        prompt = _decode(codec, sides.prompt(row))
-        target = _decode_target(codec, sides.target(row), store.spans(row))
+        prompt = _decode(codec, texts.prompt(row))
+        target = _decode_target(codec, texts.target(row), store.spans(row))
         examples.append(
             f"\n--- store row {row}, task {task}{change}\n{prompt}\n>>>\n{target}"
         )
@@ -80,9 +84,9 @@ def _describe_augmentation(stream: BatchStream, row: int, cursor: Cursor) -> str
 
 def _decode_target(codec: Codec, target: Ids, spans: list[int]) -> str:
     """Decode a target. Turns without loss are in brackets."""
-    parts = [
-        _decode(codec, target[a:b]) for a, b in span_bounds(spans or [len(target)])
-    ]
+    # A target without spans is one turn with loss.
+    bounds = span_bounds(spans or [len(target)])
+    parts = [_decode(codec, target[begin:end]) for begin, end in bounds]
     parts[1::2] = [f"\n[{text.strip()}]\n" for text in parts[1::2]]
     return "".join(parts)
 
