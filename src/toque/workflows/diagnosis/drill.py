@@ -269,6 +269,10 @@ class StopAt:
     on_train_begin = on_step_end  # a session may begin at the step
 
 
+Tested = tuple[str, list[str]]
+"""Description of a fault that was caused, and the problems that followed."""
+
+
 @dataclass
 class _Drill:
     """Faults, one after another, on copies of a run in `scratch`."""
@@ -307,8 +311,7 @@ class _Drill:
         """
         try:
             session_seconds, training_seconds = self._train_undisturbed()
-            # Each function returns what it did, and the problems that followed.
-            faults: tuple[Callable[[], tuple[str, list[str]]], ...] = (
+            faults: tuple[Callable[[], Tested], ...] = (
                 self._start_twice,
                 partial(self._kill, session_seconds, training_seconds),
                 self._terminate,
@@ -391,7 +394,7 @@ class _Drill:
         shutil.rmtree(run)
         return [f"other {name}" for name in differences]
 
-    def _start_twice(self) -> tuple[str, list[str]]:
+    def _start_twice(self) -> Tested:
         run = self.scratch / "shared"
         problems = []
         first = self._start_session(run)
@@ -408,9 +411,7 @@ class _Drill:
         problems += self._compare_end(run, first)
         return "started a second session while the first trained", problems
 
-    def _kill(
-        self, session_seconds: float, training_seconds: float
-    ) -> tuple[str, list[str]]:
+    def _kill(self, session_seconds: float, training_seconds: float) -> Tested:
         def new_folder(n: int) -> Path:
             for old in self.scratch.glob("killed-*"):
                 shutil.rmtree(old)
@@ -437,7 +438,7 @@ class _Drill:
         )
         return action, result.problems
 
-    def _terminate(self) -> tuple[str, list[str]]:
+    def _terminate(self) -> Tested:
         run = self.scratch / "stopped"
         problems = []
         # A step after the second save, so that older checkpoints exist.
@@ -470,7 +471,7 @@ class _Drill:
         os.truncate(path, size)
         return f"truncated {path.name} to {size:,} bytes"
 
-    def _damage(self, damage: Callable[[Path], str]) -> tuple[str, list[str]]:
+    def _damage(self, damage: Callable[[Path], str]) -> Tested:
         """Damage the newest checkpoint of the interrupted run, and continue it."""
         if not self.interrupted.exists():
             return "nothing", ["not tested, because no session stopped correctly"]

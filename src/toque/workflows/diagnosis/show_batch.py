@@ -52,9 +52,8 @@ def show_batch(
     if config.curriculum is not None:
         heading += f"; stage {cursor.stage + 1}"
 
-    texts = store
-    if stream.varied is not None:
-        texts = stream.varied.at(stream.plan.epoch_key(cursor))
+    varied = stream.varied
+    texts = store if varied is None else varied.at(stream.plan.epoch_key(cursor))
     tasks = store.column("task")
     task_names = dict(enumerate(config.data.task_names)) | {NO_TASK: "none"}
     codec = store.codec()

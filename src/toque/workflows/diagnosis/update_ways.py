@@ -385,19 +385,18 @@ class _Ways:
     def _compare_run_precision(self) -> UpdateWay:
         """Compare an update in the run's precision and with its matmuls.
 
-        This is the last way, because the model's CPU layers cannot be removed.
+        This must be the last way, because the model's CPU layers cannot be removed.
         """
         runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
-        kind = runtime.precision
-        if kind == "float32":
+        name = f"packed rows, {runtime.precision}"
+        if runtime.precision == "float32":
             if not onednn_is_faster():
                 reason = "this run is in float32"
                 return UpdateWay("packed rows, 16 bits", "skipped", reason=reason)
-            kind = "float32 by oneDNN"
+            name += " by oneDNN"
         use_cpu_layers(self.model)
         # A loss scale would scale the gradients.
-        unscaled = replace(runtime, scaler=None)
-        return self.compare(f"packed rows, {kind}", runtime=unscaled)
+        return self.compare(name, runtime=replace(runtime, scaler=None))
 
     def _compare_dropout(self) -> Iterator[UpdateWay]:
         """Compute and compare the ways with the model's dropout."""
