@@ -56,6 +56,9 @@ class Finding:
     """True if the gain is an upper limit."""
 
 
+Findings = Iterator[Finding]
+
+
 def find_bottlenecks(facts: Facts) -> list[Finding]:
     """List everything that notably slows the run down, the most important cause first."""
     notable = [
@@ -104,7 +107,7 @@ def _format_wall_share(facts: Facts, *share_names: str) -> str:
     return f"{facts.wall_share(*share_names):.0%}"
 
 
-def _check_data_wait(facts: Facts) -> Iterator[Finding]:
+def _check_data_wait(facts: Facts) -> Findings:
     has_several_readers = (number(facts.setting("readers")) or 1) > 1
     lever = "make batches in several threads"
     settings = ["train.readers=4"]
@@ -121,7 +124,7 @@ def _check_data_wait(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _check_uploads(facts: Facts) -> Iterator[Finding]:
+def _check_uploads(facts: Facts) -> Findings:
     share = facts.wall_share(shares.UPLOADS)
     yield Finding(
         "uploads",
@@ -134,7 +137,7 @@ def _check_uploads(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _check_compiling(facts: Facts) -> Iterator[Finding]:
+def _check_compiling(facts: Facts) -> Findings:
     # Compilation during the first half of the updates does not slow down the rest.
     share = facts.late_compiling
     yield Finding(
@@ -149,7 +152,7 @@ def _check_compiling(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _check_host(facts: Facts) -> Iterator[Finding]:
+def _check_host(facts: Facts) -> Findings:
     yield _lost_time_finding(
         "throttling",
         facts,
@@ -195,7 +198,7 @@ def _has_spinning_threads(facts: Facts) -> bool:
     return facts.device == "cpu" and has_several_threads and not is_chosen
 
 
-def _check_evaluation(facts: Facts) -> Iterator[Finding]:
+def _check_evaluation(facts: Facts) -> Findings:
     share = facts.share(shares.EVALUATION)
     n = facts.n_evaluations
     interval, saved = _longer_interval(facts, share, n, setting="evaluate_every")
@@ -232,7 +235,7 @@ def _smaller_evaluation(facts: Facts) -> tuple[str, ...]:
     return tuple(overrides)
 
 
-def _check_saving(facts: Facts) -> Iterator[Finding]:
+def _check_saving(facts: Facts) -> Findings:
     n = facts.n_saves
     n_skipped = facts.skipped_saves
     if n + n_skipped == 0:
@@ -306,7 +309,7 @@ def _round_up(amount: float) -> float:
     return math.ceil(amount / unit) * unit
 
 
-def _check_precision(facts: Facts) -> Iterator[Finding]:
+def _check_precision(facts: Facts) -> Findings:
     hardware = dict_or_empty(facts.start.get("hardware"))
     has_fast_bf16 = hardware.get("fast_bf16") is True
     if not has_fast_bf16 or facts.start.get("precision") != "float32":
@@ -329,7 +332,7 @@ def _check_precision(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _check_dense_attention(facts: Facts) -> Iterator[Finding]:
+def _check_dense_attention(facts: Facts) -> Findings:
     matmuls = facts.start_number("arithmetic", "products") or 0.0
     needed = facts.start_number("arithmetic", "attention") or 0.0
     computed = facts.start_number("arithmetic", "attention_computed") or 0.0
@@ -352,7 +355,7 @@ def _check_dense_attention(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _check_padding(facts: Facts) -> Iterator[Finding]:
+def _check_padding(facts: Facts) -> Findings:
     pad = facts.pad_fraction
     if pad < _MUCH_PADDING:
         return
@@ -382,7 +385,7 @@ def _check_padding(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _check_tiny_batches(facts: Facts) -> Iterator[Finding]:
+def _check_tiny_batches(facts: Facts) -> Findings:
     tokens = facts.tokens / facts.n_updates
     batch = AMOUNT.match(str(facts.setting("batch") or ""))
     if tokens >= _FEW_TOKENS or batch is None:
@@ -404,7 +407,7 @@ def _check_tiny_batches(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _check_memory(facts: Facts) -> Iterator[Finding]:
+def _check_memory(facts: Facts) -> Findings:
     if isinstance(facts.setting("micro_batch_rows"), int):
         yield from _check_micro_batch(facts)
         return
@@ -422,7 +425,7 @@ def _check_memory(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _check_micro_batch(facts: Facts) -> Iterator[Finding]:
+def _check_micro_batch(facts: Facts) -> Findings:
     """Check a number of rows per micro-batch that the user chose."""
     rows = number(facts.start.get("micro_batch_rows"))
     if rows is None:
@@ -455,7 +458,7 @@ def _check_micro_batch(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _check_gpu(facts: Facts) -> Iterator[Finding]:
+def _check_gpu(facts: Facts) -> Findings:
     busy = facts.gpu_busy
     if busy is not None and busy < GPU_BUSY:
         idle = (1.0 - busy) * facts.computing
@@ -484,7 +487,7 @@ def _check_gpu(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _check_threads(facts: Facts) -> Iterator[Finding]:
+def _check_threads(facts: Facts) -> Findings:
     threads = facts.start_number("hardware", "threads")
     cores = facts.start_number("hardware", "cores")
     if not threads or not cores:
@@ -520,7 +523,7 @@ def _check_threads(facts: Facts) -> Iterator[Finding]:
         )
 
 
-RULES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+RULES: Final[tuple[Callable[[Facts], Findings], ...]] = (
     _check_data_wait,
     _check_uploads,
     _check_compiling,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
 
 from toque.evaluation.bootstrap import (
     MIN_TEXTS,
     ByText,
     Interval,
-    PerText,
     TextTable,
     over_texts,
 )
@@ -233,7 +230,10 @@ class Comparison:
         The run folder is left out, because it always differs.
         """
         different: dict[str, dict[str, str]] = {}
-        for name in _union(run.settings for run in self.runs.values()):
+        names = dict.fromkeys(
+            name for run in self.runs.values() for name in run.settings
+        )
+        for name in names:
             values = {
                 key: run.settings.get(name, _NONE) for key, run in self.runs.items()
             }
@@ -274,7 +274,7 @@ class Comparison:
         hidden = COUNTS.union(in_all_tables)
         rows = [
             (_title(name), *(format_value(run.scores.get(name, _NONE)) for run in runs))
-            for name in _union(run.scores for run in runs)
+            for name in dict.fromkeys(name for run in runs for name in run.scores)
             if name not in hidden
         ]
 
@@ -347,11 +347,6 @@ def _rank(first: str, other: str, primary: Sequence[ScoreDifference]) -> str:
     if undecided:
         text += f" Not significant: {_join(undecided)}."
     return text
-
-
-def _union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of all mappings, each once and in order."""
-    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
 
 
 def compare_scores(
@@ -427,14 +422,12 @@ def _compare_measures(
             continue
 
         # Both scores are over the texts to which the measure applies in both runs.
-        applies = first_measure.applies & other_measure.applies
-        first_score = _score_texts(first_measure, applies)
-        other_score = _score_texts(other_measure, applies)
+        is_compared = (first_measure.applies & other_measure.applies)[:, None]
+        first_score, other_score = (
+            float(measure.score((measure.values * is_compared).sum(axis=0)))
+            for measure in (first_measure, other_measure)
+        )
         yield ScoreDifference(name, first_score, other_score, interval)
-
-
-def _score_texts(measure: PerText, is_selected: np.ndarray) -> float:
-    return float(measure.score((measure.values * is_selected[:, None]).sum(axis=0)))
 
 
 def _join(differences: Sequence[ScoreDifference], *, worse: bool = False) -> str:

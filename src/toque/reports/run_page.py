@@ -30,10 +30,10 @@ from toque.reports.page import (
     Sentence,
     format_value,
 )
-from toque.reports.run_shares import dict_or_empty
+from toque.reports.run_shares import dict_or_empty, nested_number
 from toque.reports.score_tables import score_grids
 from toque.reports.verdict import Verdict, advice
-from toque.runs.history import RunHistory, SystemRow, number
+from toque.runs.history import RunHistory, SystemRow
 from toque.runs.run_record import CONFIG, RunRecord
 from toque.runs.run_state import RunStatus, state_of
 
@@ -237,7 +237,7 @@ def _warnings(history: RunHistory, problem: str) -> list[Sentence]:
 
 def _texts(run: RunRecord, evaluation: Mapping[str, Any]) -> list[Sentence | Folded]:
     parts: list[Sentence | Folded] = []
-    score = number(dict_or_empty(evaluation.get("generated")).get("recipe_score"))
+    score = nested_number(evaluation, "generated", "recipe_score")
     advice_on_score = "" if score is None else hint(score)
     if advice_on_score:
         parts.append(Sentence(advice_on_score, "warn"))

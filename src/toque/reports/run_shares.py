@@ -172,15 +172,19 @@ class Facts:
 
     def start_number(self, *path: str) -> float | None:
         """Return a number in the start event by its nested keys, or None if it is missing."""
-        value: Any = self.start
-        for name in path:
-            value = dict_or_empty(value).get(name)
-        return number(value)
+        return nested_number(self.start, *path)
 
 
 def dict_or_empty(value: object) -> Mapping[str, Any]:
     """Return the value if it is a dict, otherwise an empty dict."""
     return value if isinstance(value, dict) else {}
+
+
+def nested_number(value: object, *path: str) -> float | None:
+    """Return the number at nested keys of a dict, or None if it is missing."""
+    for name in path:
+        value = dict_or_empty(value).get(name)
+    return number(value)
 
 
 def collect_facts(events: Sequence[Event]) -> Facts | None:
@@ -207,8 +211,7 @@ def collect_facts(events: Sequence[Event]) -> Facts | None:
     gpus: list[Event] = [gpu for e in by_kind["system"] for gpu in e.get("gpus", ())]
     throttled = Counter(reason for gpu in gpus for reason in gpu.get("throttled", ()))
     held_out = [
-        number(dict_or_empty(event.get("metrics")).get("loss"))
-        for event in by_kind["evaluation"]
+        nested_number(event, "metrics", "loss") for event in by_kind["evaluation"]
     ]
     losses = [number(step.get("loss")) for step in steps]
     return Facts(

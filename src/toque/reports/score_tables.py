@@ -11,17 +11,18 @@ from toque.evaluation.classification import class_rows
 from toque.reports.page import Grid, format_value
 from toque.reports.run_shares import dict_or_empty
 
+Record = Mapping[str, Any]
 _NONE: Final = "-"
 _MAX_COLUMNS: Final = 6
 """Maximum number of classes in a confusion matrix. More classes have a row each, but no column."""
 
 
-def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
+def score_grids(evaluation: Record) -> list[Grid]:
     """Build the tables of all texts, of memorisation and tasks, and of each slicing.
 
     The file may be untrusted.
     """
-    tasks: dict[str, Mapping[str, Any]] = {
+    tasks: dict[str, Record] = {
         name: scores
         for name, scores in dict_or_empty(evaluation.get("tasks")).items()
         if isinstance(scores, Mapping)
@@ -41,7 +42,7 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
     return [grid for grid in grids if grid.rows]
 
 
-def _all_texts(evaluation: Mapping[str, Any]) -> Grid:
+def _all_texts(evaluation: Record) -> Grid:
     intervals = dict_or_empty(evaluation.get("intervals"))
     n_texts = dict_or_empty(evaluation.get("applies_to"))
     rows = [
@@ -62,7 +63,7 @@ def _all_texts(evaluation: Mapping[str, Any]) -> Grid:
     return Grid(("measure", "value", "interval", "over"), rows, note, title)
 
 
-def _slices(slicings: Mapping[str, Any]) -> Iterator[Grid]:
+def _slices(slicings: Record) -> Iterator[Grid]:
     """Make a table per slicing, with a row per metric and a column per label.
 
     The intervals are only in the file.
@@ -93,7 +94,7 @@ _SHARED_RUNS: Final = {
 """Titles of the statistics of memorisation. A run is a sequence of consecutive tokens."""
 
 
-def _memorisation(record: Mapping[str, Any]) -> Grid:
+def _memorisation(record: Record) -> Grid:
     sides = [dict_or_empty(record.get(side)) for side in ("texts", "references")]
     rows = [
         (title, *(_format_first(side.get(name)) for side in sides))
@@ -113,7 +114,7 @@ def _memorisation(record: Mapping[str, Any]) -> Grid:
     return Grid(heads, rows, note, "Memorisation")
 
 
-def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> Grid:
+def _tasks(tasks: Mapping[str, Record]) -> Grid:
     heads_by_name = {
         "examples": "examples",
         "loss": "loss",
@@ -135,7 +136,7 @@ class _Answers(msgspec.Struct):
     confusion: list[list[int]]
 
 
-def _confusions(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
+def _confusions(tasks: Mapping[str, Record]) -> Iterator[Grid]:
     """Make a confusion matrix per class task, or a row per class if there are many classes."""
     for task, scores in tasks.items():
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -167,16 +168,13 @@ def _source_grid(report: Report) -> Grid:
 
 def _summed_source_rows(files: Sequence[SourceReport]) -> list[tuple[str, ...]]:
     rows = []
-    ordered = sorted(files, key=_source_and_schema)
-    for (_, schema), group in groupby(ordered, key=_source_and_schema):
+    by_source_and_schema = attrgetter("source", "schema")
+    ordered = sorted(files, key=by_source_and_schema)
+    for (_, schema), group in groupby(ordered, key=by_source_and_schema):
         members = list(group)
         name = f"{_common_folder(members)}: {len(members):,} files"
         rows.append(_source_row(name, schema, members))
     return rows
-
-
-def _source_and_schema(file: SourceReport) -> tuple[int, str]:
-    return file.source, file.schema
 
 
 def _example_shares(report: Report) -> list[str]:

@@ -59,9 +59,9 @@ def draw_histogram(
         return _placeholder(title)
     frame = Frame()
     x = Scale(edges[0], edges[-1], _LEFT, frame.width - _RIGHT)
-    y = Scale(0, max(counts), frame.height - _BOTTOM, _TOP)
+    y = Scale(0, max(counts), frame.height - _BOTTOM, _TOP, has_integers=True)
     parts = [
-        *_draw_y_axis(y, noun, frame, integers_only=True),
+        *_draw_y_axis(y, noun, frame),
         *_draw_x_axis(x, unit, frame),
     ]
     labels = [format_number(edge) for edge in edges]
@@ -159,11 +159,11 @@ def draw_lines(
     if not shown:
         return _placeholder(title)
     xs = [x for one in shown for x in one.xs]
-    x = Scale(min(xs), max(xs), _LEFT, frame.width - _RIGHT)
+    x = Scale(min(xs), max(xs), _LEFT, frame.width - _RIGHT, has_integers=True)
     y = _y_scale(shown, frame, from_zero=from_zero)
     parts = [
         *_draw_y_axis(y, y_name, frame),
-        *_draw_x_axis(x, x_name, frame, integers_only=True),
+        *_draw_x_axis(x, x_name, frame),
     ]
     descriptions: list[str] = []
     for one in shown:
@@ -221,17 +221,13 @@ def _finite_values(one: Series) -> list[float]:
     return [y for y in one.ys if y is not None and math.isfinite(y)]
 
 
-def _draw_x_axis(
-    x: Scale, name: str, frame: Frame, *, integers_only: bool = False
-) -> list[str]:
+def _draw_x_axis(x: Scale, name: str, frame: Frame) -> list[str]:
     """Draw the line, the labelled ticks and the name of the x axis."""
     base = frame.height - _BOTTOM
     parts = [
         f'<line class="axis" x1="{x.start}" y1="{base}" x2="{x.end}" y2="{base}"/>'
     ]
-    for value, label in _labelled_ticks(
-        x, _X_LABEL_DISTANCE, integers_only=integers_only
-    ):
+    for value, label in _labelled_ticks(x, _X_LABEL_DISTANCE):
         at = x(value)
         # The edge of the plot would cut a centred label at the right end.
         anchor = "end" if at > x.end - 14 else "middle"
@@ -245,15 +241,11 @@ def _draw_x_axis(
     return parts
 
 
-def _draw_y_axis(
-    y: Scale, name: str, frame: Frame, *, integers_only: bool = False
-) -> list[str]:
+def _draw_y_axis(y: Scale, name: str, frame: Frame) -> list[str]:
     """Draw the labelled grid lines and the rotated name of the y axis."""
     parts = []
     right = frame.width - _RIGHT
-    for value, label in _labelled_ticks(
-        y, _Y_LABEL_DISTANCE, integers_only=integers_only
-    ):
+    for value, label in _labelled_ticks(y, _Y_LABEL_DISTANCE):
         at = y(value)
         parts.append(
             f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>'
@@ -271,12 +263,10 @@ def _text(kind: str, x: float, y: float, html: str, *, anchor: str = "start") ->
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html}</text>'
 
 
-def _labelled_ticks(
-    scale: Scale, distance: float, *, integers_only: bool
-) -> list[tuple[float, str]]:
+def _labelled_ticks(scale: Scale, distance: float) -> list[tuple[float, str]]:
     """Choose the ticks of an axis, about `distance` apart, with their labels."""
     n = max(3, int(abs(scale.end - scale.start) / distance))
-    values = choose_ticks(scale.low, scale.high, n, integers_only=integers_only)
+    values = choose_ticks(scale.low, scale.high, n, integers_only=scale.has_integers)
     step = values[1] - values[0] if len(values) > 1 else None
     return [(value, format_number(value, step=step)) for value in values]
 
@@ -314,6 +304,8 @@ class Scale:
     high: float
     start: float
     end: float
+    has_integers: bool = False
+    """True to label only integers."""
 
     def __call__(self, value: float) -> float:
         """Return the position of a value, or the middle if the range is empty."""

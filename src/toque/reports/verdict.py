@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from toque.cooking.recipe_scores import POOR
 from toque.reports.bottleneck_rules import Finding, find_bottlenecks
-from toque.reports.run_shares import MATMULS, Facts, Share, collect_facts, dict_or_empty
-from toque.runs.history import METRICS, number, read_metrics
+from toque.reports.run_shares import MATMULS, Facts, Share, collect_facts, nested_number
+from toque.runs.history import METRICS, read_metrics
 from toque.storage.json_files import read_json
 from toque.training.bottlenecks import GPU_BUSY, GRAD_NORM, RAN_OUT, memory_ladder
 
@@ -144,7 +144,7 @@ def _out_of_memory(facts: Facts) -> list[Ladder]:
 
 def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
     record = read_json(folder / "evaluation.json", dict[str, Any]) or {}
-    score = number(dict_or_empty(record.get("generated")).get("recipe_score"))
+    score = nested_number(record, "generated", "recipe_score")
     if score is None or score >= POOR:
         return []
 

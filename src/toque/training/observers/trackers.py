@@ -29,12 +29,13 @@ _MAX_TEXT: Final = 2_000
 _DIFFICULTIES: Final = {"easy": 1.0, "medium": 2.0}
 _ANY_DIFFICULTY: Final = 3.0
 
+Record = Mapping[str, Any]
 Pairs = Iterator[tuple[str, object]]
-Stages = Sequence[Mapping[str, Any]]
+Stages = Sequence[Record]
 
 
 def tracker_values(
-    record: Mapping[str, Any],
+    record: Record,
     *,
     stages: Stages = (),
     recipe_scores: frozenset[str] = frozenset(),
@@ -63,7 +64,7 @@ def tracker_values(
     return {}
 
 
-def _step_pairs(record: Mapping[str, Any], stages: Stages) -> Pairs:
+def _step_pairs(record: Record, stages: Stages) -> Pairs:
     for name, value in record.items():
         if name not in ("step", "stage", "peak_memory_bytes"):
             tracker_name = "learning_rate" if name == "lr" else name
@@ -82,9 +83,7 @@ def _step_pairs(record: Mapping[str, Any], stages: Stages) -> Pairs:
         yield "curriculum/difficulty_level", difficulty_level
 
 
-def _evaluation_pairs(
-    record: Mapping[str, Any], recipe_scores: frozenset[str]
-) -> Pairs:
+def _evaluation_pairs(record: Record, recipe_scores: frozenset[str]) -> Pairs:
     yield "val_epoch", record.get("epoch")
     yield "val_seconds", record.get("seconds")
     for prefix, key in (("val_", "metrics"), ("eval/", "texts")):
@@ -93,13 +92,13 @@ def _evaluation_pairs(
             yield f"{name_prefix}{name}", value
 
 
-def _gradient_pairs(record: Mapping[str, Any]) -> Pairs:
+def _gradient_pairs(record: Record) -> Pairs:
     for group, values in record.get("groups", {}).items():
         for name, value in values.items():
             yield f"gradients/{group}/{name}", value
 
 
-def _system_pairs(record: Mapping[str, Any]) -> Pairs:
+def _system_pairs(record: Record) -> Pairs:
     for name, value in record.items():
         if name not in ("step", "seconds"):
             yield f"system/{name}", value
@@ -109,7 +108,7 @@ def _system_pairs(record: Mapping[str, Any]) -> Pairs:
     yield from _gpu_pairs(record.get("gpus") or ())
 
 
-def _gpu_pairs(gpus: Sequence[Mapping[str, Any]]) -> Pairs:
+def _gpu_pairs(gpus: Sequence[Record]) -> Pairs:
     """Yield the readings of each GPU, and their means over the GPUs."""
     readings_by_name: dict[str, list[float]] = {}
     for gpu in gpus:
@@ -129,7 +128,7 @@ def _gpu_pairs(gpus: Sequence[Mapping[str, Any]]) -> Pairs:
         yield f"system/gpu_{name}", sum(readings) / len(readings)
 
 
-def _memory_percent(record: Mapping[str, Any]) -> float | None:
+def _memory_percent(record: Record) -> float | None:
     used = record.get("memory_used_bytes")
     total = record.get("memory_total_bytes")
     if used is None or not total:
@@ -163,7 +162,7 @@ class TrackerFeed(Callback):
         open_tracker: Connect,
         *,
         warn: Callable[[Progress, str], None],
-        values: Callable[[Mapping[str, Any]], dict[str, float]] = tracker_values,
+        values: Callable[[Record], dict[str, float]] = tracker_values,
         samples: Path | None = None,
     ) -> None:
         self._open = open_tracker
@@ -179,7 +178,7 @@ class TrackerFeed(Callback):
         self._failed = False
         self._at = Progress()
 
-    def take(self, record: Mapping[str, Any]) -> None:
+    def take(self, record: Record) -> None:
         """Queue the numbers of a record of metrics.jsonl."""
         if record["event"] == "end":
             self._failed = record["error"] is not None
