@@ -229,7 +229,7 @@ class Comparison:
 
         The run folder is left out, because it always differs.
         """
-        different: dict[str, dict[str, str]] = {}
+        different = {}
         names = dict.fromkeys(
             name for run in self.runs.values() for name in run.settings
         )
@@ -307,7 +307,7 @@ class Comparison:
                 f"same held-out texts.{self._compare_losses(first, other)}"
             )
 
-        text = _rank(first, other, primary)
+        text = _describe_better_run(first, other, primary)
         first_seconds = self.runs[first].record.history.progress.seconds
         other_seconds = self.runs[other].record.history.progress.seconds
         if first_seconds and other_seconds:
@@ -329,7 +329,9 @@ class Comparison:
         )
 
 
-def _rank(first: str, other: str, primary: Sequence[ScoreDifference]) -> str:
+def _describe_better_run(
+    first: str, other: str, primary: Sequence[ScoreDifference]
+) -> str:
     """Conclude which run is better by the primary measures, or that none is."""
     for_other = [d for d in primary if d.other_is_better is True]
     for_first = [d for d in primary if d.other_is_better is False]

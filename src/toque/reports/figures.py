@@ -133,26 +133,25 @@ def plot_curves(runs: Runs) -> list[Figure]:
 
 def plot_machine(history: RunHistory) -> list[Figure]:
     """Plot the use of the machine while the run trained."""
-    curves = history.curves
-    plots: list[tuple[str, str, list[tuple[str, str]]]] = [
-        (title, unit, [(label, SYSTEM + name) for label, name in parts])
+    plots = [
+        (title, unit, {label: SYSTEM + name for label, name in parts})
         for title, unit, parts in _MACHINE
     ]
     gpu_prefix = f"{SYSTEM}gpu "
     for title, unit, name in _GPUS:
-        parts = []
-        for curve in curves:
-            if curve.startswith(gpu_prefix) and curve.endswith(f" {name}"):
-                gpu_index = curve.split()[2]
-                parts.append((f"GPU {gpu_index}", curve))
-        plots.append((title, unit, parts))
+        gpus = {
+            f"GPU {curve.split()[2]}": curve
+            for curve in history.curves
+            if curve.startswith(gpu_prefix) and curve.endswith(f" {name}")
+        }
+        plots.append((title, unit, gpus))
 
     figures = []
-    for title, unit, parts in plots:
+    for title, unit, curves in plots:
         series = [
-            Series(label, *curves.points_of(curve), style=style)
-            for (label, curve), style in zip(parts, STYLES, strict=False)
-            if curve in curves
+            Series(label, *history.curves.points_of(curve), style=style)
+            for (label, curve), style in zip(curves.items(), STYLES, strict=False)
+            if curve in history.curves
         ]
         if series:
             figures.append(_plot(title, unit, series, x_name="minutes", from_zero=True))

@@ -254,7 +254,7 @@ def _texts(run: RunRecord, evaluation: Mapping[str, Any]) -> list[Sentence | Fol
 def _fold_texts(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
     """Show the texts for a prompt, the newest first. Select from many texts at equal distances."""
     distance = max(1, math.ceil(len(samples) / _MAX_TEXTS))
-    texts: list[Passage] = []
+    texts = []
     for sample in samples[::-1][::distance]:
         metrics = dict_or_empty(sample.get("metrics"))
         scores = ", ".join(

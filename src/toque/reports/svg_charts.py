@@ -104,7 +104,7 @@ def draw_bars(
     x = Scale(0, largest_total, left, width - value_width)
 
     total = sum(totals) or 1
-    elements: list[str] = []
+    elements = []
     for i, (label, counts) in enumerate(rows):
         top = 6 + i * (_BAR_HEIGHT + _BAR_GAP)
         middle = top + _BAR_HEIGHT / 2 + 4.5
@@ -165,7 +165,7 @@ def draw_lines(
         *_draw_y_axis(y, y_name, frame),
         *_draw_x_axis(x, x_name, frame),
     ]
-    descriptions: list[str] = []
+    descriptions = []
     for one in shown:
         parts += _draw_path(one, x, y)
         values = _finite_values(one)

@@ -154,7 +154,7 @@ def _read_schedules() -> dict[str, _Schedule]:
 
     Toque's background work lowers the priority of its threads.
     """
-    schedules: dict[str, _Schedule] = {}
+    schedules = {}
     with suppress(OSError):
         process_niceness = os.getpriority(os.PRIO_PROCESS, os.getpid())
         for thread in Path("/proc/self/task").iterdir():

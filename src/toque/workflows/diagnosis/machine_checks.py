@@ -157,9 +157,8 @@ def check_machine(*, reporter: Reporter = SILENT) -> Checkup:
 def check_software() -> Iterator[MachineCheck]:
     """Check the versions of Python and of the required and optional packages."""
     python = f"{platform.python_version()}, {sys.executable}"
-    todo = ""
-    if sys.version_info[:2] < _PYTHON:
-        todo = f"Install Python {'.'.join(map(str, _PYTHON))} or later."
+    is_old = sys.version_info[:2] < _PYTHON
+    todo = f"Install Python {'.'.join(map(str, _PYTHON))} or later." if is_old else ""
     yield _build_check("python", python, todo, needed=True)
 
     try:

@@ -356,9 +356,9 @@ def _refuse_early(
 
 def _choose_splits(paths: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Return the paths to train on, the paths to hold out, and remarks on unused splits."""
-    train: list[str] = []
-    held_out: list[str] = []
-    remarks: list[str] = []
+    train = []
+    held_out = []
+    remarks = []
     for path in paths:
         splits = [] if is_remote(path) else saved_splits(named_path(path))
         names = [split.name for split in splits]
