@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from toque.hardware.thread_waits import BOUNDED
-from toque.reports.verdict import Verdict, advice, judge_run, list_ladders, list_signs
+from toque.reports.verdict import (
+    Verdict,
+    describe_remedy,
+    judge_run,
+    list_ladders,
+    list_signs,
+)
 
 TRAIN = {
     "pack": True, "batch": "4096 tokens", "micro_batch_rows": "auto", "keep_best": 1, "readers": 1,
@@ -132,7 +138,7 @@ def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     verdict = judged(tmp_path, events(**given))
     assert verdict.findings[0].cause == cause
     assert cause in verdict.sentence
-    assert lever.lower() in advice(verdict.findings[0]).lower()
+    assert lever.lower() in describe_remedy(verdict.findings[0]).lower()
     assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
     assert sum(share.seconds for share in verdict.shares) == pytest.approx(
         verdict.facts.wall
@@ -155,9 +161,9 @@ def test_sleeping_threads_are_advised_only_where_threads_spin(
     host = {"others_cores": 2.0, "waiting_for_core_seconds": 5.0}
     verdict = judged(tmp_path, events(hardware=hardware, host=host))
     (other,) = [one for one in verdict.findings if one.cause == "other programs"]
-    assert advice(other).startswith("End the other programs (")
+    assert describe_remedy(other).startswith("End the other programs (")
     spins = judged(tmp_path, events(hardware={"waits": BOUNDED}, host=host))
-    assert "OMP_WAIT_POLICY=PASSIVE" in advice(spins.findings[0])
+    assert "OMP_WAIT_POLICY=PASSIVE" in describe_remedy(spins.findings[0])
 
 
 def test_a_length_that_is_no_number_is_passed_over(tmp_path: Path) -> None:
@@ -256,7 +262,7 @@ def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
     first, one, look = events(start={"compile": True}, parts={"compiling": 6.0})
     verdict = judged(tmp_path, [first, one, look, one | {"step": 80}])
     assert verdict.findings[0].cause == "compiling"
-    assert "train.compile=false" in advice(verdict.findings[0])
+    assert "train.compile=false" in describe_remedy(verdict.findings[0])
     once = one | {"step": 80, "parts": PARTS}
     verdict = judged(tmp_path, [first, one, look, once])
     assert verdict.findings == ()

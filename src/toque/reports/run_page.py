@@ -32,7 +32,7 @@ from toque.reports.page import (
 )
 from toque.reports.run_shares import dict_or_empty, nested_number
 from toque.reports.score_tables import score_grids
-from toque.reports.verdict import Verdict, advice
+from toque.reports.verdict import Verdict, describe_remedy
 from toque.runs.history import RunHistory, SystemRow
 from toque.runs.run_record import CONFIG, RunRecord
 from toque.runs.run_state import RunStatus, state_of
@@ -281,7 +281,7 @@ def _bottlenecks(verdict: Verdict | None) -> list[Sentence | Grid]:
     ]
     return [
         Sentence(verdict.sentence),
-        *(Sentence(advice(finding)) for finding in verdict.findings[:1]),
+        *(Sentence(describe_remedy(finding)) for finding in verdict.findings[:1]),
         Grid(("part", "time", "share"), rows, summary="Parts of the time"),
     ]
 

@@ -38,7 +38,7 @@ class Verdict:
     def __str__(self) -> str:
         if not self.findings:
             return self.sentence
-        return f"{self.sentence} {advice(self.findings[0])}"
+        return f"{self.sentence} {describe_remedy(self.findings[0])}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _summarise(facts: Facts, bottlenecks: Sequence[Finding]) -> str:
     return f"{sentence}."
 
 
-def advice(finding: Finding) -> str:
+def describe_remedy(finding: Finding) -> str:
     """Format the remedy of a finding with the expected gain."""
     if finding.lever is None:
         return "No setting changes this."

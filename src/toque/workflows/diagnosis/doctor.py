@@ -13,7 +13,7 @@ from toque.reports.verdict import (
     Ladder,
     Sign,
     Verdict,
-    advice,
+    describe_remedy,
     judge_run,
     list_ladders,
     list_signs,
@@ -65,7 +65,7 @@ class Diagnosis:
 
         lines += ["", verdict.sentence]
         for n, finding in enumerate(verdict.findings[:3], start=1):
-            lines.append(f"{n}. {advice(finding)}")
+            lines.append(f"{n}. {describe_remedy(finding)}")
         # The sentence is about the first finding.
         lines += [f"   also: {finding.sentence}." for finding in verdict.findings[1:3]]
 
