@@ -112,7 +112,7 @@ class Gradients(Callback):
 def _gradient_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the norm of each parameter's gradient, 0 without a gradient, [parameters] float32."""
     gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
-    # On a GPU this is one call for all gradients. It has no public name.
+    # torch has no public name for this function, which on a GPU needs one call for all norms.
     computed = iter(torch._foreach_norm(gradients) if gradients else ())  # noqa: SLF001
     zero = torch.zeros((), device=parameters[0].device)
     norms = [zero if p.grad is None else next(computed) for p in parameters]

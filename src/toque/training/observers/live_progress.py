@@ -55,7 +55,7 @@ class _Epoch(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class ConsoleProgress(Callback):
-    """Status line of a run, with a row per evaluation and per epoch."""
+    """Callback that shows a status line, and a row per evaluation and per epoch."""
 
     log_every: Duration  # duration between status lines in the log
     reporter: Reporter
@@ -395,7 +395,7 @@ class Summary(Callback):
         alone = self.alone_seconds
         if alone is None:
             return f"{self.ranks} ranks; efficiency not measured"
-        # Above 1 the measurement before the run was disturbed.
+        # An efficiency above 1 means that the measurement before the run was disturbed.
         efficiency = "unknown"
         if 0 < alone <= seconds:
             efficiency = f"about {alone / seconds:.0%}"

@@ -42,7 +42,7 @@ from toque.units import Duration, Progress
 
 
 class LossSum(NamedTuple):
-    """Sum of the training loss in nats, and its target tokens, over updates with a finite loss.
+    """Sums of the training loss in nats and of its target tokens, over updates with a finite loss.
 
     The sums are tensors on the device, so adding an update does not wait for CUDA.
     """
@@ -51,7 +51,7 @@ class LossSum(NamedTuple):
     targets: Tensor | float = 0.0
 
     def plus(self, info: StepInfo) -> LossSum:
-        """Return the sums with another update."""
+        """Return the sums after another update."""
         loss = torch.as_tensor(info.loss).detach().double()
         is_finite = torch.isfinite(loss)
         nats = torch.where(is_finite, loss, 0.0) * info.n_targets

@@ -76,7 +76,7 @@ class _Counters(NamedTuple):
 
 
 class Host:
-    """Reader of the machine and this process. psutil measures since the thread's last reading."""
+    """Reader of the machine and this process. One thread must make all readings."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

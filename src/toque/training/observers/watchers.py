@@ -113,7 +113,7 @@ class UserCallback(Callback):
 
     @property
     def label(self) -> str:
-        """Key in a checkpoint. It contains the user's class, so states cannot be confused."""
+        """Key in a checkpoint. It has the callback's name, so that states are not confused."""
         return f"{type(self).__name__} {self.name}"
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
@@ -358,9 +358,9 @@ def _resolve_address(webhook: str | None) -> str | None:
 
 @dataclass(eq=False)
 class DataBound(Callback):
-    """Warning that the loop waits for data for more than `DATA_SHARE` of the time.
+    """Callback that warns if the loop waits for data for more than `DATA_SHARE` of the time.
 
-    After a recovery the callback can warn again.
+    After a recovery it can warn again.
     """
 
     warn: Warn
@@ -398,11 +398,11 @@ class DataBound(Callback):
 
 @dataclass(eq=False)
 class Overfitting(Callback):
-    """Warning that held-out loss exceeds training loss by more than `MAX_LOSS_GAP`.
+    """Callback that warns if held-out loss exceeds training loss by more than `MAX_LOSS_GAP`.
 
     The training loss is the mean over all updates since the last evaluation. Dropout and label
     smoothing raise it, so they never cause a warning but may hide a small gap. After a recovery
-    the callback can warn again.
+    it can warn again.
     """
 
     warn: Warn
@@ -446,7 +446,7 @@ class Overfitting(Callback):
 
 @dataclass(frozen=True)
 class StoreWatch(Callback):
-    """Check that the store was not replaced. Some file systems do not support the store's lock."""
+    """Callback that detects a replaced store, because some file systems ignore the store's lock."""
 
     store: TokenStore
 

@@ -318,7 +318,7 @@ def compare_ways(config: RunConfig, examples: int) -> UpdateCheck:
     reference = reference_update(model, pairs, smoothing=smoothing, spans=spans)
     seconds = time.perf_counter() - began
 
-    ways = _Ways(config, store, model, runtime, rows, reference, dropout)
+    ways = _UpdateWays(config, store, model, runtime, rows, reference, dropout)
     n_targets = ways.build_step(packed=False).n_targets
     outcomes = tuple(ways.compare_all())
     return UpdateCheck(reference[0], len(rows), n_targets, seconds, outcomes)
@@ -339,7 +339,7 @@ def _turn_off(dropout: list[tuple[nn.Module, str, float]]) -> None:
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _UpdateWays:
     """Ways of computing one update of `rows`."""
 
     config: RunConfig

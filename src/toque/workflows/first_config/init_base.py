@@ -44,7 +44,7 @@ NOT_SEEN: Final = (
 
 
 class MeasuredBase(NamedTuple):
-    """Settings for a base model, with the reason of each as a comment."""
+    """Settings for a base model, with the reason for each as a comment."""
 
     longest: int = 1
     """Tokens of the longest example."""

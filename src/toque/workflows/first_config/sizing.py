@@ -535,7 +535,7 @@ def find_best_size(
             break
         tokens_per_second = rate(size)
         useful = factor * (text / size.parameters) ** exponent
-        if not math.isinf(text):  # unknown
+        if not math.isinf(text):  # the amount of text is known
             useful = max(_MIN_PASSES, math.floor(useful))
         passes = Passes(useful, seconds * tokens_per_second * bytes_per_token / text)
         tokens = passes.tokens(tokens_per_second, seconds)
@@ -543,7 +543,7 @@ def find_best_size(
         if best is not None and bits >= best.bits_per_byte:
             break
         best = Choice(name, tokenizer, tokens, tokens_per_second, bits, passes, like)
-    assert best is not None  # there are sizes
+    assert best is not None  # `SIZES` is not empty
 
     # The runs over recipes choose the size also for plain text, because they are longer and cover
     # more sizes. For plain text, this choice was the best of nine runs.

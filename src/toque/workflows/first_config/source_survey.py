@@ -309,5 +309,5 @@ def _remark_on_files(source: Source) -> list[str]:
 
 def _sample_texts(texts: list[str]) -> bytes:
     """Return a random sample. The texts are shuffled, because neighbours may be similar."""
-    random.Random(17).shuffle(texts)  # not for secrets
+    random.Random(17).shuffle(texts)  # a fixed seed, so that the forecast is repeatable
     return "\n".join(texts).encode(errors="replace")[:SAMPLE_BYTES]
