@@ -34,7 +34,7 @@ _MANY_TOKENS_PER_STEP: Final = 16_384
 """Estimate of the tokens per micro-batch above which memory becomes the limit. On a CPU, 4096
 tokens suffice for full speed."""
 _IDLE_WEIGHT: Final = 0.5
-"""Guess of the share of idle arithmetic that another batch size recovers."""
+"""Share of the idle arithmetic that another batch size may recover. A guess."""
 
 
 @dataclass(frozen=True)
@@ -275,16 +275,7 @@ def _longer_interval(
     if not current:
         return (), 0.0
 
-    stop_after = AMOUNT.match(str(facts.start.get("stop_after") or ""))
-    if unit == "%":
-        run_length = 100.0
-    elif stop_after is not None and stop_after[2] == unit:
-        run_length = float(stop_after[1])
-    elif unit == "steps":
-        run_length = facts.n_updates
-    else:
-        run_length = current * (n_times - 1)
-    longest = run_length / 2
+    longest = _run_length(facts, current, unit, n_times) / 2
 
     # k times the interval divides this time by k. The time of the updates stays the same.
     relative_time = share / (1.0 - min(share, 0.99))
@@ -297,6 +288,18 @@ def _longer_interval(
     if amount < 2 * current:
         return (), 0.0  # too little gain for a change
     return (f"train.{setting}={amount:g} {unit}",), share * (1.0 - current / amount)
+
+
+def _run_length(facts: Facts, interval: float, unit: str, n_times: int) -> float:
+    """Return the length of the run in `unit`, estimated if train.stop_after has another unit."""
+    if unit == "%":
+        return 100.0
+    stop_after = AMOUNT.match(str(facts.start.get("stop_after") or ""))
+    if stop_after is not None and stop_after[2] == unit:
+        return float(stop_after[1])
+    if unit == "steps":
+        return facts.n_updates
+    return interval * (n_times - 1)
 
 
 def _round_up(amount: float) -> float:
@@ -447,7 +450,7 @@ def _check_micro_batch(facts: Facts) -> Findings:
             f", and {_format_wall_share(facts, shares.PAGING)} of the time went into "
             "waiting for memory"
         )
-    utilisation = facts.utilisation or 0.5  # a guess if it is unknown
+    utilisation = facts.utilisation or 0.5  # 0.5 is a guess for an unknown utilisation
     yield Finding(
         "oversized micro-batch",
         max(stalled, _IDLE_WEIGHT * facts.computing * (1.0 - utilisation)),

@@ -81,7 +81,7 @@ def plot_loss(history: RunHistory) -> Figure:
 
 
 def _held_out_note(history: RunHistory) -> str:
-    """Say when the held-out loss was lowest, if there are several evaluations."""
+    """Describe when the held-out loss was lowest, if there are several evaluations."""
     if history.best is None or history.n_evaluations < 2:
         return ""
     best, best_step = history.best

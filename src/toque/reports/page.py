@@ -63,7 +63,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table. Columns of numbers are right-format_columns."""
+    """A table. Columns of numbers are right-aligned."""
 
     kind: ClassVar = "grid"
     heads: Sequence[str]

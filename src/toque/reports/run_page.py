@@ -56,7 +56,7 @@ _MAX_TEXTS: Final = 4
 _MAX_ROWS: Final = 40
 _MAX_GPUS: Final = 4
 _MAX_DEPTH: Final = 8
-"""Levels of nesting that are shown of a start event. An untrusted event may have any number."""
+"""Maximum nesting of a start event that is shown. An untrusted event may have any nesting."""
 _SHOWN_ELSEWHERE: Final = (
     "event", "step", "epoch", "run_seconds", "stop_after", "train", "arithmetic"
 )  # fmt: skip
@@ -199,7 +199,7 @@ def _parameter_facts(history: RunHistory) -> list[tuple[str, str]]:
     total = counts.get("total") or 0
     trainable = counts.get("trainable") or 0
     facts = [("parameters", millions(total))]
-    if 0 < trainable < total:  # an adapter's
+    if 0 < trainable < total:  # only an adapter is trained
         facts.append(("trainable", f"{trainable:,} ({trainable / total:.2%})"))
     return facts
 
