@@ -31,7 +31,7 @@ from toque.reports.page import (
     format_value,
 )
 from toque.reports.run_shares import dict_or_empty, nested_number
-from toque.reports.score_tables import score_grids
+from toque.reports.score_tables import make_score_grids
 from toque.reports.verdict import Verdict, describe_remedy
 from toque.runs.history import RunHistory, SystemRow
 from toque.runs.run_record import CONFIG, RunRecord
@@ -90,7 +90,7 @@ def build_run_page(
         label,
         name,
         state.sentence,
-        _head_facts(history, state),
+        _list_facts(history, state),
         state.kind,
         history.done if state.kind == "running" else None,
     )
@@ -104,29 +104,29 @@ def build_run_page(
         losses = plot_loss(history)
         curves = plot_run(history)
     sections = (
-        Section("warnings", "", _warnings(history, problem)),
+        Section("warnings", "", _list_warnings(history, problem)),
         Section("loss", loss_heading, [losses]),
-        Section("texts", "Generated texts", _texts(run, evaluation)),
-        Section("course", "How it ran", [*_bottlenecks(verdict), Figures(curves)]),
-        Section("machine", "The machine", _machine(history)),
-        Section("held-out", "Held-out metrics", [_evaluations(history)]),
-        Section("scores", "Scores", score_grids(evaluation)),
-        Section("data", "Data", _data(run)),
-        Section("sessions", "Sessions", [_sessions(history)]),
-        Section("environment", "Where it ran", [_environment(history)]),
-        Section("configuration", "Configuration", [_configuration(run)]),
+        Section("texts", "Generated texts", _show_texts(run, evaluation)),
+        Section("course", "How it ran", [*_show_bottlenecks(verdict), Figures(curves)]),
+        Section("machine", "The machine", _show_machine(history)),
+        Section("held-out", "Held-out metrics", [_list_evaluations(history)]),
+        Section("scores", "Scores", make_score_grids(evaluation)),
+        Section("data", "Data", _show_data_losses(run)),
+        Section("sessions", "Sessions", [_list_sessions(history)]),
+        Section("environment", "Where it ran", [_list_environment(history)]),
+        Section("configuration", "Configuration", [_show_configuration(run)]),
     )
     return Page(head, sections, f"the files in {run.place.address}")
 
 
-def _machine(history: RunHistory) -> list[Sentence | Figures]:
+def _show_machine(history: RunHistory) -> list[Sentence | Figures]:
     figures = plot_machine(history)
     if not figures:
         return []
     return [Sentence(_MACHINE_NOTE, "soft"), Figures(figures)]
 
 
-def _sessions(history: RunHistory) -> Grid:
+def _list_sessions(history: RunHistory) -> Grid:
     rows = []
     for session in history.sessions:
         start = f"{session.from_step:,}"
@@ -138,7 +138,7 @@ def _sessions(history: RunHistory) -> Grid:
     return Grid(("from step", "to step", "time", "ended"), rows)
 
 
-def _environment(history: RunHistory) -> Grid:
+def _list_environment(history: RunHistory) -> Grid:
     fields = {
         name: value
         for name, value in history.start.items()
@@ -151,7 +151,7 @@ def _environment(history: RunHistory) -> Grid:
     return Grid(("what", "value"), rows)
 
 
-def _configuration(run: RunRecord) -> Sentence | Folded:
+def _show_configuration(run: RunRecord) -> Sentence | Folded:
     text = run.text(CONFIG)
     if not text:
         return Sentence("The run folder has no config.yaml.")
@@ -159,7 +159,7 @@ def _configuration(run: RunRecord) -> Sentence | Folded:
     return Folded(heading, [Passage(text)], is_open=True)
 
 
-def _head_facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
+def _list_facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     done = history.progress
     step = history.step
     requested = dict_or_empty(history.start.get("train")).get("stop_after")
@@ -183,16 +183,16 @@ def _head_facts(history: RunHistory, state: RunStatus) -> list[tuple[str, str]]:
     if is_running and (left := history.seconds_left) is not None:
         facts.append(("training left, about", clock_text(left)))
 
-    facts += _parameter_facts(history)
+    facts += _list_parameters(history)
     facts.append(("training time", clock_text(done.seconds)))
     if history.saved:
         facts.append(("newest checkpoint", f"step {history.saved:,}"))
     if is_running and history.system:
-        facts += _machine_facts(history.system)
+        facts += _list_machine_use(history.system)
     return facts
 
 
-def _parameter_facts(history: RunHistory) -> list[tuple[str, str]]:
+def _list_parameters(history: RunHistory) -> list[tuple[str, str]]:
     counts: Any = history.start.get("parameters") or {}
     if not counts:
         return []
@@ -204,7 +204,7 @@ def _parameter_facts(history: RunHistory) -> list[tuple[str, str]]:
     return facts
 
 
-def _machine_facts(system: SystemRow) -> list[tuple[str, str]]:
+def _list_machine_use(system: SystemRow) -> list[tuple[str, str]]:
     facts = []
     if system.cpu_percent is not None:
         facts.append(("processor in use", f"{system.cpu_percent:.0f} %"))
@@ -219,7 +219,7 @@ def _machine_facts(system: SystemRow) -> list[tuple[str, str]]:
     return facts
 
 
-def _warnings(history: RunHistory, problem: str) -> list[Sentence]:
+def _list_warnings(history: RunHistory, problem: str) -> list[Sentence]:
     """List the warnings, the newest first."""
     warnings = [f"Step {step:,}: {message}" for step, message in history.warnings]
     for gpu in history.system.gpus if history.system else ():
@@ -235,7 +235,9 @@ def _warnings(history: RunHistory, problem: str) -> list[Sentence]:
     return shown
 
 
-def _texts(run: RunRecord, evaluation: Mapping[str, Any]) -> list[Sentence | Folded]:
+def _show_texts(
+    run: RunRecord, evaluation: Mapping[str, Any]
+) -> list[Sentence | Folded]:
     parts: list[Sentence | Folded] = []
     score = nested_number(evaluation, "generated", "recipe_score")
     advice_on_score = "" if score is None else hint(score)
@@ -272,7 +274,7 @@ def _fold_texts(prompt: str, samples: Sequence[Mapping[str, Any]]) -> Folded:
     return Folded(" ".join(prompt.split()), texts, [tag])
 
 
-def _bottlenecks(verdict: Verdict | None) -> list[Sentence | Grid]:
+def _show_bottlenecks(verdict: Verdict | None) -> list[Sentence | Grid]:
     if verdict is None:
         return []
     rows = [
@@ -286,7 +288,7 @@ def _bottlenecks(verdict: Verdict | None) -> list[Sentence | Grid]:
     ]
 
 
-def _evaluations(history: RunHistory) -> Grid:
+def _list_evaluations(history: RunHistory) -> Grid:
     evaluations = list(history.evaluations)[-_MAX_ROWS:]
     names = list(dict.fromkeys(name for row in evaluations for name in row.metrics))
     rows = []
@@ -298,7 +300,7 @@ def _evaluations(history: RunHistory) -> Grid:
     return Grid(("step", *names), rows, note)
 
 
-def _data(run: RunRecord) -> list[Sentence]:
+def _show_data_losses(run: RunRecord) -> list[Sentence]:
     """Show the losses in the report of the store, if the configured store exists."""
     if run.place.folder is None:
         return []  # a run in a bucket

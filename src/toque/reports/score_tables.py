@@ -17,7 +17,7 @@ _MAX_COLUMNS: Final = 6
 """Maximum number of classes in a confusion matrix. More classes have a row each, but no column."""
 
 
-def score_grids(evaluation: Record) -> list[Grid]:
+def make_score_grids(evaluation: Record) -> list[Grid]:
     """Build the tables of all texts, of memorisation and tasks, and of each slicing.
 
     The file may be untrusted.
@@ -32,17 +32,17 @@ def score_grids(evaluation: Record) -> list[Grid]:
         for name, error in dict_or_empty(evaluation.get("failed")).items()
     ]
     grids = [
-        _all_texts(evaluation),
-        _memorisation(dict_or_empty(evaluation.get("memorisation"))),
-        _tasks(tasks),
-        *_confusions(tasks),
-        *_slices(dict_or_empty(evaluation.get("slices"))),
+        _make_main_grid(evaluation),
+        _make_memorisation_grid(dict_or_empty(evaluation.get("memorisation"))),
+        _make_task_grid(tasks),
+        *_make_confusion_grids(tasks),
+        *_make_slice_grids(dict_or_empty(evaluation.get("slices"))),
         Grid(("metric", "why"), failed, title="Metrics that failed"),
     ]
     return [grid for grid in grids if grid.rows]
 
 
-def _all_texts(evaluation: Record) -> Grid:
+def _make_main_grid(evaluation: Record) -> Grid:
     intervals = dict_or_empty(evaluation.get("intervals"))
     n_texts = dict_or_empty(evaluation.get("applies_to"))
     rows = [
@@ -63,7 +63,7 @@ def _all_texts(evaluation: Record) -> Grid:
     return Grid(("measure", "value", "interval", "over"), rows, note, title)
 
 
-def _slices(slicings: Record) -> Iterator[Grid]:
+def _make_slice_grids(slicings: Record) -> Iterator[Grid]:
     """Make a table per slicing, with a row per metric and a column per label.
 
     The intervals are only in the file.
@@ -94,7 +94,7 @@ _SHARED_RUNS: Final = {
 """Titles of the statistics of memorisation. A run is a sequence of consecutive tokens."""
 
 
-def _memorisation(record: Record) -> Grid:
+def _make_memorisation_grid(record: Record) -> Grid:
     sides = [dict_or_empty(record.get(side)) for side in ("texts", "references")]
     rows = [
         (title, *(_format_first(side.get(name)) for side in sides))
@@ -114,7 +114,7 @@ def _memorisation(record: Record) -> Grid:
     return Grid(heads, rows, note, "Memorisation")
 
 
-def _tasks(tasks: Mapping[str, Record]) -> Grid:
+def _make_task_grid(tasks: Mapping[str, Record]) -> Grid:
     heads_by_name = {
         "examples": "examples",
         "loss": "loss",
@@ -136,7 +136,7 @@ class _Answers(msgspec.Struct):
     confusion: list[list[int]]
 
 
-def _confusions(tasks: Mapping[str, Record]) -> Iterator[Grid]:
+def _make_confusion_grids(tasks: Mapping[str, Record]) -> Iterator[Grid]:
     """Make a confusion matrix per class task, or a row per class if there are many classes."""
     for task, scores in tasks.items():
         try:

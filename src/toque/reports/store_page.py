@@ -106,25 +106,27 @@ def build_store_page(folder: Path, report: Report) -> Page:
     ]
     losses = [Sentence(text) for text in (*report.losses(), report.splitting())]
     sections = (
-        Section("warnings", "", [Sentence(text, "warn") for text in _warnings(report)]),
+        Section(
+            "warnings", "", [Sentence(text, "warn") for text in _list_warnings(report)]
+        ),
         Section("kept", f"{len(used)} kept, as the model reads them", used),
         Section("lost", f"{len(dropped)} dropped, as they were", dropped),
-        Section("sources", "Sources", [_source_grid(report)]),
-        Section("dropped", "Dropped", [_dropped_grid(report)]),
+        Section("sources", "Sources", [_make_source_grid(report)]),
+        Section("dropped", "Dropped", [_make_dropped_grid(report)]),
         Section("notes", "Repaired or noted", [Grid(("what", "times"), repaired)]),
         Section("left_out", "Files left out", [Grid(("file", "because"), left_out)]),
-        Section("lengths", "Lengths", [_length_grid(report), Figures(lengths)]),
+        Section("lengths", "Lengths", [_make_length_grid(report), Figures(lengths)]),
         Section(
             "columns",
             "What the examples are like",
-            [Figures(columns), _column_grid(report)],
+            [Figures(columns), _make_column_grid(report)],
         ),
         Section("cut", "Cut and split", losses),
     )
     return Page(head, sections, f"{folder}/report.json")
 
 
-def _warnings(report: Report) -> list[str]:
+def _list_warnings(report: Report) -> list[str]:
     warnings = []
     n_cut = report.cut.get("target_tokens", 0)
     cut_share = n_cut / max(1, report.target_tokens + n_cut)
@@ -149,46 +151,50 @@ def _warnings(report: Report) -> list[str]:
     return warnings
 
 
-def _source_grid(report: Report) -> Grid:
+def _make_source_grid(report: Report) -> Grid:
     heads = ("source", "schema", "read", "used by its reader", "share")
     notes = []
     if len(report.sources) <= MAX_FILES:
-        rows = [_source_row(file.path, file.schema, [file]) for file in report.sources]
+        rows = [
+            _make_source_row(file.path, file.schema, [file]) for file in report.sources
+        ]
     else:
-        rows = _summed_source_rows(report.sources)
+        rows = _sum_source_rows(report.sources)
         notes.append(
             f"{len(report.sources):,} files, summed by source and schema. report.json lists them."
         )
-    shares = _example_shares(report)
+    shares = _describe_example_shares(report)
     if len(shares) > 1:
         notes.append(f"Of the examples, {', '.join(shares)}.")
     notes += unused_in_words(report.sources)
     return Grid(heads, rows, " ".join(notes))
 
 
-def _summed_source_rows(files: Sequence[SourceReport]) -> list[tuple[str, ...]]:
+def _sum_source_rows(files: Sequence[SourceReport]) -> list[tuple[str, ...]]:
     rows = []
     by_source_and_schema = attrgetter("source", "schema")
     ordered = sorted(files, key=by_source_and_schema)
     for (_, schema), group in groupby(ordered, key=by_source_and_schema):
         members = list(group)
-        name = f"{_common_folder(members)}: {len(members):,} files"
-        rows.append(_source_row(name, schema, members))
+        name = f"{_find_common_folder(members)}: {len(members):,} files"
+        rows.append(_make_source_row(name, schema, members))
     return rows
 
 
-def _example_shares(report: Report) -> list[str]:
+def _describe_example_shares(report: Report) -> list[str]:
     """Describe each source's examples after the removal of duplicates and the limits."""
     shares = []
     for source in report.source_rows:
         files = [file for file in report.sources if file.source == source.source]
-        name = Path(files[0].path).name if len(files) == 1 else _common_folder(files)
+        name = (
+            Path(files[0].path).name if len(files) == 1 else _find_common_folder(files)
+        )
         n = source.train + source.validation
         shares.append(f"{n:,} ({n / max(1, report.examples):.1%}) are from {name}")
     return shares
 
 
-def _source_row(
+def _make_source_row(
     name: str, schema: str, files: Sequence[SourceReport]
 ) -> tuple[str, ...]:
     n_read = sum(file.read for file in files)
@@ -197,14 +203,14 @@ def _source_row(
     return name, schema or "-", f"{n_read:,}", f"{n_kept:,}", share
 
 
-def _common_folder(files: Sequence[SourceReport]) -> str:
+def _find_common_folder(files: Sequence[SourceReport]) -> str:
     """Return the folder of all files, or "" if only some paths are absolute."""
     folders = [str(Path(file.path).parent) for file in files]
     kinds_of_paths = {Path(folder).is_absolute() for folder in folders}
     return os.path.commonpath(folders) if len(kinds_of_paths) == 1 else ""
 
 
-def _dropped_grid(report: Report) -> Grid:
+def _make_dropped_grid(report: Report) -> Grid:
     """List the reasons, the most frequent first, with the places of some records."""
     rows = []
     for reason, count in sorted(
@@ -216,7 +222,7 @@ def _dropped_grid(report: Report) -> Grid:
     return Grid(("because", "records", "of all", "first at"), rows)
 
 
-def _length_grid(report: Report) -> Grid:
+def _make_length_grid(report: Report) -> Grid:
     heads = ("tokens per example", "mean", "half below", "90 %", "99 %", "longest")
     rows = []
     sides = {"prompt": report.prompt_lengths, "target": report.target_lengths}
@@ -226,21 +232,21 @@ def _length_grid(report: Report) -> Grid:
     return Grid(heads, rows)
 
 
-def _column_grid(report: Report) -> Grid:
+def _make_column_grid(report: Report) -> Grid:
     """Describe each column in a line, for the terminal."""
     rows = []
     for column in report.columns:
         title, _ = _NAMES.get(column.name, (column.name, ""))
         # The mean of a label's codes has no meaning.
         if _has_classes(column) or column.name in _LABELS:
-            values = _class_shares(column)
+            values = _describe_class_shares(column)
         else:
-            values = f"mean {column.mean:.3g}, {_value_range(column)}"
+            values = f"mean {column.mean:.3g}, {_describe_range(column)}"
         rows.append((title, f"{column.known:,}", values))
     return Grid(("column", "examples", "values"), rows, summary="In a line each")
 
 
-def _value_range(column: ColumnReport) -> str:
+def _describe_range(column: ColumnReport) -> str:
     return f"from {column.least:.4g} to {column.most:.4g}"
 
 
@@ -249,7 +255,7 @@ def _has_classes(column: ColumnReport) -> bool:
     return bool(column.values) and (column.histogram is None or column.name in _LABELS)
 
 
-def _sorted_values(column: ColumnReport) -> list[tuple[str, int]]:
+def _sort_values(column: ColumnReport) -> list[tuple[str, int]]:
     """List the values and their counts in order.
 
     The values of a ranked column are sorted by their counts, the unknown value last.
@@ -260,15 +266,15 @@ def _sorted_values(column: ColumnReport) -> list[tuple[str, int]]:
     return values
 
 
-def _class_shares(column: ColumnReport) -> str:
+def _describe_class_shares(column: ColumnReport) -> str:
     """Describe the share of each class. Rare classes are summed, and "unknown" comes last."""
     labels = _LABELS.get(column.name, ())
     classes: list[tuple[str, int]] = []
     unknown: list[tuple[str, int]] = []
-    for value, count in _sorted_values(column):
+    for value, count in _sort_values(column):
         is_unknown = value == _UNKNOWN and bool(labels)
         group = unknown if is_unknown else classes
-        group.append((_label(value, labels), count))
+        group.append((_format_label(value, labels), count))
 
     shown = classes
     # A sum of a single class would not save space.
@@ -292,13 +298,13 @@ def _plot_column(column: ColumnReport) -> Figure:
     if column.missing:
         notes.append(f"{column.missing:,} examples lack it.")
     if column.histogram is not None and not _has_classes(column):
-        notes.insert(0, f"Mean {column.mean:.3g}, {_value_range(column)}.")
+        notes.insert(0, f"Mean {column.mean:.3g}, {_describe_range(column)}.")
         return _plot_histogram(title, column.histogram, unit or title, " ".join(notes))
 
     codes = [code for code in column.origins if code != _UNKNOWN]
     names = [_name_origin(column.name, int(code)) for code in codes]
     rows = []
-    for value, count in _sorted_values(column):
+    for value, count in _sort_values(column):
         counts = [count]
         if len(codes) > 1:
             # A part per origin, then the part of unknown origin.
@@ -306,7 +312,7 @@ def _plot_column(column: ColumnReport) -> Figure:
                 column.origins.get(code, {}).get(value, 0)
                 for code in (*codes, _UNKNOWN)
             ]
-        rows.append((_label(value, _LABELS.get(column.name, ())), counts))
+        rows.append((_format_label(value, _LABELS.get(column.name, ())), counts))
     part_names = names if len(codes) > 1 else ()
     svg = draw_bars(title, rows, noun="examples", part_names=part_names)
     if len(codes) == 1:
@@ -319,7 +325,7 @@ def _name_origin(column_name: str, code: int) -> str:
     return names[code] if code < len(names) else f"origin {code}"
 
 
-def _label(value: str, labels: Sequence[str]) -> str:
+def _format_label(value: str, labels: Sequence[str]) -> str:
     """Return the label of a code, or the value itself if the column has no labels."""
     if not labels:
         return value

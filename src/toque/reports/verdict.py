@@ -118,10 +118,10 @@ def _capitalise(text: str) -> str:
 
 def list_ladders(folder: Path, facts: Facts) -> list[Ladder]:
     """List the ladders for the problems of a run."""
-    return [*_out_of_memory(facts), *_poor_texts(folder, facts)]
+    return [*_ladder_for_memory(facts), *_ladder_for_poor_texts(folder, facts)]
 
 
-def _out_of_memory(facts: Facts) -> list[Ladder]:
+def _ladder_for_memory(facts: Facts) -> list[Ladder]:
     error = str(facts.end.get("error") or "")
     n_retried = sum(RAN_OUT in text for text in facts.warnings)
     has_ended = (
@@ -142,7 +142,7 @@ def _out_of_memory(facts: Facts) -> list[Ladder]:
     return [Ladder("out of memory", because, steps)]
 
 
-def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
+def _ladder_for_poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
     record = read_json(folder / "evaluation.json", dict[str, Any]) or {}
     score = nested_number(record, "generated", "recipe_score")
     if score is None or score >= POOR:

@@ -156,7 +156,9 @@ LossAndGradient = tuple[float, Gradient]
 """An update's loss in nats per target token, and its gradient by parameter."""
 
 
-def difference(update: LossAndGradient, reference: LossAndGradient) -> UpdateDifference:
+def compare_updates(
+    update: LossAndGradient, reference: LossAndGradient
+) -> UpdateDifference:
     """Return the differences of two updates. They are infinite if the parameters differ."""
     loss, gradient = update
     true_loss, true_gradient = reference
@@ -495,7 +497,7 @@ class _UpdateWays:
                 before = gradient.get(parameter)
                 gradient[parameter] = part if before is None else part + before
 
-        result = difference((loss, gradient), reference or self.reference)
+        result = compare_updates((loss, gradient), reference or self.reference)
         limits = FLOAT32 if runtime.precision == "float32" else HALF
         verdict: Literal["same", "DIFFERENT"] = (
             "same" if result.within(limits) else "DIFFERENT"

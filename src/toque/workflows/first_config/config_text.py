@@ -65,18 +65,18 @@ def render_config(
 ) -> str:
     """Return the text of `file`, with comments on the settings that users change most."""
     sections = (
-        _head(file),
-        _model_section(draft.model, base, plan),
-        _data_section(draft, survey, file, base),
-        _optim_section(base, plan),
-        _train_section(draft.train.stop_after, plan, batch),
-        _evaluation_section(survey, plan),
+        _render_head(file),
+        _render_model(draft.model, base, plan),
+        _render_data(draft, survey, file, base),
+        _render_optim(base, plan),
+        _render_train(draft.train.stop_after, plan, batch),
+        _render_evaluation(survey, plan),
     )
     lines = "\n".join(sections).splitlines()
     return "".join(f"{_align_comment(line)}\n" for line in lines)
 
 
-def _head(file: Path) -> str:
+def _render_head(file: Path) -> str:
     return f"""\
 # yaml-language-server: $schema={SCHEMA_FILE}
 # Written by `toque init`. Edit it as you like. Settings that are not in this file have defaults.
@@ -88,9 +88,9 @@ run_dir: {flow(f"runs/{file.stem}")}   # checkpoints, metrics and the finished m
 """
 
 
-def _model_section(model: ModelConfig, base: MeasuredBase, plan: Plan) -> str:
+def _render_model(model: ModelConfig, base: MeasuredBase, plan: Plan) -> str:
     if isinstance(plan, Choice):
-        return _new_model_section(plan, model.tokenizer)
+        return _render_new_model(plan, model.tokenizer)
     tokenizer = ""
     if model.tokenizer != "auto":
         tokenizer = f"  tokenizer: {flow(model.tokenizer)}   # your choice\n"
@@ -103,7 +103,7 @@ model:
 """
 
 
-def _new_model_section(choice: Choice, tokenizer: str) -> str:
+def _render_new_model(choice: Choice, tokenizer: str) -> str:
     size = choice.size
     setting = choice.tokenizer.setting if tokenizer == "auto" else tokenizer
     origin = "trained on your data" if setting.startswith(TRAINED) else "your choice"
@@ -121,7 +121,7 @@ model:  # {choice.model}, from random weights
 """
 
 
-def _data_section(
+def _render_data(
     draft: RunConfig, survey: Survey, file: Path, base: MeasuredBase
 ) -> str:
     data = draft.data
@@ -148,10 +148,10 @@ data:
   sources:{sources}
 {encoding}\
   store: {flow(f"stores/{file.stem}")}   # prepared data, for all runs with these data settings
-{held_out}{base.data}{_optional_data_lines(kinds_of(survey), base)}"""
+{held_out}{base.data}{_render_optional_data(kinds_of(survey), base)}"""
 
 
-def _optional_data_lines(kinds: set[str], base: MeasuredBase) -> str:
+def _render_optional_data(kinds: set[str], base: MeasuredBase) -> str:
     """Write optional lines of the data section, each commented out."""
     dedup = "  # dedup: near   # also drop nearly equal texts\n"
     if kinds <= {RECIPES, ""}:
@@ -174,7 +174,7 @@ def _optional_data_lines(kinds: set[str], base: MeasuredBase) -> str:
     return dedup
 
 
-def _optim_section(base: MeasuredBase, plan: Plan) -> str:
+def _render_optim(base: MeasuredBase, plan: Plan) -> str:
     if isinstance(plan, Choice):
         optimizer = "  name: muon   # for matrices, AdamW for the rest\n"
         peak_lr = plan.size.peak_lr
@@ -193,7 +193,7 @@ optim:
 {weight_decay}"""
 
 
-def _train_section(total: Duration, plan: Plan, batch: str) -> str:
+def _render_train(total: Duration, plan: Plan, batch: str) -> str:
     length = f"  stop_after: {flow(str(total))}   # with preparation and scores; or 3 epochs\n"
     if plan is not None and plan.passes.ends_early:
         limit = flow(str(Duration(total.amount, total.unit)))
@@ -206,19 +206,19 @@ def _train_section(total: Duration, plan: Plan, batch: str) -> str:
 train:
 {length}  batch: {batch}   # per update
   evaluate_every: {100 // _EVALUATIONS} %
-  save_every: {_save_every(total)}   # a killed run continues from the last save
+  save_every: {_choose_save_interval(total)}   # a killed run continues from the last save
   # early_stopping: {{patience: 3}}   # stop when the held-out loss no longer falls
 """
 
 
-def _save_every(stop_after: Duration) -> str:
+def _choose_save_interval(stop_after: Duration) -> str:
     """Return a tenth of the run, but at most `_MAX_LOST_MINUTES`."""
     tenth = (stop_after.seconds or 0.0) / 60 / 10
     return f"{_MAX_LOST_MINUTES} minutes" if tenth > _MAX_LOST_MINUTES else "10 %"
 
 
-def _evaluation_section(survey: Survey, plan: Plan) -> str:
-    held_out = _held_out_line(survey, plan)
+def _render_evaluation(survey: Survey, plan: Plan) -> str:
+    held_out = _render_held_out(survey, plan)
     kinds = kinds_of(survey)
     if kinds <= {DOCUMENTS, TOKENS}:
         return f"""\
@@ -228,29 +228,30 @@ evaluation:
     prompt = '"your own question"'
     if kinds <= {RECIPES, ""}:
         prompt = '"Lentil soup: red lentils, carrots, cumin"'
-    affordable, between = _text_counts(survey, plan)
+    affordable, between = _count_affordable_texts(survey, plan)
     final = max(1, affordable)
+    final_time = _comment_on_time(final == affordable)
     return f"""\
 evaluation:
 {held_out}\
-  generate: {final}   # texts to generate and score at the end{_time_share(final == affordable)}
-  texts: {between}   # texts to generate per evaluation{_time_share(True)}
+  generate: {final}   # texts to generate and score at the end{final_time}
+  texts: {between}   # texts to generate per evaluation{_comment_on_time(True)}
   # prompts: [{prompt}]   # for texts at every evaluation
 """
 
 
-def _held_out_line(survey: Survey, plan: Plan) -> str:
+def _render_held_out(survey: Survey, plan: Plan) -> str:
     """Write the line of `evaluation.max_examples`, limited by the time for held-out losses."""
     if plan is None:
         return ""
     share = _FORWARD_PASSES_PER_UPDATE * EVALUATING / _EVALUATIONS
     affordable = share * plan.tokens / _tokens_per_record(survey)
     n = max(_MIN_HELD_OUT, round(min(_MAX_HELD_OUT, affordable)))
-    comment = f"held-out texts per evaluation{_time_share(n <= affordable)}"
+    comment = f"held-out texts per evaluation{_comment_on_time(n <= affordable)}"
     return f"  max_examples: {n}   # {comment}\n"
 
 
-def _text_counts(survey: Survey, plan: Plan) -> tuple[int, int]:
+def _count_affordable_texts(survey: Survey, plan: Plan) -> tuple[int, int]:
     """Return `evaluation.generate` and `evaluation.texts`, limited by the time for texts."""
     if plan is None:
         return _MAX_FINAL_TEXTS, WRITTEN_AT_ONCE
@@ -262,7 +263,7 @@ def _text_counts(survey: Survey, plan: Plan) -> tuple[int, int]:
     return min(_MAX_FINAL_TEXTS, affordable), min(WRITTEN_AT_ONCE, per_evaluation)
 
 
-def _time_share(fits: bool) -> str:  # noqa: FBT001 - the name is the argument
+def _comment_on_time(fits: bool) -> str:  # noqa: FBT001 - the name is the argument
     """Return the end of a comment on a number that `fits` its share of the time or not."""
     if fits:
         return f": at most {EVALUATING:.0%} of the time"

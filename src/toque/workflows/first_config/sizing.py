@@ -474,14 +474,14 @@ def predict_bits(
     """
     measured_name = name if name in like.bits else list(like.bits)[-1]
     parameters = SIZES[measured_name].parameters
-    sizes = []
+    measured_bytes = []
     ratios = []
     for tokens, bits in like.bits[measured_name].items():
         n_bytes = tokens * like.bytes_per_token
-        sizes.append(n_bytes)
+        measured_bytes.append(n_bytes)
         ratios.append(bits / FIT.bits_per_byte(parameters, n_bytes))
     fresh = FIT.fresh(read, text)
-    ratio = float(np.interp(math.log(fresh), np.log(sizes), ratios))
+    ratio = float(np.interp(math.log(fresh), np.log(measured_bytes), ratios))
     return FIT.bits_per_byte(SIZES[name].parameters, fresh) * ratio
 
 
