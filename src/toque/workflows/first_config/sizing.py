@@ -430,7 +430,8 @@ def choose_size(
     characters: float = LONG_EXAMPLE
     if text:
         characters = min(text / max(1, records), LONG_EXAMPLE)
-    deadline = time.monotonic() + _MEASURING * (total.seconds or 0.0)
+    total_seconds = total.seconds or 0.0
+    deadline = time.monotonic() + _MEASURING * total_seconds
     best = find_best_size(
         text or math.inf,
         training_seconds(text, total),
