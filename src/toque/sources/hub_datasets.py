@@ -15,7 +15,7 @@ from toque.errors import DataError, ToqueError, needing
 from toque.sources.records import Located
 from toque.storage.atomic import atomic_file, disk_faults
 from toque.storage.download import CACHE_VARIABLE, cache_folder
-from toque.storage.json_files import json_object
+from toque.storage.json_files import read_json_object
 from toque.user_paths import named_path
 
 PREFIX: Final = "hf:"
@@ -27,7 +27,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _RECORDED: Final = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
 _STREAM_ROWS: Final = 1000  # rows read from a stream at a time
 _read_json: Final = partial(
-    json_object, error=DataError, todo="Save the dataset again."
+    read_json_object, error=DataError, advice="Save the dataset again."
 )
 _MAX_NAME_BYTES = 200  # file systems refuse 256 with an OSError
 

@@ -26,7 +26,7 @@ from toque.errors import DataError
 from toque.models.loading.hub import folder_here, resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
 from toque.storage.atomic import sha256_of
-from toque.storage.json_files import json_object, read_json
+from toque.storage.json_files import read_json, read_json_object
 
 _COPIED_SETTINGS = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of `tokenizer_config.json` that are copied to the store and the trained model."""
@@ -55,7 +55,7 @@ _MAX_LETTER_GROWTH: Final = 32  # characters that one of these letters may becom
 _ONE_OF: Final = re.compile(r"\[[^\[\]]+\]")  # a class, which matches single characters
 _CHARSMAP: Final = "precompiled_charsmap"
 _read_object: Final = partial(
-    json_object, error=DataError, todo="Download the tokenizer again."
+    read_json_object, error=DataError, advice="Download the tokenizer again."
 )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from toque.errors import CheckpointError
-from toque.storage.array_headers import opened_weights
+from toque.storage.array_headers import open_weights
 from toque.storage.no_follow import refuse_endless_files
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class StoredWeights:
         """Read a tensor to new float32 memory. Raise a CheckpointError if its file is damaged."""
         import torch  # not needed for errors in a config.json
 
-        with opened_weights(self.files[name]) as tensors:
+        with open_weights(self.files[name]) as tensors:
             tensor: Tensor = tensors.get_tensor(name)
             return tensor.to(torch.float32, copy=True)
 
@@ -222,7 +222,7 @@ def stored_weights(folder: Path) -> StoredWeights:
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(folder):
-        with opened_weights(
+        with open_weights(
             file, missing=f", and {folder / _INDEX} names it."
         ) as tensors:
             for name in tensors.keys():  # noqa: SIM118  # not a mapping

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from toque.errors import CheckpointError
-from toque.storage.array_headers import opened_weights
+from toque.storage.array_headers import open_weights
 from toque.storage.json_files import decode_json
 from toque.training.distributed.data_parallel import is_sharded
 
@@ -235,7 +235,7 @@ def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
 
 def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
     """Read the whole tensors of a file, or this rank's slices of them."""
-    with opened_weights(path) as file:
+    with open_weights(path) as file:
         tensors = {}
         for name in file.keys():  # noqa: SIM118  # the file is not a mapping
             shape = tuple(file.get_slice(name).get_shape())
@@ -261,7 +261,7 @@ def read_sharded(
         raise CheckpointError(f"{folder} has no tensors of the {stem}.")
     with ExitStack() as stack:
         opened = cache(
-            lambda n: stack.enter_context(opened_weights(folder / layout.files[n]))
+            lambda n: stack.enter_context(open_weights(folder / layout.files[n]))
         )
         tensors = {}
         for key, tensor in cut.items():

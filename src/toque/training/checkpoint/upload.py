@@ -121,7 +121,7 @@ class Uploads:
 
     def _is_lost_now(self) -> bool:
         """Check the lock in the bucket. A computer that slept may have lost it unnoticed."""
-        self._lock.look()
+        self._lock.detect_takeover()
         return self.is_lost()
 
     def add(self, checkpoint: Path) -> None:
