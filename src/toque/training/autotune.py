@@ -40,7 +40,7 @@ from toque.models.forward.loss import logits_bytes
 from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter
-from toque.runs.estimate import evenly, largest_rows
+from toque.runs.estimate import even_rows, largest_rows
 from toque.storage.atomic import atomic_write
 from toque.storage.download import cache_folder
 from toque.training.bottlenecks import memory_ladder
@@ -350,7 +350,7 @@ class _Tuner:
                 rows = largest_rows(
                     lambda n: peak_of(lambda: self.probe.seconds(n), device),
                     update_rows=self.update_rows,
-                    room=lambda: HEADROOM * free_bytes(device),
+                    available_bytes=lambda: HEADROOM * free_bytes(device),
                 )
             del state
             torch.cuda.empty_cache()
@@ -361,7 +361,7 @@ class _Tuner:
         usual = usual_rows(self.row_tokens)
         room = self._activation_room(min(usual, self.update_rows))
         max_rows = max(1, room // max(1, row_bytes))
-        rows = evenly(self.update_rows, min(usual, max_rows))
+        rows = even_rows(self.update_rows, min(usual, max_rows))
         if usual <= max_rows:
             return rows, f"{CPU_MICRO_BATCH_TOKENS:,} tokens"
         return rows, "the most that fit"

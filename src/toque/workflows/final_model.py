@@ -32,7 +32,7 @@ from toque.models.loading.provenance import WRITTEN, Provenance, provenance_of
 from toque.models.lora.adapter_files import WEIGHTS
 from toque.models.lora.layers import ADAPTER, is_adapted
 from toque.reporter import Reporter, clock_text, counting
-from toque.runs.history import METRICS, RunHistory, history_of
+from toque.runs.history import METRICS, RunHistory, read_history
 from toque.runs.run_record import BITS, END
 from toque.sources.hub_datasets import recorded_dataset
 from toque.storage.atomic import atomic_write, disk_faults, move_into
@@ -135,7 +135,7 @@ def _score_and_write(
         reporter.notice(f"warning: {write_error}")
 
     history = (
-        history_of(folder / METRICS) if (folder / METRICS).exists() else RunHistory()
+        read_history(folder / METRICS) if (folder / METRICS).exists() else RunHistory()
     )
     finished = FinishedRun(result, goal, trainer.progress, history)
     record = build_record(config, store.manifest)

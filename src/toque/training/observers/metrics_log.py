@@ -325,8 +325,8 @@ class MetricsLog(Callback):
                 self._warned_of_peak = True
                 self.on_warning(
                     last.progress,
-                    f"the share of the peak (mfu) is not recorded: {self.peak.too_low}. Training "
-                    "itself is not affected",
+                    "the share of the peak (mfu) is not recorded: "
+                    f"{self.peak.too_low_message}. Training itself is not affected",
                 )
 
         optional: dict[str, Any] = {}

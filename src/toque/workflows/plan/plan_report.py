@@ -149,7 +149,7 @@ class Plan:
 
     def _time(self) -> str:
         time = self.time
-        utilisation = f"unknown: {time.peak.too_low}"
+        utilisation = f"unknown: {time.peak.too_low_message}"
         if time.utilisation is not None:
             utilisation = f"{time.utilisation:.0%} of the peak"
         lines = [
