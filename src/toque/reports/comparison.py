@@ -12,7 +12,7 @@ from toque.evaluation.bootstrap import (
     ByText,
     Interval,
     TextTable,
-    over_texts,
+    subtract_scores,
 )
 from toque.reporter import clock_text
 from toque.reports.figures import MAX_OVERLAID, figures_over, losses_over
@@ -356,7 +356,7 @@ def _match_texts(
         # A text that is held out twice counts once.
         is_unique = len(first_keys) == len(first.keys) == len(other.keys)
         keys = first.keys if is_unique else sorted(first_keys)
-        return first.in_order(keys), other.in_order(keys)
+        return first.select(keys), other.select(keys)
     notes.append(
         f"The runs were scored on different {what}: {len(first_keys):,} and {len(other_keys):,}, "
         f"with {len(first_keys & other_keys):,} in common. Therefore these scores are not "
@@ -376,7 +376,7 @@ def _compare_measures(
             or ours.values.shape != theirs.values.shape
         ):
             continue
-        interval = over_texts(theirs, ours)
+        interval = subtract_scores(theirs, ours)
         if interval is None:
             continue
         both = (ours.applies & theirs.applies)[:, None]

@@ -27,7 +27,7 @@ from toque.config import Resolved, config_sha256, load_config, resolved_yaml
 from toque.config.user_code import HEADER, refuse_foreign_code
 from toque.data.store.store_manifest import read_manifest
 from toque.errors import ConfigError, Interrupted, argument
-from toque.evaluation.bootstrap import paired
+from toque.evaluation.bootstrap import paired_difference
 from toque.reporter import SILENT, Reporter
 from toque.reports.page import Grid, aligned
 from toque.storage.atomic import atomic_write
@@ -506,7 +506,9 @@ def summary(plan: AblationPlan, results: Mapping[str, Result]) -> dict[str, Any]
         for comparison, (with_it, without_it) in pairs.items():
             differences = effects[improvement][comparison] = {}
             for measure, *_ in SHOWN:
-                estimate = paired(values(with_it, measure), values(without_it, measure))
+                estimate = paired_difference(
+                    values(with_it, measure), values(without_it, measure)
+                )
                 if estimate is not None:
                     differences[measure] = asdict(estimate) | {
                         "decided": estimate.decided

@@ -72,7 +72,7 @@ class Evaluation:
         task_metrics = {
             f"{scores.task}_{name}": value
             for scores in self.tasks
-            for name, value in scores.measured().items()
+            for name, value in scores.metrics().items()
         }
         return {**self.heldout, **task_metrics}
 
@@ -380,7 +380,7 @@ def score(
             raise ConfigError(
                 f"{argument(name)} is a list of {len(column):,}. {_LISTS}"
             )
-    from toque.evaluation.text_samples import Prompt, scored
+    from toque.evaluation.text_samples import Prompt, score_text
     from toque.evaluation.text_scores import TextScores
 
     scores = TextScores()
@@ -391,7 +391,8 @@ def score(
         strict=True,
     )
     scores.add(
-        scored(Prompt((), prompt, reference), text) for text, prompt, reference in rows
+        score_text(Prompt((), prompt, reference), text)
+        for text, prompt, reference in rows
     )
     return scores.result()
 

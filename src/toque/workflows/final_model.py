@@ -23,7 +23,7 @@ from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.data.store.token_store import refuse_replaced
 from toque.data.tokenizer.codec import Codec
 from toque.errors import CheckpointError, in_shell
-from toque.evaluation.sample_writer import excerpt, main_score
+from toque.evaluation.sample_writer import choose_main_score, format_excerpt
 from toque.evaluation.text_samples import append_samples
 from toque.models.families import CAUSAL, family_of
 from toque.models.loading.card_usage import adapter_usage, with_usage
@@ -107,7 +107,7 @@ def _score_and_write(
     config, store = run.config, run.store
     trainer, evaluator = run.trainer, run.evaluator
     with counting(reporter, "writing", "texts") as count:
-        written = evaluator.written(run.scored, model, count, final=True)
+        written = evaluator.generate_in_time(run.scored, model, count, final=True)
     if not evaluator.ranks.is_main:
         return ""
 
@@ -173,7 +173,7 @@ def _score_and_write(
     if lacks_template:
         reporter.notice(NO_TEMPLATE)
     if samples:
-        reporter.notice(excerpt(samples[0], columns=reporter.columns))
+        reporter.notice(format_excerpt(samples[0], columns=reporter.columns))
     score = result.texts.overall.get("recipe_score")
     return history.overfitting_note or ("" if score is None else hint(score.value))
 
@@ -183,7 +183,7 @@ def _summarise(result: Evaluation, watched: Sequence[str]) -> str:
     summary = f"held-out loss {result.heldout['loss']:.4f}"
     if BITS in result.heldout:
         summary += f" ({result.heldout[BITS]:.3f} bits per byte)"
-    if name := main_score(result.texts.overall, watched):
+    if name := choose_main_score(result.texts.overall, watched):
         score = result.texts.overall[name]
         summary += f", {name.replace('_', ' ')} {score.value:.2f} ({score.n:,} texts)"
     return summary

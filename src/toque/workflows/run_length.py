@@ -220,7 +220,9 @@ def _measure_end(
     A measurement that took `max_seconds` is not repeated.
     """
     heldout, model = evaluator.heldout, evaluator.model
-    rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
+    rows = (
+        heldout.rows_per_step.rows if heldout.rows_per_step else heldout.rows_per_batch
+    )
     n_timed = _TIMED_BATCHES * rows * heldout.share[1]
     weights = None if heldout.weights is None else heldout.weights[:n_timed]
     part = replace(heldout, rows=heldout.rows[:n_timed], weights=weights)
@@ -282,7 +284,7 @@ def estimate_texts_seconds(
 
         def time_texts(tokens: int) -> float:
             began = time.perf_counter()
-            sampler.written(model, ids, tokens)
+            sampler.generate(model, ids, tokens)
             return time.perf_counter() - began
 
         return (
