@@ -164,6 +164,12 @@ def test_texts_are_gathered_by_prompt_and_few_enough(written):
     assert steps[0] < 20
 
 
+def test_the_newest_text_stays_when_every_second_text_is_dropped(written):
+    for step in range(33):
+        written.text(step, "soup", f"text {step}")
+    assert watched(written).texts["soup"][-1]["step"] == 32
+
+
 def test_lines_are_given_once_and_whole(tmp_path):
     file, tail = tmp_path / "a", Tail(FolderPlace(tmp_path), "a")
     assert tail.read_lines() == []

@@ -27,6 +27,8 @@ from toque.reporter import Count, uncounted
 
 TOKENS_PER_BATCH: Final = 4096
 """Approximate limit of tokens per batch."""
+Prompts = Sequence[Sequence[int] | NDArray[np.generic]]
+"""Token ids of each prompt."""
 _USUAL_ANSWER: Final = 8
 """Assumed tokens of an answer, to estimate the size of a batch."""
 
@@ -50,7 +52,7 @@ class _PromptsWithAnswers:
 def choose(
     model: PreTrainedModel,
     codec: Codec,
-    prompts: Sequence[Sequence[int] | NDArray[np.generic]],
+    prompts: Prompts,
     answers: Sequence[str],
     on_progress: Count = uncounted,
     *,
@@ -89,7 +91,7 @@ def choose(
 def _make_layout(
     model: PreTrainedModel,
     codec: Codec,
-    prompts: Sequence[Sequence[int] | NDArray[np.generic]],
+    prompts: Prompts,
     answers: Sequence[str],
 ) -> Layout:
     """Return the layout of unpacked rows with one example each."""

@@ -126,6 +126,7 @@ class Evaluator:
         return fields
 
     def _generate_samples(self) -> dict[int, Sample]:
+        """Generate a text for each prompt of the sampler, in the time limit."""
         if not self.sampler.prompts:
             return {}
         with (
@@ -267,7 +268,7 @@ def sample_on_all_ranks(
     # None tells the other ranks about an interruption.
     local_samples: list[tuple[int, dict[str, Any]]] | None = None
     with suppress(Interrupted):
-        finished = local_sampler.by_number(model, count)
+        finished = local_sampler.generate_samples(model, count)
         local_samples = [(numbers[i], asdict(sample)) for i, sample in finished.items()]
     gathered = ranks.all_gather(local_samples)
     if None in gathered:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
@@ -137,13 +137,13 @@ class HeldOut:
 
         # Rows of equal weight follow each other, so that they can share a batch.
         chosen = subset(rows, evaluation.max_examples)
-        weights = held_out_weights(data, store, chosen)
-        packed = [
-            (weight, row)
-            for weight in sorted(set(weights.tolist()))
-            for row in pack_rows(store, chosen[weights == weight], shape, spans)
-        ]
-        packed_rows = [row for _, row in packed]
+        row_weights = held_out_weights(data, store, chosen)
+        packed_rows: list[tuple[int, ...]] = []
+        weights: list[float] = []
+        for weight in sorted(set(row_weights.tolist())):
+            packed = pack_rows(store, chosen[row_weights == weight], shape, spans)
+            packed_rows += packed
+            weights += itertools.repeat(weight, len(packed))
 
         compute_loss = loss_sum
         in_step = False
@@ -157,7 +157,7 @@ class HeldOut:
         return cls(
             layout=replace(trained, examples=examples, shape=shape),
             rows=packed_rows,
-            weights=[weight for weight, _ in packed],
+            weights=weights,
             loss_sum=compute_loss,
             autocast=runtime.autocast,
             device=runtime.device,
@@ -188,13 +188,13 @@ class HeldOut:
         Raises:
             Interrupted: `on_progress` raised the error on a rank. All ranks raise it.
         """
-        sums = _Sums()
+        local_sums = [0.0, 0.0, 0.0, 0.0]
         is_interrupted = True
         with evaluating(model), torch.no_grad(), suppress(Interrupted):
-            self._sum_local_batches(model, sums, on_progress)
+            local_sums = self._sum_local_batches(model, on_progress)
             is_interrupted = False
 
-        totals = self.total((*astuple(sums), is_interrupted))
+        totals = self.total((*local_sums, is_interrupted))
         nats, weighted_targets, n_targets, unweighted_nats, n_interrupted = totals
         if n_interrupted:
             raise Interrupted(LEFT)
@@ -208,23 +208,19 @@ class HeldOut:
             metrics["bits_per_byte"] = unweighted_nats / (math.log(2.0) * self.n_bytes)
         return metrics
 
-    def _sum_local_batches(
-        self, model: nn.Module, sums: _Sums, on_progress: Count
-    ) -> None:
-        """Add the batches of this rank to `sums`."""
+    def _sum_local_batches(self, model: nn.Module, on_progress: Count) -> list[float]:
+        """Sum weighted nats, weighted targets, targets and nats over the batches of this rank."""
         rank, ranks = self.share
         n_examples = self.n_examples
+        sums = np.zeros(4)
         done = 0
         on_progress(0, n_examples)
         batches = self._batches()
         local_batches = batches[rank::ranks]
         computed = self._compute_all(local_batches, partial(self.loss_sum, model))
         for weight, batch, batch_loss in computed:
-            nats = float(batch_loss)
-            sums.nats += weight * nats
-            sums.unweighted_nats += nats
-            sums.weighted_targets += weight * batch.n_targets
-            sums.targets += batch.n_targets
+            nats, n_targets = float(batch_loss), batch.n_targets
+            sums += weight * nats, weight * n_targets, n_targets, nats
             done += ranks * sum(map(len, batch.example_ids))
             on_progress(min(done, n_examples), n_examples)
 
@@ -235,6 +231,7 @@ class HeldOut:
             with self.autocast():
                 self.loss_sum(model, empty.to(self.device))
             on_progress(n_examples, n_examples)
+        return sums.tolist()
 
     def by_example(
         self, model: nn.Module, on_progress: Count = uncounted
@@ -287,16 +284,6 @@ class HeldOut:
             rows = [row for _, row in same_weight]
             batches += [(weight, rows[i : i + n]) for i in range(0, len(rows), n)]
         return batches
-
-
-@dataclass
-class _Sums:
-    """Sums over a rank's examples."""
-
-    nats: float = 0.0
-    weighted_targets: float = 0.0
-    targets: int = 0
-    unweighted_nats: float = 0.0
 
 
 def _loss_of_shards(sharing: DataParallel, _model: nn.Module, batch: Batch) -> Tensor:

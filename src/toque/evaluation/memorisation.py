@@ -105,6 +105,7 @@ class Memorisation:
 
 
 def _summarise(runs: Sequence[SharedRun]) -> dict[str, Any]:
+    """Return statistics of the runs of several texts, for evaluation.json."""
     if not runs:
         return {"n": 0}
     tokens = np.array([run.tokens for run in runs])

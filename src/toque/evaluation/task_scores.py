@@ -17,7 +17,7 @@ from toque.data.store.token_store import TokenStore
 from toque.evaluation.classification import ClassScores, calibration_error, class_scores
 from toque.evaluation.constrained_choice import choose
 from toque.evaluation.heldout_loss import HeldOut, pack_rows, subset
-from toque.reporter import SILENT, Count, Reporter, counting, uncounted
+from toque.reporter import SILENT, Reporter, counting
 from toque.runs.run_record import TASK_SCORES
 
 
@@ -128,9 +128,12 @@ def _score_task(
     if not classes:
         return scores
 
+    codec = store.codec()
+    prompts = [store.prompt(row) for row in rows.tolist()]
+    truths = [codec.decode(store.target(row)) for row in rows.tolist()]
     with counting(reporter, "choosing for", f"prompts of the task {task}") as count:
-        probabilities, truths = choose_classes(
-            model, heldout, store, classes, rows, count
+        probabilities = choose(
+            model, codec, prompts, classes, count, autocast=heldout.autocast
         )
     answers = [classes[i] for i in probabilities.argmax(axis=1).tolist()]
     is_right = [a == truth for a, truth in zip(answers, truths, strict=True)]
@@ -142,24 +145,6 @@ def _score_task(
         ece=calibration_error(probabilities.max(axis=1).tolist(), is_right),
         truncated=int(is_truncated.sum()),
     )
-
-
-def choose_classes(
-    model: PreTrainedModel,
-    heldout: HeldOut,
-    store: TokenStore,
-    classes: Sequence[str],
-    rows: NDArray[np.int64],
-    on_progress: Count = uncounted,
-) -> tuple[NDArray[np.float64], list[str]]:
-    """Compute the classes' probabilities, [rows, classes]. Also return the true class per row."""
-    codec = store.codec()
-    prompts = [store.prompt(row) for row in rows.tolist()]
-    probabilities = choose(
-        model, codec, prompts, classes, on_progress, autocast=heldout.autocast
-    )
-    truths = [codec.decode(store.target(row)) for row in rows.tolist()]
-    return probabilities, truths
 
 
 def used_classes(store: TokenStore, task: str, classes: Sequence[str]) -> list[str]:

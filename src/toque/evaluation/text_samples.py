@@ -108,19 +108,13 @@ class Sampler:
     """Model's record, with the maximum length of its texts."""
     on_notice: Callable[[str], object] = lambda _: None
 
-    def __call__(
+    def generate_samples(
         self, model: nn.Module, on_progress: Count = uncounted
-    ) -> list[Sample]:
-        """Generate a sample per prompt, in order of the prompts.
+    ) -> dict[int, Sample]:
+        """Generate a sample per prompt. Return the samples by the number of the prompt.
 
         If `on_progress` raises TimeIsUp, only the prompts with a finished text have a sample.
         """
-        return [*self.by_number(model, on_progress).values()]
-
-    def by_number(
-        self, model: nn.Module, on_progress: Count = uncounted
-    ) -> dict[int, Sample]:
-        """Generate a sample per prompt, as `__call__` does. Return the samples by prompt number."""
         longest = self.record.max_new_tokens
         limits = [min(prompt.max_tokens or longest, longest) for prompt in self.prompts]
         token_ids: dict[int, list[int]] = {}

@@ -185,6 +185,7 @@ class TextScores:
             self._add_part(part)
 
     def _add_part(self, samples: Sequence[Sample]) -> None:
+        """Add the statistics of at most `PART` texts."""
         first = self.n_texts
         self.n_texts += len(samples)
         self._keys += [key_of_text(s.prompt, s.reference or "") for s in samples]

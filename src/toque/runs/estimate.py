@@ -205,15 +205,13 @@ class Estimator:
     def memory(self, model: PreTrainedModel) -> Memory:
         """Estimate the memory of an outlined model. Call this inside `outlining`."""
         setting = self.config.train.gradient_checkpointing
-        memory = self._estimate_memory(model, recompute=setting is True)
-        if setting == "auto" and not memory.fits and memory.micro_batch_rows == 1:
-            memory = self._estimate_memory(model, recompute=True)
-        return memory
-
-    def _estimate_memory(self, model: PreTrainedModel, *, recompute: bool) -> Memory:
-        """Estimate the memory with the micro-batch that training would use."""
+        recompute = setting is True
         rows = self._choose_rows(model, recompute=recompute)
-        return self._estimate_rows(model, rows, recompute=recompute)
+        memory = self._estimate_rows(model, rows, recompute=recompute)
+        if setting == "auto" and not memory.fits and rows == 1:
+            rows = self._choose_rows(model, recompute=True)
+            memory = self._estimate_rows(model, rows, recompute=True)
+        return memory
 
     def _choose_rows(self, model: PreTrainedModel, *, recompute: bool) -> int:
         """Return the configured rows per micro-batch, or the rows that `auto` would choose."""

@@ -496,7 +496,7 @@ class RunHistory:
             add_row(msgspec.convert(event, _FORMS[kind]))
 
     def _start_session(self, event: Mapping[str, Any]) -> None:
-        """Start a session. Undo earlier events after its first step."""
+        """Start a session. Undo the events of earlier sessions after its first step."""
         step = int(event["step"])
         self._undo_after(step)
         self._restore_sums(step)
@@ -539,6 +539,7 @@ class RunHistory:
         self._sums_at_steps.clear()
 
     def _end_session(self, event: Mapping[str, Any]) -> None:
+        """Record the end of the newest session."""
         self.end = event
         if self.sessions:
             session = self.sessions[-1]
@@ -585,6 +586,7 @@ class RunHistory:
         return self._sums_at_steps.get(step, (self.progress, self._smoothed))
 
     def _add_evaluation(self, row: EvaluationRow) -> None:
+        """Add the metrics of an evaluation to the curves, and update `best`."""
         for name, value in row.metrics.items():
             self.curves[f"held-out {name}"].add(float(row.step), value)
         loss = row.metrics.get("loss")
@@ -627,10 +629,10 @@ class RunHistory:
 def _scaled_fields(row: SystemRow | GpuRow) -> Iterator[tuple[str, float | None]]:
     """Yield the fields with a unit in their name, bytes in GB and rates in MB per second."""
     for name in row.__struct_fields__:
-        unit = next((size for end, size in _UNITS.items() if name.endswith(end)), None)
-        if unit is not None:
-            value = getattr(row, name)
-            yield name, None if value is None else value / unit
+        for suffix, size in _UNITS.items():
+            if name.endswith(suffix):
+                value = getattr(row, name)
+                yield name, None if value is None else value / size
 
 
 _UNITS: Final = {

@@ -284,12 +284,7 @@ class UpdateOutliner:
     ) -> int:
         """Run the forward and backward passes. Return the bytes in use before the output head."""
         is_on_gpu = self.where == "cuda"
-        plans = None
-        if is_on_gpu:
-            use_attention(model, "dense" if self.masked else "flex")
-        else:
-            with unset_fake_temporarily():
-                plans = cpu_plans(rows)
+        plans = self._prepare_attention(model, rows)
         if self.recompute:
             recompute_blocks(model)
         autocast: AbstractContextManager[object] = nullcontext()
@@ -298,10 +293,9 @@ class UpdateOutliner:
 
         try:
             with ledger, as_on_a_gpu() if is_on_gpu else nullcontext():
-                for tensor in stored:
+                gradients = (t.grad for t in stored if t.grad is not None)
+                for tensor in (*stored, *gradients):
                     ledger.add(tensor)
-                    if tensor.grad is not None:
-                        ledger.add(tensor.grad)
                 with autocast:
                     hidden, labels = _run_blocks(model, rows, plans)
                     before_head = ledger.now
@@ -323,6 +317,16 @@ class UpdateOutliner:
         finally:
             stop_recomputing(model)
         return before_head
+
+    def _prepare_attention(
+        self, model: PreTrainedModel, rows: OutlinedRows
+    ) -> tuple[AttentionPlan, AttentionPlan] | None:
+        """Choose a GPU's attention and return None, or return the attention plans of a CPU."""
+        if self.where == "cuda":
+            use_attention(model, "dense" if self.masked else "flex")
+            return None
+        with unset_fake_temporarily():
+            return cpu_plans(rows)
 
     def _run_step(
         self, trained: list[nn.Parameter], operations: Operations | None

@@ -192,6 +192,7 @@ class RunFinder:
 
 
 def _runs_in_bucket(bucket: Bucket) -> dict[str, Place]:
+    """Find the runs in a bucket, by the path of their folder."""
     names = bucket.names()
     if METRICS in names or "config.yaml" in names:
         name = bucket.path.rstrip("/").rpartition("/")[2]
@@ -204,6 +205,7 @@ def _runs_in_bucket(bucket: Bucket) -> dict[str, Place]:
 
 
 def _runs_in_folder(folder: Path) -> dict[str, Place]:
+    """Find the runs in a local folder, by the path of their folder."""
     if _is_run(folder):
         return {folder.resolve().name: FolderPlace(folder)}
     run_folders = islice(_runs_below(folder, _DEPTH), _MAX_RUNS)

@@ -551,6 +551,7 @@ def _open_file_system(scheme: str, use: BucketUse) -> FileSystem:
 
 
 def _open_gcs(use: BucketUse) -> FileSystem:
+    """Open gcsfs with the default credentials of Google's tools, or anonymously."""
     # gcsfs would log a traceback for each retry. Toque's message is enough.
     logging.getLogger("gcsfs").addHandler(logging.NullHandler())
     is_emulated = "STORAGE_EMULATOR_HOST" in os.environ
@@ -592,6 +593,7 @@ def _google_credentials(use: BucketUse) -> Any:
 
 
 def _open_s3(use: BucketUse) -> FileSystem:
+    """Open s3fs with the default credentials of the AWS tools, or anonymously."""
     import botocore.exceptions
     import botocore.session
     import s3fs

@@ -118,7 +118,6 @@ def fetch(
     *,
     progress: ProgressSink,
     say: Say,
-    cache: Path | None = None,
 ) -> list[tuple[Path, str]]:
     """Download files into the cache. Return their paths and SHA-256, in the order of `files`.
 
@@ -127,7 +126,7 @@ def fetch(
     Raises:
         SourceBucketError: The disk is too small, a request failed, or a file is damaged.
     """
-    cache = cache or cache_folder("sources")
+    cache = cache_folder("sources")
     paths = [cached_path(file, cache) for file in files]
     started = time.monotonic()
     _refuse_full_disk(files, paths, cache)

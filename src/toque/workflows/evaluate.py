@@ -280,7 +280,8 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
             losses = heldout(model, count)
         prompts = held_out_prompts(store, config.evaluation.generate, config.data)
         with counting(reporter, "writing", "texts") as count:
-            samples = build_sampler(config, store, prompts, reporter)(model, count)
+            sampler = build_sampler(config, store, prompts, reporter)
+            samples = [*sampler.generate_samples(model, count).values()]
         return evaluate_samples(
             config,
             store,
