@@ -248,7 +248,7 @@ def test_requests_that_fail_are_repeated_and_counted(service, monkeypatch):
     said: list[str] = []
     found = fetch(bucket, files, progress=no_progress, say=said.append)
     assert found[0][0].read_bytes() == BIG
-    assert said[-1].endswith("3 requests repeated.")
+    assert said[-1].endswith("3 requests retried.")
 
 
 def failing(error: Exception) -> Callable[[], None]:

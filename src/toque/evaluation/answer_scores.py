@@ -54,7 +54,7 @@ def _refuse(name: str) -> object:
 def class_counts(
     texts: Sequence[str], references: Sequence[str], classes: Sequence[str]
 ) -> Floats:
-    """Return the one-hot true class, answered class and right answer, [texts, 3 * classes]."""
+    """Encode true class, answered class and right answer by 0 and 1, [texts, 3 * classes]."""
     true = _one_hot(references, classes)
     answered = _one_hot(texts, classes)
     return np.concatenate([true, answered, true * answered], axis=1)

@@ -65,7 +65,7 @@ class PerText:
         return cls(values, quotient, applies)
 
     def pad(self, start: int, total: int) -> PerText:
-        """Place these texts at row `start` of `total` texts. The metric applies to no others."""
+        """Place these texts at row `start` of `total` texts. The metric applies only to them."""
         rows = slice(start, start + len(self.values))
         values = np.zeros((total, self.values.shape[1]))
         applies = np.zeros(total, bool)
@@ -369,7 +369,7 @@ def _per_text(name: str, rows: Sequence[Sequence[float] | None]) -> PerText:
     if not np.isfinite(values).all():
         raise ValueError(f"{name} has a number that is not finite")
 
-    # The name tells which function computes the score from the sums. A task's name may precede it.
+    # The end of the name determines the function that computes the score from the sums.
     if name.endswith("bleu") and width == _BLEU_SUMS:
         return PerText(values, bleu_of, applies)
     if name.endswith("macro_f1") and width and width % 3 == 0:

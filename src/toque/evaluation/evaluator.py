@@ -265,7 +265,7 @@ def sample_on_all_ranks(
         # Estimate the progress of all ranks from the progress of this rank.
         on_progress(round(n * done / max(1, total)), n, share)
 
-    # None tells the other ranks about an interruption.
+    # None marks an interruption of this rank.
     local_samples: list[tuple[int, dict[str, Any]]] | None = None
     with suppress(Interrupted):
         finished = local_sampler.generate_samples(model, count)

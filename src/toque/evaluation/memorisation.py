@@ -201,7 +201,7 @@ class SharedRunFinder:
         """[different runs, RUN] Tokens of each run."""
         is_equal = (windows[positions] == self._windows[run]).all(axis=1)
 
-        # A run whose tokens are not equal is a hash collision and is ignored.
+        # Runs with equal hashes and different tokens are hash collisions, which are ignored.
         self._keys = np.sort((run * self._n + positions)[is_equal])
         """All positions of each run: run * tokens + position, ascending."""
         self._begins = np.searchsorted(self._keys, np.arange(len(first) + 1) * self._n)
@@ -210,7 +210,7 @@ class SharedRunFinder:
         bits = min(24, len(first).bit_length() + 6)
         self._shift = np.uint64(64 - bits)
         self._may_match = np.zeros(1 << bits, np.bool_)
-        """Whether a run has a hash with these first bits. Most runs of an example have none."""
+        """True for the first bits of a run's hash. This rejects most runs of an example quickly."""
         self._may_match[self._hashes >> self._shift] = True
 
         self._best = np.zeros(len(texts), np.int64)
@@ -300,7 +300,7 @@ class SharedRunFinder:
         high = np.searchsorted(self._keys, run * self._n + span[1])
         n = high - low
         pair = np.repeat(np.arange(len(at)), n)
-        # The keys from low to high of each position, one range after the other.
+        # The concatenated ranges of keys from low to high of each position.
         key = np.arange(len(pair)) + np.repeat(low - (np.cumsum(n) - n), n)
         self._record_longest(at[pair], self._keys[key] % self._n, row[pair])
 

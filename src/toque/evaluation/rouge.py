@@ -1,8 +1,8 @@
 """ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004): F1 of each pair of texts.
 
-For ASCII words, the scores are bitwise identical to those of rouge-score 0.1.2, which reads only
-a-z and 0-9. This module scores `folded_words` of any script, without stemming. Two texts without
-words, such as emoji, score 1 if they are equal.
+For ASCII words, the scores are bitwise identical to the scores of rouge-score 0.1.2, which reads
+only a-z and 0-9. This module scores `folded_words` of any script, without stemming. Two texts
+without words, such as emoji, score 1 if they are equal.
 
 The longest common subsequence is computed in the bits of an integer (Hyyrö 2004), with one bit per
 word of the reference.

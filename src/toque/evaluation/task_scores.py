@@ -93,7 +93,7 @@ def score_tasks(
 ) -> list[TaskScores]:
     """Score every configured task that has held-out examples, in this process.
 
-    If recipes are the only task, the list is empty: their scores are those of the entire model.
+    If recipes are the only task, the list is empty: the model's scores already describe this task.
     """
     if tuple(data.tasks) == ("write",):
         return []

@@ -169,7 +169,7 @@ class Sampler:
         on_progress: Count = uncounted,
         on_token: Callable[[int, int | None], object] | None = None,
     ) -> list[list[int]]:
-        """Generate greedily from token ids. The callbacks are those of the engine's `generate`."""
+        """Generate greedily from token ids. The callbacks are passed to the engine."""
         return generate(
             model,
             prompts,

@@ -103,7 +103,7 @@ class Scores:
         return {name: e.value for name, e in self.overall.items()}
 
     def __str__(self) -> str:
-        lines = [f"{self.n_texts} written texts, with 95 % intervals:"]
+        lines = [f"{self.n_texts} generated texts, with 95 % intervals:"]
         for name, e in self.overall.items():
             interval = f"   {e.low:.3f} to {e.high:.3f}" if e.low is not None else ""
             n_texts = f"   ({e.n} texts)" if e.n != self.n_texts else ""

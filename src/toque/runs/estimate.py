@@ -40,7 +40,7 @@ _TENSOR_SHARE: Final = {"cpu": 0.65, "cuda": 0.9}
 freed blocks that glibc's heap retains for later tensors of the same size."""
 _LIBRARY_BYTES: Final = 320 << 20
 """Bytes that libraries allocate during computation, e.g. for oneDNN's compiled matmuls. A rough
-estimate from the demo, whose tensors are small."""
+estimate from the demo, which has small tensors."""
 _ASSUMED_UTILISATION: Final = {True: 0.30, False: 0.40}
 """Assumed share of a GPU's peak. The key is True for an encoder-decoder. Published training runs
 of T5 reach 12 to 38 %, of decoders 33 to 57 %."""
@@ -115,7 +115,7 @@ class Memory:
     """Bytes available to a process."""
     micro_batch_rows: int
     recompute: bool
-    """Whether the backward pass recomputes activations."""
+    """True if the backward pass recomputes activations."""
     update: OutlinedUpdate
     """Bytes and work of one micro-batch."""
     host: int | None = None
@@ -262,7 +262,7 @@ class Estimator:
         recompute: bool,
         operations: bool = False,
     ) -> OutlinedUpdate:
-        """Outline an update whose rows have `examples` examples each."""
+        """Outline an update of rows with `examples` examples each."""
         optimizer, state = self.optimizers(model, self.config.optim)
         outliner = UpdateOutliner(
             where=self.machine.where,
@@ -506,7 +506,7 @@ def largest_rows(
     bytes_per_row = max(1, two_rows - one_row)
     more_rows = int((available_bytes() - one_row) // bytes_per_row)
     rows = even_rows(update_rows, max(2, 1 + more_rows))
-    # Two rows are known to fit. Reduce a larger estimate until it fits, too.
+    # Two rows fit. Reduce a larger estimate until it also fits.
     while rows > 2 and bytes_if_fitting(rows) is None:
         rows = even_rows(update_rows, max(2, int(0.85 * rows)))
     return rows
@@ -552,7 +552,7 @@ def _host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
 
 
 def _block_input_bytes(model: PreTrainedModel, row: OutlinedRows, rows: int) -> int:
-    """Return the bytes of the float32 inputs of all blocks but the one with the largest input."""
+    """Return the bytes of the float32 inputs of all blocks except the largest input."""
     shape = model.config
     if family_of(shape).is_encoder_decoder:
         hidden_size = shape.d_model

@@ -226,15 +226,15 @@ class UpdateOutliner:
     state_bytes: int
     """Bytes of the optimizer's state after the first update."""
     accumulates: bool
-    """Whether gradients of earlier micro-batches already exist."""
+    """True if gradients of earlier micro-batches already exist."""
     recompute: bool = False
-    """Whether the backward pass recomputes the blocks."""
+    """True if the backward pass recomputes the blocks."""
     smoothing: float = 0.0
     """Label smoothing."""
     masked: bool = False
-    """Whether a GPU uses dense attention with masks."""
+    """True if a GPU uses dense attention with masks."""
     operations: bool = False
-    """Whether to list the operations, so that they can be timed."""
+    """True to list the operations, so that they can be timed."""
 
     def outline(self, model: PreTrainedModel, rows: OutlinedRows) -> OutlinedUpdate:
         """Run a micro-batch and the optimizer's step on shapes.

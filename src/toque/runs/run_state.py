@@ -63,7 +63,7 @@ def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
 def _ended_state(
     end: Mapping[str, Any], *, is_alive: bool, is_scored: bool
 ) -> RunStatus:
-    """Describe a run whose newest session recorded its end."""
+    """Describe a run after its newest session recorded an end."""
     sentence = describe_end(end)
     is_complete = end.get("reason") not in _CONTINUABLE and not end.get("error")
     if is_alive and not is_complete:
@@ -77,7 +77,7 @@ def _ended_state(
 def _unended_state(
     run: RunRecord, quiet_seconds: float, *, is_alive: bool
 ) -> RunStatus:
-    """Describe a run whose newest session did not record an end."""
+    """Describe a run without a recorded end of its newest session."""
     holder = run.holder
     step = run.history.progress.step
     is_quiet = quiet_seconds > _QUIET_SECONDS

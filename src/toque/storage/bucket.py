@@ -42,7 +42,7 @@ _EXISTS: Final = ("412", "PreconditionFailed", "conditionNotMet")
 _ENDPOINT: Final = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
 """Environment variable with the address of the service."""
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
-"""Environment variables whose values are removed from messages."""
+"""Environment variables with secrets, which are removed from messages."""
 _LOGIN_ADVICE: Final = {
     "gs": (
         "Set GOOGLE_APPLICATION_CREDENTIALS to the JSON file of a service account with these "

@@ -1,4 +1,4 @@
-"""Download cache of a bucket's files. Downloads run in parallel, can be resumed and are verified.
+"""Download cache: copies of a bucket's files. Downloads are parallel, resumed and verified.
 
 <cache>/s3/bucket/dumps/a.json.gz          the file, with the bucket's folders
 <cache>/s3/bucket/dumps/.a.json.gz.json    its expected size, tag and SHA-256
@@ -47,7 +47,7 @@ CHUNK_BYTES = 8 << 20
 THREADS = 8
 """Number of files that are downloaded at the same time."""
 _MAX_TRIES = 3
-"""Maximum downloads of a file whose checksum does not match."""
+"""Maximum downloads of a file with a wrong checksum."""
 _WILDCARD = re.compile(r"[*?[]")
 
 Say = Callable[[str], None]
@@ -210,17 +210,18 @@ class _Session:
 
     def summary(self, seconds: float) -> str:
         """Describe the session in one sentence."""
-        counts = Counter(self.events + ["retry"] * len(self.bucket.retry.waits))
+        counts = Counter(self.events)
+        counts["retry"] = len(self.bucket.retry.waits)
         speed = f"{sum(self.downloaded_bytes) / 1e6:,.1f} MB in {seconds:.1f} s"
         parts = [
             f"{counts['fetched']:,} fetched ({speed})",
             f"{counts['complete']:,} already complete in {self.cache}",
         ]
         for event, text in (
-            ("resumed", "resumed where an earlier start stopped"),
+            ("resumed", "resumed after an interruption"),
             ("changed", "fetched again because they changed in the bucket"),
             ("damaged", "fetched again because the cached file was damaged"),
-            ("retry", "requests repeated"),
+            ("retry", "requests retried"),
         ):
             if counts[event]:
                 parts.append(f"{counts[event]:,} {text}")
