@@ -128,11 +128,9 @@ class HeldOut:
         spans = None
         examples: Examples = store
         if span_corruption is not None:
-            spans = SpanCorruption.from_settings(
-                span_corruption, store, encoder=encoder
-            )
+            spans = SpanCorruption.for_store(span_corruption, store, encoder=encoder)
             examples = spans.held_out(store)
-        lengths = ExampleLengths.of(store, rows, encoder=encoder, spans=spans)
+        lengths = ExampleLengths.from_store(store, rows, encoder=encoder, spans=spans)
         shape = choose_shape(*lengths.sample(), encoder=encoder)
 
         # Rows of equal weight follow each other, so that they can share a batch.
@@ -298,7 +296,9 @@ def pack_rows(
     spans: SpanCorruption | None = None,
 ) -> list[tuple[int, ...]]:
     """Pack held-out examples in order. `spans` may change their lengths."""
-    lengths = ExampleLengths.of(store, rows, encoder=shape.source > 0, spans=spans)
+    lengths = ExampleLengths.from_store(
+        store, rows, encoder=shape.source > 0, spans=spans
+    )
     ids = rows.tolist()
     packed = pack(lengths.source, lengths.target, shape)
     return [tuple(ids[item] for item in row) for row in packed]

@@ -25,7 +25,7 @@ from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.provenance import Provenance
 from toque.reporter import Count, uncounted
-from toque.sources.records import NO_TASK, TaskTemplate, attempted
+from toque.sources.records import NO_TASK, TaskTemplate, attempt
 from toque.storage.json_files import append_json_lines
 
 _EXTRA_TOKENS: Final = 8
@@ -186,7 +186,7 @@ def score_text(
     prompt: Prompt, text: str, *, tokens: int = 0, knows_recipes: bool = True
 ) -> Sample:
     """Score a text by the recipe metrics, or record the error that they raised."""
-    result = attempted(text_metrics, prompt.text, text, knows_recipes=knows_recipes)
+    result = attempt(text_metrics, prompt.text, text, knows_recipes=knows_recipes)
     metrics: dict[str, float] = {}
     failed = ""
     if isinstance(result, str):

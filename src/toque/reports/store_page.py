@@ -17,8 +17,8 @@ from toque.data.prepare.data_report import (
     Histogram,
     Report,
     SourceReport,
+    describe_unused_fields,
     is_of_another_encoding,
-    unused_in_words,
 )
 from toque.reports.page import (
     Figure,
@@ -72,7 +72,7 @@ _UNKNOWN: Final = "255"
 
 def store_page(folder: Path, report: Report) -> Page:
     """Make the page of a store."""
-    counted = f"{report.counted()} Every record is counted."
+    counted = f"{report.describe_counts()} Every record is counted."
     facts = [
         ("examples", f"{report.examples:,}"),
         ("to train on", f"{report.train:,}"),
@@ -115,7 +115,7 @@ def store_page(folder: Path, report: Report) -> Page:
         Section(
             "cut",
             "Cut and split",
-            [*map(Sentence, (*report.losses(), report.splitting()))],
+            [*map(Sentence, (*report.describe_losses(), report.describe_split()))],
         ),
     )
 
@@ -173,7 +173,7 @@ def _sources(report: Report) -> Grid:
     if len(shares) > 1:
         notes.append(f"Of the examples, {', '.join(shares)}.")
     return Grid(
-        heads, rows, " ".join([*notes, *unused_in_words(report.sources)]).strip()
+        heads, rows, " ".join([*notes, *describe_unused_fields(report.sources)]).strip()
     )
 
 

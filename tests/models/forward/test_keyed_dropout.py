@@ -267,7 +267,7 @@ def test_a_copy_has_masks_of_its_own_and_updates_differ():
 def test_examples_that_come_twice_get_other_masks():
     pairs = [([3, 4], [5, 6, EOS])]
     stream = stream_of(pairs * 2, "gpt2")
-    twice = stream.collated(Cursor(), stream.planned(Cursor()).__class__(
+    twice = stream.collate(Cursor(), stream.plan_update(Cursor()).__class__(
         rows=((0, 0),), cursor=Cursor(), epoch=1.0
     )).batch  # fmt: skip
     first, second = twice.keys[0, :4], twice.keys[0, 4:8]

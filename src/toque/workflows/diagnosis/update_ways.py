@@ -27,7 +27,7 @@ from toque.data.loader.batch_stream import (
     BatchStream,
     ExampleLengths,
     Step,
-    refuse_longer,
+    refuse_overlong,
     row_shape,
 )
 from toque.data.loader.collate import Layout
@@ -426,14 +426,14 @@ class _Ways:
     def step(self, *, packed: bool, rank: int = 0, ranks: int = 1) -> Step:
         """Build the update with the plan and the layout of training."""
         encoder = bool(self.model.config.is_encoder_decoder)
-        all_lengths = ExampleLengths.of(
+        all_lengths = ExampleLengths.from_store(
             self.store, self.store.rows("train"), encoder=encoder
         )
-        refuse_longer(all_lengths, max_positions(self.model.config))
+        refuse_overlong(all_lengths, max_positions(self.model.config))
         shape = row_shape(self.config.train, all_lengths)
         # Double the rows, so that even the longest examples are packed.
         shape = RowShape(2 * shape.source, 2 * shape.target)
-        lengths = ExampleLengths.of(self.store, self.rows, encoder=encoder)
+        lengths = ExampleLengths.from_store(self.store, self.rows, encoder=encoder)
         stream = BatchStream(
             plan=EpochPlan(
                 examples=self.rows,

@@ -19,9 +19,9 @@ from toque.cooking.schemas.reader import RecipeReader
 from toque.data.prepare.data_report import (
     ENCODING_HINT,
     SourceReport,
+    describe_reasons,
+    describe_unused_fields,
     is_of_another_encoding,
-    reasons_in_words,
-    unused_in_words,
 )
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.tokenizer_folder import tokenizer_here
@@ -33,7 +33,7 @@ from toque.sources.decompress import UTF_8
 from toque.sources.documents import PairReader, TextReader
 from toque.sources.hub_datasets import saved_splits
 from toque.sources.layouts import RefusedFileError, columns_in_words, shown_names
-from toque.sources.records import Source, examples_in, is_filled, most_named
+from toque.sources.records import Source, examples_in, is_filled, most_frequent
 from toque.sources.source_files import blocks_of, find_files, is_documentation
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
@@ -506,7 +506,7 @@ def _read_start(source: Source) -> FoundSource:
             advice = f"{ENCODING_HINT} For init it is {argument('encoding=cp1252')}."
         raise DataError(
             f"{source.path} has no usable record in its first {bytes_read:,.0f} bytes: "
-            f"{reasons_in_words(dropped, {})}. {advice}"
+            f"{describe_reasons(dropped, {})}. {advice}"
         )
 
     is_complete = next(blocks, None) is None
@@ -516,7 +516,7 @@ def _read_start(source: Source) -> FoundSource:
     share_different = len(keys) / n_usable
     report = SourceReport(source.path, "", 0, n_read, n_usable, dict(unused))
     remarks = [
-        *unused_in_words([report]),
+        *describe_unused_fields([report]),
         *_remark_on_messages(source.path, fields, n_messages, notes),
     ]
     if has_other_encoding:
@@ -557,7 +557,9 @@ def _remark_on_messages(
     """Report fields of messages other than their texts, and notes about conversations."""
     remarks = []
     if fields:
-        names = ", ".join(f"{name!r} ({n:,})" for name, n in most_named(fields).items())
+        names = ", ".join(
+            f"{name!r} ({n:,})" for name, n in most_frequent(fields).items()
+        )
         remarks.append(
             f"Other fields of the {n_messages:,} messages of {path} that were read: {names}. The "
             "chat template gets them, and the data report counts the fields that it ignores."

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from toque.config import RunConfig
 from toque.config.dump import flow
 from toque.config.schema import TRAINED
-from toque.data.prepare.conversation_rows import with_template
+from toque.data.prepare.conversation_rows import set_chat_template
 from toque.data.prepare.source_sample import choose_limits
 from toque.data.tokenizer.chat import template_text
 from toque.data.tokenizer.codec import Codec, load_codec
@@ -147,7 +147,7 @@ def _measure_lengths(
     codec = load_codec(resolve_tokenizer(settings.tokenizer))
     has_template = template_text(codec.settings) is not None
     if talks:
-        with_template(codec, settings)
+        set_chat_template(codec, settings)
     chosen, messages, tokens_each = choose_limits(
         find_files(sources), codec, settings, percentile=100
     )
@@ -161,9 +161,7 @@ def _measure_lengths(
             message.startswith((start, "Longest conversation")) for message in messages
         ):
             limits[name] = int(getattr(chosen, name))
-    remarks = [
-        message for message in messages if "cuts" in message or "no more" in message
-    ]
+    remarks = [message for message in messages if " cut" in message]
     remarks += _check_script(codec, sources, config.model.start_from)
     return _Lengths(limits, tokens_each, remarks, has_template)
 
