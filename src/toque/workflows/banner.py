@@ -195,7 +195,7 @@ def _describe_order(
         rows = store.rows("train")
         has_encoder = stream.layout.shape.source > 0
         rewriting = Rewriting(config.augmentation, store, rows, encoder=has_encoder)
-        lines.append(rewriting.describe(rows, seed=config.seed))
+        lines.append(rewriting.in_words(rows, seed=config.seed))
     return lines
 
 
@@ -204,7 +204,7 @@ def _describe_length(
 ) -> list[_Line]:
     """Describe the length of training, and warn about very few updates."""
     stop = config.train.stop_after
-    text = f"until {stop.describe()}"
+    text = f"until {stop.in_words()}"
     n_steps = stream.totals(stop).get("steps")
     if not n_steps or stop.unit == "steps":
         return [("length", text + length.line)]

@@ -140,10 +140,10 @@ def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
         CheckpointError: The run has no finished model.
     """
     if run_of(folder) is not None:
-        from toque.models.loading.model_export import refuse_taken  # loads torch
+        from toque.models.loading.model_export import refuse_nonempty  # loads torch
 
         # Reading a checkpoint takes time, so the target is checked first.
-        refuse_taken(target)
+        refuse_nonempty(target)
         with TemporaryDirectory(prefix="toque-export-") as temporary:
             source = Path(temporary) / "model"
             _write_checkpoint(folder, source)
