@@ -400,7 +400,7 @@ def _match_texts(
         # A text that is held out twice counts once.
         is_unique = len(first_keys) == len(first.keys) == len(other.keys)
         keys = first.keys if is_unique else sorted(first_keys)
-        return first.select(keys), other.in_order(keys)
+        return first.select(keys), other.select(keys)
     notes.append(
         f"The runs were scored on different {texts_name}: {len(first_keys):,} and "
         f"{len(other_keys):,}, with {len(first_keys & other_keys):,} in common. Therefore these "
