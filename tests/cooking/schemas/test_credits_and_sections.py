@@ -501,3 +501,42 @@ def test_sticks_and_pans_are_equipment(tool):
 def test_a_note_on_work_done_ahead_is_not_a_step():
     steps = ("Boil the peas.", "Do Ahead: Peas can be cooked 3 days ahead. Chill.")
     assert without_credits(steps, Counter()) == steps[:1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines", "steps"),
+    [
+        ({"directions": ["Bereiding", *STEPS]}, LINES, STEPS),
+        ({"directions": [*STEPS, "In full disclosure, we received a sample of peas."]}, LINES, STEPS),
+        ({"ingredients": [*LINES, "I've found that peas taste best in the month of May."]}, LINES,
+         STEPS),
+        ({"ingredients": [*LINES, "Optioneel: dille"]}, [*LINES, "dille"], STEPS),
+        ({"ingredients": [*LINES, "of white pepper"]}, [*LINES, "white pepper"], STEPS),
+        ({"ingredients": [*LINES, "1 egg", "1 egg"]}, [*LINES, "1 egg", "1 egg"], STEPS),
+    ],
+)  # fmt: skip
+def test_what_another_judge_found_is_cleaned(changes, lines, steps):
+    recipe, _ = read(**changes)
+    assert isinstance(recipe, Recipe)
+    assert recipe.ingredients == tuple(lines)
+    assert recipe.steps == tuple(steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"directions": ["Pea Soup Recipe"]}, "no steps"),
+        ({"ingredients": ["Cut into wedges each:", "2 peas", "Toss in the mixture of this:", "1 egg",
+          "For raita, mix in a bowl and chill:", "1 cup yogurt"]}, "steps among the ingredients"),
+    ],
+)  # fmt: skip
+def test_a_recipe_without_its_method_is_dropped(changes, reason):
+    assert read(**changes)[0] == reason
+
+
+def test_a_list_of_ingredients_is_not_a_step():
+    listed = ["Ingredients", "1 ounce yogurt", "2 tablespoons mayonnaise", *STEPS]
+    recipe, notes = read(directions=["Take a bowl.", *listed])
+    assert isinstance(recipe, Recipe)
+    assert recipe.steps == ("Take a bowl.", *STEPS)
+    assert notes["lists of ingredients among the steps removed"] == 1

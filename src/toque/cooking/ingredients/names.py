@@ -65,7 +65,8 @@ _OPENINGS = frozenset(
 )
 # A measure that the parser leaves at the start of a name.
 _MEASURE = re.compile(
-    r"(?:(?:(?:a )?little bit|(?:good )?shakes?|glugs?|branch(?:es)?|bushels?|capfuls?|couple"
+    r"(?:(?:(?:a )?little bit|(?:good )?shakes?|glugs?|sq\.?|bowls?|rounds"
+    r"|branch(?:es)?|bushels?|capfuls?|couple"
     r"|enough|fluid|hint|jiggers?|links?"
     r"|little(?! gem| neck| smok)|metric cups?|pecks?|pony|ponies|shots?"
     r"|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?|your fav(?:ou?rite)?"
@@ -84,7 +85,7 @@ _ORDERED = frozenset(
 _NO_ENDINGS = frozenset(
     """
     a add-ins and combined de di en fitted garnish in lid lids no of or pinch plus removed reserved
-    toppings van von with
+    toppings type typ van von with
     """.split()  # noqa: SIM905
 )
 # Last words of inedible things.

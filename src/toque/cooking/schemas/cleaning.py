@@ -136,6 +136,7 @@ _LOOSE: Final = " \t\n,;"
 # Marks after the last word of an ingredient line: "4 tablespoons ghee –" and "Curd,"
 _LOOSE_END: Final = re.compile(r"(?: *[,;–—]| -| ['‘’`]+)+\Z")
 _HEADING_CHARS: Final = 24
+_MIN_STEP_WORDS: Final = 3  # a longer heading with a verb is a step
 _MOST_TITLE_WORDS: Final = 10  # maximum words of a heading that is written like a title
 _LONG_WORD: Final = re.compile(r"[^\W\d_]{4,}")
 STEPS_IN_LIST: Final = "steps among the ingredients removed"
@@ -328,6 +329,10 @@ def _ingredient_item(line: str) -> tuple[str, str]:
     if _STEP_IN_LIST.match(line):
         return "", STEPS_IN_LIST
 
+    # "Toss the peas with the dill:" is a part of the method.
+    is_long = len(line.split()) > _MIN_STEP_WORDS
+    if line[-1] == ":" and is_long and has_action_verb(line):
+        return "", STEPS_IN_LIST
     return ("", "ingredient sub-headings") if is_subheading(line) else (line, note)
 
 
@@ -341,6 +346,10 @@ def _without_stray_marks(line: str) -> str:
         line = _LOOSE_END.sub("", line)
     if not line.isascii():
         line = _INNER_BULLET.sub("", line, count=1)
+    if " *" in line:
+        line = line.replace(" *to taste", " to taste")
+    if line[-1] != ":":
+        line = line.removeprefix("of ")
     if "-" in line:  # "Oil-", "Salt- to taste" and "Turmeric-1/4 tsp"
         line = _STRAY_HYPHEN.sub(" - ", line).removesuffix(" - ")
     return line

@@ -148,6 +148,11 @@ _ADVERT: Final = re.compile(
     r"|(?:i )?hope (?:you|that you) (?:enjoy|like|love)\b).{0,160}",
     re.IGNORECASE,
 )
+# Words of a paid recommendation.
+_DISCLOSURE: Final = re.compile(
+    r"[dDaAsSrRpPcC](?:(?<=\b.)(?:isclosure\b|ffiliate (?:link|program)|ponsored\b"
+    r"|eceived (?:a |free )sample|romo code|oupon code))"
+)
 _PRAISE: Final = (
     r"(?:(?:also|so|very|really|truly|especially|always|just|such|quite|absolutely|a|an|the|our|my"
     r"|most) ){0,3}(?:good|great|delicious|tasty|yummy|wonderful|perfect|excellent|hit|favou?rite"
@@ -186,6 +191,10 @@ _NOTE: Final = re.compile(
     r"|suggestions?|p\.? ?s\.?|good to know)"
     r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] |-(?=[A-Z]))",
     re.IGNORECASE,
+)
+# A sentence of the writer among the ingredients.
+_SPEAKER: Final = re.compile(
+    r"(?:I|We|You|It)(?:['’](?:ve|m|d|re|ll|s))? [^\d].{20,280}[.!]\W{0,2}"
 )
 _BEFORE_AMOUNT: Final = re.compile(r"[^,;:(\d]{0,70}")
 _TELLING: Final = (" can ", " is ", " are ", " you'll ", " we ")
@@ -290,6 +299,7 @@ def is_note(line: str) -> bool:
     )
     return (
         is_sentence
+        or _SPEAKER.fullmatch(line) is not None
         or _NOTE.match(line) is not None
         or _YIELD.fullmatch(line) is not None
     )
@@ -403,10 +413,10 @@ def _is_title(step: str) -> bool:
 def _why_removed(step: str) -> str:
     note = NOTES if _NOTE.match(step) else ""
     if len(step) > MOST_CHARS:
-        return note
+        return NOTICES if _DISCLOSURE.search(step) else note
     if _CREDIT.match(step) or _AUTHOR.match(step) or _PUBLISHED.search(step):
         return CREDITS
-    if _NOTICE.fullmatch(step) or _ADVERT.fullmatch(step):
+    if _NOTICE.fullmatch(step) or _ADVERT.fullmatch(step) or _DISCLOSURE.search(step):
         return NOTICES
     if _OPINION.fullmatch(step) or (" been " in step and _ANECDOTE.match(step)):
         return NOTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from toque.cooking.schemas.columns import (
@@ -23,6 +24,7 @@ from toque.cooking.schemas.list_fields import (
 )
 from toque.cooking.schemas.repairs import (
     DOUBLED_LISTS,
+    MIN_DOUBLED_CHARS,
     only_a_link,
     rejoined,
     untokenised,
@@ -123,7 +125,10 @@ def _repaired(record: Record, notes: Counter[str]) -> Record:
     )
     if len(steps) == 1 and "\n" in steps[0]:
         steps = [line for line in steps[0].splitlines() if line.strip()]
-    lines = without_repeat(lines, notes, DOUBLED_LISTS, shortest=1)
+    # One line that repeats the line before it can be an ingredient of the next part.
+    n_repeated = sum(line == before for before, line in pairwise(lines))
+    shortest = 1 if n_repeated > 1 else MIN_DOUBLED_CHARS
+    lines = without_repeat(lines, notes, DOUBLED_LISTS, shortest=shortest)
     if only_a_link(steps):
         notes["steps that only link to a page"] += 1
         steps = []

@@ -16,10 +16,11 @@ from toque.cooking.schemas.repairs import only_measures
 
 HEADINGS: Final = "step lines that only say Step 1, Method or the like"
 PARTS: Final = "section names joined to their step"
+INGREDIENTS: Final = "lists of ingredients among the steps removed"
 LISTS: Final = "lists of foods among the steps joined to one step"
 
-_BARE: Final = frozenset(
-    """
+# Lines that only announce steps, in addition to the lines in `cleaning`.
+_BARE_LINES: Final = """
     ingredients|ingredient|procedure|cooking directions|cooking instructions|cooking method
     |how to make|how to make it|how to prepare|how to cook|preparation method
     |preparation instructions|preparation steps|method of preparation|directions for preparation
@@ -27,11 +28,8 @@ _BARE: Final = frozenset(
     |bereidingswijze|tillagning|modo de preparo|fremgangsmåde|przygotowanie|elaboración|instruções
     |instruktioner|realisation|réalisation|la préparation|la recette|so geht's|die zubereitung
     |let's cook|recipe|before you start|before you begin|let's get started|let's do this|notes|tips
-    """.replace("\n", " ")
-    .replace("  ", "")
-    .strip()
-    .split("|")
-)  # lines that only announce steps, in addition to the lines in `cleaning`
+"""
+_BARE: Final = frozenset(line.strip() for line in _BARE_LINES.split("|"))
 PART_NOUNS: Final = frozenset(
     """
     assembly base batter brine cake cakes crepes crust custard dough dressing filling frosting
@@ -49,6 +47,7 @@ _ANNOUNCED: Final = _BARE | {
     "steps",
 }
 _BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
+_INGREDIENTS: Final = re.compile(r"\W*ingredients?\W*", re.IGNORECASE)
 # Maximum characters of a heading, unless a heading precedes every paragraph.
 _SHORT: Final = 40
 _MIN_STOPS: Final = 0.75  # minimum share of longer lines with a full stop, see `_heads`
@@ -240,6 +239,9 @@ def _with_lists_joined(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str
         if step and _names_food(step):
             foods.append(step)
             continue
+        if foods and _INGREDIENTS.fullmatch(foods[0]):
+            notes[INGREDIENTS] += 1
+            foods = []
         if len(foods) > 1:
             notes[LISTS] += 1
             foods = ["; ".join(foods)]

@@ -11,12 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final, Literal, TypeVar, get_args
 from unicodedata import east_asian_width
 
 from toque.cooking.durations import minutes_of
 from toque.cooking.ingredients.parser import MAX_CHARS
-from toque.cooking.normalised_words import has_action_verb
+from toque.cooking.normalised_words import has_action_verb, words_of
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.recipe_scores import MIN_CHARS
 from toque.cooking.schemas.cleaning import (
@@ -75,6 +76,9 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     directions = without_credits(directions, notes)
     directions = with_headings_joined(directions, notes)
 
+    title_words = {*words_of(title), "recipe"}
+    if title_words.issuperset(chain.from_iterable(map(words_of, directions))):
+        directions = ()  # a link that has the title
     if not ingredients:
         return "no ingredients"
     notes[

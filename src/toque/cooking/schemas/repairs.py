@@ -154,7 +154,7 @@ _MISPRINTS = [  # signs for a 40 times faster search, pattern, repair, note
         ((" )",), r"(?<=[\w.,;!?)\"'”’®%]) \)", ")", _SPACES),
         ((",",), r",(?<=[a-z],)(?=[a-z]{2})", ", ", LOST_SPACES),
         (("(",), r"\((?<=[a-z]{2}\()(?=optional\)|[a-z]{2,12} )", " (", LOST_SPACES),
-        ((")",), r"(\((?:R|packed|about|[^()\n]{0,40}[\d ][^()\n]{0,40})\))(?=[A-Za-z]{3})", r"\1 ",
+        ((")",), r"(\((?:R|packed|about|[^()\n]{0,40}[\d ][^()\n]{0,40})\))(?=[A-Za-z]{2})", r"\1 ",
          LOST_SPACES),
         (("..", ",."), r"(?<=[^\s.])(?:,\.(?=\s|\Z)|\.\.(?![./\\]))", ".", _DOUBLED),
         ((" the the ", " and and ", " of of ", " in in ", " to to ", " for for ", " with with ",

@@ -42,7 +42,8 @@ _ALWAYS: Final = re.compile(
 )
 _PREFIX: Final = re.compile(
     r"(?:(?:optional|suggested|serving) )?(?:garnish(?:es)?|accompaniments?|decorations?|toppings?"
-    r"|for serving|to serve|for garnish|to garnish|serving suggestions?)"
+    r"|optioneel|optional|facultatif|facultativo|opcional|for serving|to serve|for garnish"
+    r"|to garnish|serving suggestions?)"
     r"(?: if desired| \(optional\))?(?: ?:| -) ?(?=[\w(])",
     re.IGNORECASE,
 )
