@@ -76,6 +76,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
 
 
 def _refuse_wrong_world_size(strategy: Strategy, world_size: int) -> None:
+    """Raise ConfigError if the strategy needs several processes, or only one, and this differs."""
     if strategy == "single" and world_size > 1:
         raise ConfigError(
             f"train.strategy is single, but there are {world_size} processes (WORLD_SIZE). Start "
