@@ -186,5 +186,7 @@ def test_longrope_is_read_up_to_the_length_where_its_factors_change(longrope):
     assert (
         alone == plain[0, 8:].tolist()
     )  # 16 positions, and one token that is not read back
-    with pytest.raises(ConfigError, match="17 tokens, but this model has 16 positions"):
+    with pytest.raises(
+        ConfigError, match="17 tokens, but this model's context length is 16"
+    ):
         generate(longrope, [list(range(2, 19))], **how)

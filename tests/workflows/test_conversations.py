@@ -32,7 +32,7 @@ from toque.units import Cursor
 from toque.workflows.build import build_language_model, build_stream
 from toque.workflows.diagnosis.show_batch import show_batch
 from toque.workflows.inference.open_served import open_models
-from toque.workflows.model_record import find_chat_template
+from toque.workflows.trained_model.model_codec import find_chat_template
 from workflows.test_chat_bases import TEMPLATE, chat_base
 
 FOODS = ("rice", "beans", "leeks", "eggs", "pears", "oats", "figs", "kale")

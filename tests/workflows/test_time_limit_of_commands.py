@@ -10,7 +10,7 @@ from toque.config import load_config
 from toque.config.dump import to_yaml
 from toque.errors import ConfigError
 from toque.training.stopping import CommandClock
-from toque.workflows.diagnosis.drill import StopAt
+from toque.workflows.diagnosis.training_session import StopAt
 from toque.workflows.run_length import extrapolate_seconds
 from toque.workflows.train import train
 
@@ -84,7 +84,7 @@ def test_a_total_that_has_come_to_its_end_goes_on_when_it_is_raised(settings):
     (said,) = [
         text for text in notices.notices if "it continues to 60 seconds total" in text
     ]
-    assert "rises now to its value at this point of a run of 60 seconds total" in said
+    assert "rises to its value at this point of a run of 60 seconds total" in said
     assert go("60").step == longer.step
 
 
