@@ -126,7 +126,7 @@ class Interrupt(Callback):
         self._caught: signal.Signals | None = None
         self._activity = _FINISHING_STEP
 
-    def has_come(self) -> bool:
+    def has_arrived(self) -> bool:
         """Check whether a signal has arrived."""
         return self._caught is not None
 

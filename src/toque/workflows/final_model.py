@@ -31,7 +31,7 @@ from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.observers.metrics_log import write_after
 from toque.workflows.build import Run
 from toque.workflows.evaluate import Evaluation, evaluate_samples
-from toque.workflows.model_card import FinishedRun, model_card, with_actual_values
+from toque.workflows.model_card import FinishedRun, model_card, resolve_auto_values
 from toque.workflows.run_folder.set_aside import set_aside_folder
 from toque.workflows.run_folder.weights import load_weights
 from toque.workflows.trained_model.model_codec import model_files
@@ -155,7 +155,7 @@ def _write(
 
     record = build_record(config, store.manifest)
     codec = store.codec()
-    actual_config = with_actual_values(config, model)
+    actual_config = resolve_auto_values(config, model)
     card = model_card(actual_config, record, store.manifest, finished)
     has_template = "chat_template" in codec.settings
     lacks_template = has_template and record.form != "conversations"

@@ -32,7 +32,7 @@ from toque.runs.peak import Peak, peak_of
 from toque.training.arithmetic import count_flops
 from toque.training.optim.factory import optimizer_of, state_bytes
 from toque.training.runtime import Runtime
-from toque.training.strategy import obstacle_to_dividing
+from toque.training.strategy import find_fsdp_obstacle
 from toque.units import Cursor
 from toque.workflows.build import build_stream
 from toque.workflows.plan.multi_gpu import (
@@ -391,7 +391,7 @@ def _propose_changes(
     train, adapter = config.train, config.adapter
     row = work.row
     is_fp16 = precision == "fp16"
-    if train.strategy == "ddp" and not obstacle_to_dividing(
+    if train.strategy == "ddp" and not find_fsdp_obstacle(
         train, adapter, config.optim.name, fp16=is_fp16
     ):
         sharded = _change(config, "train", strategy="fsdp")
