@@ -16,21 +16,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from toque.cooking.examples import question
-from toque.cooking.labels.difficulty import judged_difficulty
-from toque.cooking.labels.features import read
+from toque.cooking.labels.difficulty import estimate_difficulty
+from toque.cooking.labels.features import read_features
 from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.origins import language_of
 from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe import Recipe, parse_text
 from toque.cooking.recipe_scores import (
-    asked_ingredients,
-    hint,
-    missed_ingredients,
+    advice_on_score,
+    missing_ingredients,
+    requested_ingredients,
     text_metrics,
     unlisted_ingredients,
 )
 from toque.cooking.shopping_list import (
-    MOST_SERVINGS,
+    MAX_SERVINGS,
     estimated_servings,
     shopping_list,
     unlisted_item,
@@ -46,7 +46,7 @@ Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]
 # None of 90,000 real recipes is longer.
 RecipeText = Annotated[str, Field(max_length=20_000)]
-Servings = Annotated[int, Field(ge=1, le=MOST_SERVINGS)]
+Servings = Annotated[int, Field(ge=1, le=MAX_SERVINGS)]
 Json = dict[str, Any]
 
 TALK: Final = PAGE.parent / "talk"
@@ -106,15 +106,15 @@ class _GeneratedText(_PageRequest):
         of ingredients, and foods to avoid that are in the text.
         """
         scores = text_metrics(self.prompt, self.text)
-        requested = asked_ingredients(self.prompt)
-        absent = missed_ingredients(self.avoid, self.text)
+        requested = requested_ingredients(self.prompt)
+        absent = missing_ingredients(self.avoid, self.text)
         return {
             "scores": scores,
             "asked": requested,
-            "missed": missed_ingredients(requested, self.text),
+            "missed": missing_ingredients(requested, self.text),
             "unlisted": unlisted_ingredients(requested, parse_text(self.text)),
             "avoided": [food for food in self.avoid if food not in absent],
-            "hint": hint(scores.get("recipe_score", 1.0)),
+            "hint": advice_on_score(scores.get("recipe_score", 1.0)),
         }
 
 
@@ -184,9 +184,9 @@ class _Classes(_RecipeRequest):
 def _classify_by_rules(recipe: Recipe) -> dict[Task, Json]:
     """Classify a recipe by rules, which are for English words."""
     classes: dict[Task, Json] = {}
-    reading = read(recipe)
+    reading = read_features(recipe)
     if reading.lines and reading.words and language_of(reading) == "English":
-        level = judged_difficulty(reading).level
+        level = estimate_difficulty(reading).level
         classes["difficulty"] = {"answer": level, "probabilities": None}
         if nutrition := nutrition_of(reading).klass:
             classes["nutrition"] = {"answer": nutrition, "probabilities": None}

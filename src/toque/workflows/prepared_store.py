@@ -22,10 +22,15 @@ from toque.models.loading.model_folder import read_config_json
 from toque.reporter import ProgressSink, no_progress
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import Located, Source
-from toque.sources.source_files import SourceFile, find_files, is_here, located
+from toque.sources.source_files import (
+    SourceFile,
+    find_files,
+    is_local,
+    locate_files,
+)
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
-from toque.storage.download import fetch, listing
+from toque.storage.download import fetch, list_sources
 from toque.user_paths import named_path
 
 _CONTEXT_LENGTHS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
@@ -74,12 +79,14 @@ def open_sources(
         )
 
     # List every bucket before the first download, so that a wrong key fails immediately.
-    listings = [listing(s.path, say) if is_remote(s.path) else None for s in configured]
+    listings = [
+        list_sources(s.path, say) if is_remote(s.path) else None for s in configured
+    ]
     readers = partial(reader_for, tasks=own_templates(config.data))
     sources: list[Source] = []
     for source, remote in zip(configured, listings, strict=True):
         if remote is None:
-            files = _limit_files(located(source.path, say), source, say)
+            files = _limit_files(locate_files(source.path, say), source, say)
         else:
             bucket, remote_files = remote
             selected = _limit_files(remote_files, source, say)
@@ -88,7 +95,7 @@ def open_sources(
                 Located(file.address, path, sha256)
                 for file, (path, sha256) in zip(selected, local_files, strict=True)
             ]
-        judged = FileJudge(source, config.data.encoding, readers).judged(files, say)
+        judged = FileJudge(source, config.data.encoding, readers).judge(files, say)
         _refuse_training_on_ids(judged, config.model.tokenizer_source, source.path)
         sources.append(judged)
     return sources
@@ -225,7 +232,7 @@ def _find_local_files(config: RunConfig) -> list[tuple[str, list[SourceFile] | N
     sources: list[tuple[str, list[SourceFile] | None]] = []
     for source in (*config.data.sources, *config.data.validation):
         files = None
-        if is_here(source.path):
+        if is_local(source.path):
             data = config.data.model_copy(
                 update={"sources": (source,), "validation": ()}
             )

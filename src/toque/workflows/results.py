@@ -264,14 +264,14 @@ class Written:
 
 def advise_on_texts(texts: Sequence[Written | Answer]) -> str:
     """Return advice if the recipes among the texts are poor, otherwise ""."""
-    from toque.cooking.recipe_scores import hint
+    from toque.cooking.recipe_scores import advice_on_score
 
     generated = [text for text in texts if isinstance(text, Written)]
     scores = [text.metrics.get("recipe_score") for text in generated]
     recipe_scores = [score for score in scores if score is not None]
     if not recipe_scores:
         return ""
-    return hint(sum(recipe_scores) / len(recipe_scores))
+    return advice_on_score(sum(recipe_scores) / len(recipe_scores))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED
+from toque.cooking.normalised_words import has_action_verb, words_of
 from toque.cooking.schemas.headings import with_heading
 from toque.cooking.schemas.repairs import (
     CONJUNCTIONS,
@@ -24,8 +25,7 @@ from toque.cooking.schemas.repairs import (
     only_measures,
     rejoined,
 )
-from toque.cooking.text_keys import has_action_verb, words_of
-from toque.sources.documents import composed
+from toque.sources.documents import to_nfc
 from toque.sources.records import replace_lone_surrogates
 
 _CLEAN = re.compile(r"[ -%'-;=?-Z\\-~]*")  # ASCII without "&", "<", ">" and "["
@@ -249,7 +249,7 @@ def _repair(text: str, notes: Counter[str]) -> str:
 
     visible = _INVISIBLE.sub(r"\1", text)
     notes["texts with invisible characters"] += visible != text
-    return composed(visible)
+    return to_nfc(visible)
 
 
 def decoded_entities(text: str) -> str:

@@ -12,7 +12,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import Final
 
-from toque.cooking.text_keys import ACTION_VERBS, has_action_verb, words_of
+from toque.cooking.normalised_words import ACTION_VERBS, has_action_verb, words_of
 
 CREDITS: Final = "credits among the steps removed"
 NOTICES: Final = "notices of the page among the steps removed"

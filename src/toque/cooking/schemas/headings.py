@@ -11,8 +11,8 @@ from collections import Counter
 from itertools import pairwise
 from typing import Final
 
+from toque.cooking.normalised_words import ACTION_VERBS, VERB_FORMS, words_of
 from toque.cooking.schemas.repairs import only_measures
-from toque.cooking.text_keys import ACTION_VERBS, VERB_FORMS, words_of
 
 HEADINGS: Final = "step lines that only say Step 1, Method or the like"
 PARTS: Final = "section names joined to their step"

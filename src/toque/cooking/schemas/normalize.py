@@ -16,6 +16,7 @@ from unicodedata import east_asian_width
 
 from toque.cooking.durations import minutes_of
 from toque.cooking.ingredients.parser import MAX_CHARS
+from toque.cooking.normalised_words import has_action_verb
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.recipe_scores import MIN_CHARS
 from toque.cooking.schemas.cleaning import (
@@ -33,7 +34,6 @@ from toque.cooking.schemas.credits import tells_how, without_credits
 from toque.cooking.schemas.headings import with_headings_joined
 from toque.cooking.schemas.repairs import is_cut_off, without_misprints, without_repeat
 from toque.cooking.schemas.sections import without_sections
-from toque.cooking.text_keys import has_action_verb
 
 Reason = Literal[
     "no title", "no ingredients", "no steps", "too short", "lost fraction", "text cut off",

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import accumulate
 from operator import contains
 
-from toque.cooking.text_keys import has_action_verb
+from toque.cooking.normalised_words import has_action_verb
 
 BOILERPLATE = frozenset((  # buttons and notices that scrapers read as an ingredient or a step
     "Add all ingredients to list", "Add all ingredients to shopping list", "Watch Now",

@@ -25,8 +25,8 @@ from toque.sources.records import (
     Contents,
     Numbered,
     pack,
-    survivors,
-    unreadable,
+    records_until_error,
+    unreadable_block,
 )
 
 MAX_DEPTH = 12
@@ -152,14 +152,14 @@ def page_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
     for chunk in chunks(path, encoding=encoding):
         text += chunk
         if len(text) > MAX_RECORD_BYTES:
-            yield unreadable(path, 1, TOO_LONG)
+            yield unreadable_block(path, 1, TOO_LONG)
             return
     yield pack(path, 1, "page", text)
 
 
 def page_records(contents: Contents) -> Numbered:
     """Read the page's recipes as schema.org nodes. A page without recipes is one dropped record."""
-    for record in survivors(_nodes(contents)):
+    for record in records_until_error(_nodes(contents)):
         yield (contents.first, record) if isinstance(record, str) else record
 
 

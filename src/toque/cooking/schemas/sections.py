@@ -13,9 +13,9 @@ from typing import Final
 
 from toque.cooking.ingredients.names import head_of_line, ingredient_name, stem
 from toque.cooking.labels.foods import find_food
+from toque.cooking.normalised_words import words_of
 from toque.cooking.schemas.credits import is_credit, is_note, is_shopping_note
 from toque.cooking.schemas.headings import PART_NOUNS
-from toque.cooking.text_keys import words_of
 
 SECTIONS: Final = "section names among the ingredients removed"
 BEFORE_FOOD: Final = "section names before an ingredient removed"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toque.cooking.prompts import CLASSES, Task
 from toque.cooking.recipe_form import answer_schema, recipe_form
-from toque.cooking.recipe_scores import asked_ingredients
+from toque.cooking.recipe_scores import requested_ingredients
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.evaluation.best_of import BestOf
@@ -484,7 +484,7 @@ def _create_constraints(
             f"{record.form}{tasks}. Leave {argument('must_use')} out."
         )
     ingredients = [
-        [_normalise_ingredient(name, codec) for name in asked_ingredients(prompt)]
+        [_normalise_ingredient(name, codec) for name in requested_ingredients(prompt)]
         for prompt in prompts
     ]
     compiler = ConstraintCompiler(codec)
