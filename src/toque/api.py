@@ -85,13 +85,13 @@ def train(
             )
         else:
             refuse_unprepared(settings)
-        from toque.training.runtime import torch_as_before
+        from toque.training.runtime import restoring_torch
         from toque.training.stopping import CommandClock
         from toque.workflows.train import train as workflow
 
         # A Path is not a name, so the run refuses it with a message about the name.
         step_name = None if resume is None else str(resume)
-        with torch_as_before():
+        with restoring_torch():
             run = workflow(
                 with_origins(settings),
                 start=start,

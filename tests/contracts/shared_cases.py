@@ -34,7 +34,7 @@ from toque.training.distributed.data_parallel import (
     gather_tensors,
     local_part,
 )
-from toque.training.distributed.process_group import joined
+from toque.training.distributed.process_group import join_ranks
 from toque.training.distributed.sharding import Sharded
 from toque.training.optim.factory import step_if
 from toque.training.optim.gradient_noise import GradientNoise
@@ -181,7 +181,7 @@ VERBS: dict[str, Callable[[str, Ranks, Path], dict[str, Any]]] = {
 
 def work(folder: Path, verb: str, cases: list[str]) -> None:
     strategy = cast("Any", cases[0].split("/")[1])
-    with joined(strategy="auto" if strategy == "copies" else strategy) as ranks:
+    with join_ranks(strategy="auto" if strategy == "copies" else strategy) as ranks:
         seen = {case: VERBS[verb](case, ranks, folder / verb) for case in cases}
     (folder / f"rank{ranks.rank}.json").write_text(json.dumps(seen))
 

@@ -287,11 +287,11 @@ LONG = """
 import os, sys, time
 from pathlib import Path
 from toque.training.distributed import process_group
-from toque.training.distributed.process_group import joined, while_others_wait
+from toque.training.distributed.process_group import join_ranks, run_on_main_rank
 process_group.HEARTBEAT_SECONDS = 0.5
-with joined(strategy="ddp") as ranks:
+with join_ranks(strategy="ddp") as ranks:
     done = Path(sys.argv[1])
-    while_others_wait(ranks, lambda: (time.sleep(9), done.touch()))
+    run_on_main_rank(ranks, lambda: (time.sleep(9), done.touch()))
     assert done.exists()
     print("went on", flush=True)
 os._exit(0)

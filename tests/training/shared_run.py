@@ -29,7 +29,7 @@ from toque.training.callbacks import Requests, StepInfo
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.data_parallel import Replicated
 from toque.training.distributed.process_group import (
-    joined,
+    join_ranks,
     refuse_different_ranks,
     versions,
 )
@@ -223,7 +223,7 @@ def unlike(ranks: Ranks) -> dict[str, Any]:
 
 
 def work(folder: Path) -> None:
-    with joined(strategy="ddp") as ranks:
+    with join_ranks(strategy="ddp") as ranks:
         group = weakref.ref(dist.group.WORLD)
         seen: dict[str, Any] = {
             "exchanges": exchanges(ranks),

@@ -8,7 +8,7 @@ from toque.batch import IGNORE
 from toque.hardware.memory import HEADROOM
 from toque.runs.estimate import even_rows, largest_rows
 from toque.training.autotune import _read_cache, _write_cache
-from toque.training.micro_batch import Probe, WorstBatch, least_of
+from toque.training.micro_batch import Probe, WorstBatch, shortest_time
 from toque.training.resources import Resources
 from toque.training.runtime import Runtime
 
@@ -64,9 +64,9 @@ def test_the_worst_batch_is_full_of_the_longest_examples(sides):
 def test_a_measurement_that_takes_too_long_is_not_repeated():
     times = [9.0, 1.0, 2.0]
     measured = iter(times)
-    assert least_of(lambda: next(measured), most_seconds=5.0) == 9.0
+    assert shortest_time(lambda: next(measured), most_seconds=5.0) == 9.0
     measured = iter(times)
-    assert least_of(lambda: next(measured), budget_seconds=0.0) == 1.0
+    assert shortest_time(lambda: next(measured), budget_seconds=0.0) == 1.0
 
 
 def loss_fn(model, batch):

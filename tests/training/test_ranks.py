@@ -18,7 +18,7 @@ from toque.data.loader.batch_stream import Step
 from toque.errors import ConfigError, DataError, RankLost
 from toque.training.callbacks import Requests
 from toque.training.distributed.collectives import RankFailures, Ranks, weights_sum
-from toque.training.distributed.process_group import joined
+from toque.training.distributed.process_group import join_ranks
 from toque.training.runtime import set_deterministic
 from toque.units import Cursor
 
@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_refused(monkeypatch, strategy, variables, words):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=words), joined(strategy=strategy):
+    with pytest.raises(ConfigError, match=words), join_ranks(strategy=strategy):
         pass
 
 

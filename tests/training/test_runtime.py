@@ -12,7 +12,7 @@ from toque.hardware.onednn import onednn_is_faster
 from toque.runs import peak as peak_module
 from toque.runs.peak import measure_peak, peak_of
 from toque.training.optim.factory import build_optimizer
-from toque.training.runtime import Runtime, set_deterministic, torch_as_before
+from toque.training.runtime import Runtime, restoring_torch, set_deterministic
 from toque.training.update_guard import UpdateGuard
 from toque.units import Cursor
 
@@ -73,7 +73,7 @@ def test_a_program_finds_torch_as_it_was(failing):
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.backends.cudnn.benchmark = True
     try:
-        with suppress(ConfigError), torch_as_before():
+        with suppress(ConfigError), restoring_torch():
             detect().seed(5, 6)
             torch.rand(2)
             if failing:

@@ -191,7 +191,7 @@ class Evaluator:
             count_in_time = _stop_after(clock, started + seconds, on_progress)
             finished = sample_on_all_ranks(part, model, self.ranks, count_in_time)
             if self.limit is not None:
-                self.limit.wrote(n, clock.seconds() - started)
+                self.limit.record_texts(n, clock.seconds() - started)
             samples |= {start + number: sample for number, sample in finished.items()}
             if len(finished) < n:
                 break

@@ -90,7 +90,7 @@ class SampleWriter(Callback):
             return
         if not self._left_out:
             n_texts = n_samples + n_left_out
-            self.warn(at, self.evaluator.limit.left_out(n_left_out, n_texts))
+            self.warn(at, self.evaluator.limit.describe_left_out(n_left_out, n_texts))
         self._left_out.append(n_left_out)
 
     def on_fit_end(self, end: RunEnd) -> None:

@@ -45,8 +45,8 @@ from toque.storage.atomic import atomic_write
 from toque.storage.download import cache_folder
 from toque.training.bottlenecks import memory_ladder
 from toque.training.checkpoint.saved import Checkpoint
-from toque.training.micro_batch import Probe, WorstBatch, least_of
-from toque.training.optim.factory import held_bytes
+from toque.training.micro_batch import Probe, WorstBatch, shortest_time
+from toque.training.optim.factory import gradient_and_state_bytes
 from toque.training.optimisations import training_loss
 from toque.training.resources import Resources, previous_resources
 from toque.training.runtime import Runtime
@@ -286,7 +286,7 @@ class _Tuner:
         rows = min([resources.micro_batch_rows, *resources.smaller_from.values()])
         micro_batch = self.first_batch.split(rows)[0]
         try:
-            seconds = least_of(
+            seconds = shortest_time(
                 lambda: self.probe.seconds_of(micro_batch), most_seconds=max_seconds
             )
         except RuntimeError as error:  # torch.OutOfMemoryError is one
@@ -392,7 +392,7 @@ class _Tuner:
             "logits": logits_bytes(
                 self.worst.vocab_size, self.runtime.device.type, positions=positions
             ),
-            **held_bytes(self.model, self.optim),
+            **gradient_and_state_bytes(self.model, self.optim),
         }
 
     def _set_recomputing(self, on: bool) -> None:  # noqa: FBT001 - the name is the argument

@@ -28,7 +28,7 @@ _BUDGET_SECONDS: Final = 4.0
 _MAX_TRIES: Final = 4
 
 
-def least_of(
+def shortest_time(
     measure: Callable[[], float],
     *,
     at_least: int = 2,
@@ -203,7 +203,7 @@ class OomFallback:
     resources: Resources | None = None  # choices that checkpoints record
 
     @classmethod
-    def in_run(
+    def from_resources(
         cls, run: Path, resources: Resources, callbacks: Callbacks, *, rank: int
     ) -> Self:
         """Build the fallback of a run. It records every change in the run folder."""

@@ -75,6 +75,7 @@ class _Search:
                 handle.remove()
 
     def _hook_modules(self, model: nn.Module) -> Iterator[Any]:
+        """Check the inputs and outputs of all modules. Yield the handles of the hooks."""
         for name, module in model.named_modules():
             # The parent module computes a module's input, between two of its parts.
             parent, _, child = name.rpartition(".")
@@ -88,6 +89,7 @@ class _Search:
             yield module.register_forward_hook(check_output)
 
     def _hook_gradients(self, model: nn.Module) -> Iterator[Any]:
+        """Check the gradients of all trainable parameters. Yield the handles of the hooks."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 where = f"the gradient of {name}, although the loss is finite"

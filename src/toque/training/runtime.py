@@ -240,7 +240,7 @@ def set_deterministic(on: bool) -> None:  # noqa: FBT001 - the name is the argum
 
 
 @contextmanager
-def torch_as_before() -> Iterator[None]:
+def restoring_torch() -> Iterator[None]:
     """Restore torch's settings and random number generators at the end of the context.
 
     Functions of the Python interface must not change the torch of the program that calls them.

@@ -126,7 +126,7 @@ class Interrupt(Callback):
         self._caught: signal.Signals | None = None
         self._activity = _FINISHING_STEP
 
-    def has_come(self) -> bool:
+    def has_arrived(self) -> bool:
         """Check whether a signal has arrived."""
         return self._caught is not None
 
@@ -338,12 +338,12 @@ class TimeLimit(Callback):
         """True if the model began with random weights and has had few updates."""
         return self.from_scratch and self._step < _MIN_UPDATES_FOR_TEXTS
 
-    def wrote(self, n: int, seconds: float) -> None:
+    def record_texts(self, n: int, seconds: float) -> None:
         """Record the seconds for generating `n` texts, to predict the time of later texts."""
         self._generating += seconds
         self.each_text = seconds / n
 
-    def left_out(self, n: int, total: int) -> str:
+    def describe_left_out(self, n: int, total: int) -> str:
         """Describe why `n` of `total` texts were not generated."""
         if self.is_young:
             reason = (

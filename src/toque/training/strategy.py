@@ -25,7 +25,7 @@ from toque.models.forward.keyed_dropout import dropout_settings
 from toque.models.loading.trainable import ModelToTrain
 from toque.training.checkpoint.resume import DROPOUT_MASKS
 from toque.training.distributed.data_parallel import DataParallel, Replicated
-from toque.training.optim.factory import held_bytes
+from toque.training.optim.factory import gradient_and_state_bytes
 from toque.training.optimisations import optimise
 from toque.training.runtime import Runtime
 
@@ -126,7 +126,7 @@ def choose_strategy(
     ranks = runtime.ranks
     if not ranks.is_distributed:
         return "single", ""
-    obstacle = obstacle_to_dividing(
+    obstacle = find_fsdp_obstacle(
         train, adapter, optim.name, fp16=runtime.scaler is not None
     )
     if train.strategy != "auto":
@@ -156,7 +156,7 @@ def _ddp_memory(
 
     Activations are not included.
     """
-    needed = sum(held_bytes(model, optim).values())
+    needed = sum(gradient_and_state_bytes(model, optim).values())
     free = HEADROOM * free_bytes(runtime.device)
     if runtime.device.type == "cpu":
         # The weights are already allocated, and all ranks of a machine share its memory.
@@ -165,7 +165,7 @@ def _ddp_memory(
     return needed + sum(p.nbytes for p in model.parameters()), int(free)
 
 
-def obstacle_to_dividing(
+def find_fsdp_obstacle(
     train: TrainConfig, adapter: AdapterConfig | None, optimizer: str, *, fp16: bool
 ) -> str | None:
     """Describe the setting that does not allow sharded tensors, with its remedy, if there is one.

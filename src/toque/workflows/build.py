@@ -327,7 +327,7 @@ def _build_evaluator(parts: _Parts, interrupt: Interrupt) -> Evaluator:
         watched,
         metrics,
         reporter,
-        interrupt.has_come,
+        interrupt.has_arrived,
     )
 
 
@@ -369,7 +369,7 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
         # The machine.
         runtime=runtime,
         sharing=parts.placed.sharing,
-        oom_fallback=OomFallback.in_run(
+        oom_fallback=OomFallback.from_resources(
             parts.folder, resources, callbacks, rank=ranks.rank
         ),
         prefetch=choose_prefetch(switches, runtime),

@@ -254,7 +254,7 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
         from toque.evaluation.text_scores import ScoresByTask
         from toque.models.families import family_of
         from toque.models.lora.frozen import PLAIN, computing, format_of
-        from toque.training.runtime import Runtime, torch_as_before
+        from toque.training.runtime import Runtime, restoring_torch
         from toque.workflows.build import build_heldout, build_sampler, build_stream
         from toque.workflows.inference.open_model import open_model
         from toque.workflows.prepared_store import open_store
@@ -273,7 +273,7 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
     model = opened.model
     precision = config.train.precision
     fp16_is_safe = precision == "fp16" and family_of(model.config).fp16_is_safe
-    with torch_as_before():
+    with restoring_torch():
         runtime = Runtime.detect(precision=precision, fp16_is_safe=fp16_is_safe)
         layout = build_stream(config, store, model).layout
         heldout = build_heldout(config, store, layout, runtime, reporter=reporter)

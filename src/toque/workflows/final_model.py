@@ -31,7 +31,7 @@ from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.observers.metrics_log import write_after_event
 from toque.workflows.build import Run
 from toque.workflows.evaluate import Evaluation, evaluate_samples
-from toque.workflows.model_card import FinishedRun, model_card, with_actual_values
+from toque.workflows.model_card import FinishedRun, model_card, resolve_auto_values
 from toque.workflows.run_folder.set_aside import set_aside_folder
 from toque.workflows.run_folder.weights import load_weights
 from toque.workflows.trained_model.model_codec import model_files
@@ -127,7 +127,9 @@ def _score(
     refuse_replaced(run.store)
     evaluation.write(folder)
     if n_left_out and evaluator.limit is not None:
-        reporter.notice(f"note: {evaluator.limit.left_out(n_left_out, n_prompts)}")
+        reporter.notice(
+            f"note: {evaluator.limit.describe_left_out(n_left_out, n_prompts)}"
+        )
     write_error = append_samples(folder / "samples.jsonl", samples, step=step)
     if write_error is not None:
         reporter.notice(f"warning: {write_error}")
@@ -155,7 +157,7 @@ def _write(
 
     record = build_record(config, store.manifest)
     codec = store.codec()
-    actual_config = with_actual_values(config, model)
+    actual_config = resolve_auto_values(config, model)
     card = model_card(actual_config, record, store.manifest, finished)
     has_template = "chat_template" in codec.settings
     lacks_template = has_template and record.form != "conversations"

@@ -71,7 +71,7 @@ class FinishedRun:
         return "last of the run" if self.goal is None else str(self.goal)
 
 
-def with_actual_values(config: RunConfig, model: PreTrainedModel) -> RunConfig:
+def resolve_auto_values(config: RunConfig, model: PreTrainedModel) -> RunConfig:
     """Replace the values `auto` of a configuration by the values of the model."""
     family = family_of(model.config)
     name = "auto" if family == CAUSAL else family.name

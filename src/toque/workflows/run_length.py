@@ -20,7 +20,7 @@ from toque.evaluation.evaluator import Evaluator
 from toque.evaluation.text_samples import Sampler
 from toque.reporter import Reporter, clock_text
 from toque.runs.time_left import TimeLeft
-from toque.training.micro_batch import least_of
+from toque.training.micro_batch import shortest_time
 from toque.training.stopping import CommandClock, TimeLimit
 from toque.units import Duration
 from toque.workflows.trained_model.training_record import find_max_target_tokens
@@ -273,7 +273,7 @@ def _measure_evaluation(evaluator: Evaluator, max_seconds: float) -> float:
         part(model)
         return time.perf_counter() - began
 
-    seconds = least_of(time_part, budget_seconds=0.0, most_seconds=max_seconds)
+    seconds = shortest_time(time_part, budget_seconds=0.0, most_seconds=max_seconds)
     return seconds * len(heldout.rows) / max(1, len(part.rows))
 
 
@@ -326,13 +326,15 @@ def extrapolate_seconds(
     `max_seconds` is not repeated.
     """
     budget = min(_SHORT_SECONDS, max_seconds)
-    few = least_of(
+    few = shortest_time(
         lambda: time_texts(_FEW_TOKENS), budget_seconds=budget, most_seconds=max_seconds
     )
     upper_bound = few / _FEW_TOKENS * n_tokens
     if upper_bound < _SHORT_SECONDS or n_tokens <= _MORE_TOKENS:
         return upper_bound
-    more = least_of(lambda: time_texts(_MORE_TOKENS), at_least=1, budget_seconds=budget)
+    more = shortest_time(
+        lambda: time_texts(_MORE_TOKENS), at_least=1, budget_seconds=budget
+    )
     per_token = (more - few) / (_MORE_TOKENS - _FEW_TOKENS)
     if more <= few:
         # A disturbed measurement may be shorter for more tokens. Then assume the slowest token.

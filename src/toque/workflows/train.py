@@ -33,10 +33,10 @@ from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.accelerate import ignored_settings
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.process_group import (
-    joined,
+    join_ranks,
     refuse_different_ranks,
+    run_on_main_rank,
     versions,
-    while_others_wait,
 )
 from toque.training.observers.metrics_log import write_after_event
 from toque.training.observers.watchers import Watchers
@@ -83,7 +83,7 @@ def train(
     """
     clock = clock or CommandClock()
     _refuse_early(config.config, resume, start, upload=upload)
-    with joined(strategy=config.config.train.strategy) as ranks:
+    with join_ranks(strategy=config.config.train.strategy) as ranks:
         if ranks.is_distributed:
             config_hash = config_sha256(config.config)[:12]
             refuse_different_ranks(
@@ -435,7 +435,7 @@ def _lock_store(
         with reporter.working(f"hashing {config.data.store}"):
             opened.append(open_store(config))
 
-    while_others_wait(ranks, open_on_main_rank)
+    run_on_main_rank(ranks, open_on_main_rank)
     if ranks.is_main:
         return opened[0]
     stack.enter_context(pinned_store(Path(config.data.store)))

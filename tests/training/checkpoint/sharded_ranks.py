@@ -29,7 +29,7 @@ from toque.training.checkpoint.saver import CheckpointSaver, choose_layout
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 from toque.training.checkpoint.tensor_files import write_tensors
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.process_group import joined
+from toque.training.distributed.process_group import join_ranks
 from toque.training.optim.factory import build_optimizer
 from toque.units import Progress
 
@@ -265,7 +265,7 @@ def killed_between_two_writes(ranks: Ranks, folder: Path) -> str:
 
 
 def work(folder: Path) -> None:
-    with joined(strategy="ddp") as ranks:
+    with join_ranks(strategy="ddp") as ranks:
         seen: dict[str, Any] = {
             "continued": saved_and_continued(ranks, folder),
             "one": loaded_from_one_process(ranks, folder),

@@ -30,7 +30,7 @@ from toque.runs.history import RunHistory
 from toque.training.callbacks import Goal
 from toque.units import Progress
 from toque.workflows.evaluate import Evaluation
-from toque.workflows.model_card import FinishedRun, model_card, with_actual_values
+from toque.workflows.model_card import FinishedRun, model_card, resolve_auto_values
 
 RECIPES = Provenance(form="recipes", max_new_tokens=256, tasks=["write"])
 SYSTEM = {
@@ -152,7 +152,7 @@ def test_what_auto_came_to_is_said() -> None:
     model = model_of("llama")
     attach(model, AdapterConfig(dropout=0.0), base="a/base", seed=1)
     card = model_card(
-        with_actual_values(config, model), RECIPES, manifest(), finished()
+        resolve_auto_values(config, model), RECIPES, manifest(), finished()
     )
     assert "| adapter | lora, r 16 |" in card
     assert ModelCard(card).data.tags == ["toque", "llama"]

@@ -140,6 +140,7 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
 
 
 def _refuse_other_format(version: _Version, path: str) -> None:
+    """Raise an error if this version of Toque cannot read the manifest."""
     if version.format > SHARDED:
         raise OtherFormatError(
             f"{path} has format {version.format}, but this Toque reads formats up to "

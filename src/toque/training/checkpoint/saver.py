@@ -106,6 +106,7 @@ class SnapshotBuffers:
 
     @torch.no_grad()
     def _copy_one(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
+        """Start to copy a tensor into its buffer. Copies from a GPU are asynchronous."""
         buffer = self._buffers.get(key)
         layout = tensor.shape, tensor.dtype
         if buffer is None or (buffer.shape, buffer.dtype) != layout:

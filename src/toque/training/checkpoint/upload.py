@@ -132,14 +132,12 @@ class Uploads:
 
     def add(self, checkpoint: Path) -> None:
         """Queue a checkpoint for upload. If the queue is full, drop the oldest waiting one."""
-        name = f"{checkpoint.parent.name}-{checkpoint.name}"
+        target = self._outbox / f"{checkpoint.parent.name}-{checkpoint.name}"
         with self._guard:
-            if (self._outbox / name).exists() or name in self._done:
+            if target.exists() or target.name in self._done:
                 return
             try:
-                with atomic_folder(self._outbox / name) as writer:
-                    for path in sorted(checkpoint.iterdir()):
-                        link_or_copy(path, writer.folder / path.name)
+                _link_files(checkpoint, target)
             except FileNotFoundError:
                 return  # retention has already removed the checkpoint
             except OSError as error:
@@ -296,6 +294,13 @@ class Uploads:
         inside = [name for name in names if name.startswith(f"{folder}/")]
         manifest = f"{folder}/{MANIFEST}"
         self._bucket.remove(sorted(inside, key=lambda name: name != manifest))
+
+
+def _link_files(checkpoint: Path, target: Path) -> None:
+    """Create a folder with hard links to the files of a checkpoint."""
+    with atomic_folder(target) as writer:
+        for path in sorted(checkpoint.iterdir()):
+            link_or_copy(path, writer.folder / path.name)
 
 
 class UploadProgress(Callback):

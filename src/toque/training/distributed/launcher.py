@@ -152,6 +152,7 @@ class LaunchedRanks:
                 process.kill()
 
     def _start(self, rank: int, restart: int) -> None:
+        """Start the process of a rank."""
         variables = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -169,16 +170,14 @@ class LaunchedRanks:
         while len(self._codes) < self._count:
             time.sleep(_POLL_SECONDS)
             for rank, process in enumerate(self._processes):
-                if rank in self._codes:
-                    continue
                 code = process.poll()
-                if code is not None:
-                    self._codes[rank] = code
-                    if code not in _REGULAR_CODES:
-                        deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-                elif time.monotonic() > deadline:
+                if code is None and time.monotonic() > deadline:
                     self._killed_late.add(rank)
                     process.kill()
+                elif code is not None and rank not in self._codes:
+                    self._codes[rank] = code
+            if not _REGULAR_CODES.issuperset(self._codes.values()):
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
 
     @property
     def may_restart(self) -> bool:

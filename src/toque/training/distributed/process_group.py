@@ -41,7 +41,7 @@ _CLOSED_GROUPS: Final[list[ProcessGroup]] = []
 
 
 @contextmanager
-def joined(*, strategy: Strategy) -> Iterator[Ranks]:
+def join_ranks(*, strategy: Strategy) -> Iterator[Ranks]:
     """Join the ranks of the run, and leave them when the context ends.
 
     After an error this rank leaves immediately. Otherwise it waits for all ranks.
@@ -76,6 +76,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
 
 
 def _refuse_wrong_world_size(strategy: Strategy, world_size: int) -> None:
+    """Raise ConfigError if the strategy needs several processes, or only one, and this differs."""
     if strategy == "single" and world_size > 1:
         raise ConfigError(
             f"train.strategy is single, but there are {world_size} processes (WORLD_SIZE). Start "
@@ -139,7 +140,7 @@ def _read_number(name: str, default: int) -> int:
     return int(text)
 
 
-def while_others_wait(ranks: Ranks, work: Callable[[], None]) -> None:
+def run_on_main_rank(ranks: Ranks, work: Callable[[], None]) -> None:
     """Call `work` on rank 0 while the other ranks wait for it, without a timeout."""
     if not ranks.is_main:
         # Rank 0 broadcasts False as a heartbeat, and True at the end.

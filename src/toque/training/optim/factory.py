@@ -305,7 +305,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     )
 
 
-def held_bytes(model: nn.Module, optim: OptimConfig) -> dict[str, int]:
+def gradient_and_state_bytes(model: nn.Module, optim: OptimConfig) -> dict[str, int]:
     """Compute the bytes of the gradients, and of the optimizer's state after an update."""
     return {
         "gradients": sum(p.nbytes for p in model.parameters() if p.requires_grad),

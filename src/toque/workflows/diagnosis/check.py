@@ -31,8 +31,8 @@ def check(config: Configured, *, examples: int = 16) -> UpdateCheck:
             "examples."
         )
     settings = configure(config)
-    from toque.training.runtime import torch_as_before  # loads torch
+    from toque.training.runtime import restoring_torch  # loads torch
     from toque.workflows.diagnosis.update_ways import compare_ways
 
-    with torch_as_before():
+    with restoring_torch():
         return compare_ways(settings, examples)

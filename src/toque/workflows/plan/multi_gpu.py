@@ -23,8 +23,8 @@ from toque.training.distributed.exchange import (
     exchange_of,
     groups_of,
 )
-from toque.training.optim.factory import held_bytes
-from toque.training.strategy import obstacle_to_dividing
+from toque.training.optim.factory import gradient_and_state_bytes
+from toque.training.strategy import find_fsdp_obstacle
 from toque.workflows.plan.outlined_model import replace_parameters
 
 _GPUS_PER_MACHINE: Final = 8
@@ -115,7 +115,7 @@ def estimate_rank_memory(
         replace_parameters(block, dtype=dtype)
     memory = replace(estimator, config=fixed).memory(gathered)
     # Unlike the gathered blocks, checkpoints are in float32.
-    saved = held_bytes(model, config.optim)
+    saved = gradient_and_state_bytes(model, config.optim)
     update = replace(
         memory.update, gradients=saved["gradients"], optimizer=saved["optimizer"]
     )
@@ -170,13 +170,13 @@ def _choose_strategy(
             "train.strategy=auto, or plan for one GPU."
         )
     is_fp16 = machine.precision == "fp16"
-    obstacle = obstacle_to_dividing(
+    obstacle = find_fsdp_obstacle(
         config.train, config.adapter, config.optim.name, fp16=is_fp16
     )
     if setting != "auto":
         return setting
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    n_bytes += sum(held_bytes(model, config.optim).values())
+    n_bytes += sum(gradient_and_state_bytes(model, config.optim).values())
     return "ddp" if n_bytes <= HEADROOM * machine.memory_bytes or obstacle else "fsdp"
 
 

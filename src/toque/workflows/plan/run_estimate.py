@@ -32,7 +32,7 @@ from toque.runs.peak import Peak, peak_of
 from toque.training.arithmetic import count_flops
 from toque.training.optim.factory import optimizer_of, state_bytes
 from toque.training.runtime import Runtime
-from toque.training.strategy import obstacle_to_dividing
+from toque.training.strategy import find_fsdp_obstacle
 from toque.units import Cursor
 from toque.workflows.build import build_stream
 from toque.workflows.plan.multi_gpu import (
@@ -412,7 +412,7 @@ def _propose_changes(config: RunConfig, rank: Estimator) -> Iterator[_Proposal]:
     """Propose single changes, and together all changes that do not cost quality."""
     train, adapter, row = config.train, config.adapter, rank.work.row
     is_fp16 = rank.machine.precision == "fp16"
-    if train.strategy == "ddp" and not obstacle_to_dividing(
+    if train.strategy == "ddp" and not find_fsdp_obstacle(
         train, adapter, config.optim.name, fp16=is_fp16
     ):
         sharded = _change(config, "train.strategy", "fsdp")
