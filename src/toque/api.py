@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
@@ -16,7 +15,7 @@ from toque.workflows.prepare import prepare_before_torch
 from toque.workflows.prepared_store import refuse_unprepared
 from toque.workflows.results import Model, TrainedRun
 
-_ONE_AT_A_TIME: Final = threading.RLock()
+_ONE_AT_A_TIME = threading.RLock()
 """Lock for training, because torch's random state and settings belong to the process."""
 
 

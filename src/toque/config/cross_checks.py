@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 from toque.config.field_types import OF_CLASSES
 from toque.config.schema import DataConfig, RunConfig
 from toque.units import Duration
 
-_RUN_FOLDERS: Final = {"best", "checkpoints", "model", "outbox", "set-aside"}
+_RUN_FOLDERS = {"best", "checkpoints", "model", "outbox", "set-aside"}
 """Subfolders of a run, in which it deletes and replaces files."""
 
 

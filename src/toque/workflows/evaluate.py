@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from toque.evaluation.text_samples import Sample
     from toque.evaluation.text_scores import Scores
 
-_DIGITS: Final = 6
+_DIGITS = 6
 """Decimals in evaluation.json."""
-_LISTS: Final = "Give lists of equal length with at least one text."
-_SHOWN_SLICES: Final = ("recipe_score", "rougeL", "bleu")
+_LISTS = "Give lists of equal length with at least one text."
+_SHOWN_SLICES = ("recipe_score", "rougeL", "bleu")
 """Scores in the printed table of slices. evaluation.json has all scores."""
 
 

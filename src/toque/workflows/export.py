@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
@@ -43,32 +43,32 @@ if TYPE_CHECKING:
     from toque.models.gguf.gguf_export import ExportedGguf
     from toque.models.loading.model_export import Exported
 
-DEFAULT_DTYPES: Final = {"hf": "f32", "gguf": "f16", "adapter": "f32"}
-_SAMPLE: Final = (
+DEFAULT_DTYPES = {"hf": "f32", "gguf": "f16", "adapter": "f32"}
+_SAMPLE = (
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
     {"role": "user", "content": "And then?"},
 )
 """Conversation for which chat templates are compared."""
-N_PROMPTS: Final = 20
+N_PROMPTS = 20
 """Number of prompts for which the exported file is compared with the model."""
-_MODELFILE: Final = """# ollama create {name} -f Modelfile
+_MODELFILE = """# ollama create {name} -f Modelfile
 FROM ./{file}
 {template}
 PARAMETER num_predict {max_tokens}
 """
-_OLLAMA_TEMPLATE: Final = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
-_OLLAMA_CHAT: Final = """# Ollama uses the chat template in the file if it supports it.
+_OLLAMA_TEMPLATE = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
+_OLLAMA_CHAT = """# Ollama uses the chat template in the file if it supports it.
 # Otherwise write the template here in Ollama's language: TEMPLATE ...
 {stops}"""
-_RECIPE_TEMPLATE: Final = """{{%- set asked = messages[-1]['content'] -%}}
+_RECIPE_TEMPLATE = """{{%- set asked = messages[-1]['content'] -%}}
 {{%- if not asked.startswith({asks!r}) -%}}
 {{%- set title = asked.split(':')[0] -%}}
 {{%- set foods = asked[title|length + 1:].strip() -%}}
 {{%- set asked = {asks!r} + ' ' + title.strip() + ({using!r} + foods if foods else '') -%}}
 {{%- endif -%}}
 {{{{- asked -}}}}"""
-_UNCHANGED_TEMPLATE: Final = "{{- messages[-1]['content'] -}}"
+_UNCHANGED_TEMPLATE = "{{- messages[-1]['content'] -}}"
 
 
 def export(

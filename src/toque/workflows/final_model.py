@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 from transformers import PreTrainedModel
 
@@ -38,7 +38,7 @@ from toque.workflows.trained_model.model_codec import model_files
 from toque.workflows.trained_model.prompt_format import example_prompt
 from toque.workflows.trained_model.training_record import build_record
 
-NO_TEMPLATE: Final = (
+NO_TEMPLATE = (
     "The folder does not contain the chat template of the base, because the model was not trained "
     "on conversations in this template. It contains all special tokens."
 )

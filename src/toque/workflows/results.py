@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from toque.evaluation.best_of import Chosen
 
 
-_DOWNLOADED: Final = BucketUse(
+_DOWNLOADED = BucketUse(
     "the address of the model",
     "list and read",
     "Nothing there was changed.",

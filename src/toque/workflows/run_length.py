@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from torch import nn
 
@@ -27,18 +27,18 @@ from toque.workflows.trained_model.training_record import find_max_target_tokens
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 """Lengths of generated texts in the two measurements that are compared."""
-_SHORT_SECONDS: Final = 2.0
+_SHORT_SECONDS = 2.0
 """Time that is not worth a second measurement, and the time for repetitions of one measurement."""
-_TIMED_BATCHES: Final = 2
+_TIMED_BATCHES = 2
 """Number of held-out batches for which an evaluation is timed."""
-_COPIES: Final = 5
+_COPIES = 5
 """Number of copies of the weights that are written at the end: three in a checkpoint with AdamW's
 state, one in the best model, and one in the finished model."""
-_PROBE_BYTES: Final = 8 << 20
+_PROBE_BYTES = 8 << 20
 """Size of the file that measures the speed of the disk."""
-_PROBING_SHARE: Final = 0.01
+_PROBING_SHARE = 0.01
 """Share of the time limit that the repetition of one measurement may take. Not tuned."""
-_TEXTS_SHARE: Final = 0.25
+_TEXTS_SHARE = 0.25
 """Maximum share of the time limit for generated texts. Not tuned."""
 
 
