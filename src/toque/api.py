@@ -60,10 +60,7 @@ def train(
     """
     with _ONE_AT_A_TIME:
         began = time.monotonic()
-        if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
-            raise ConfigError(
-                f"callbacks must be a list, not a {type(callbacks).__name__}, e.g. [MyCallback()]."
-            )
+        _check_callbacks(callbacks)
         settings = configure(config)
         refuse_lone_process(settings.train.strategy)
         if trust_code:
@@ -103,3 +100,11 @@ def train(
             )
         # The program may change its working directory afterwards.
         return replace(run, folder=run.folder.absolute())
+
+
+def _check_callbacks(callbacks: object) -> None:
+    """Raise a ConfigError if the callbacks are not a list, e.g. a single callback."""
+    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+        raise ConfigError(
+            f"callbacks must be a list, not a {type(callbacks).__name__}, e.g. [MyCallback()]."
+        )

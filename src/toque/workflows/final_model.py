@@ -94,7 +94,7 @@ def _generate_samples(
 ) -> list[Sample]:
     """Generate the final texts on all ranks. A time limit may leave out some of them."""
     with counting(reporter, "generating", "texts") as count:
-        samples = run.evaluator.written(run.scored, model, count, final=True)
+        samples = run.evaluator.written(run.final_sampler, model, count, final=True)
     return [*samples.values()]
 
 
@@ -109,7 +109,7 @@ def _score(
 ) -> Evaluation:
     """Score the model of `step`. Write its scores and texts to the run folder."""
     evaluator = run.evaluator
-    n_prompts = len(run.scored.prompts)
+    n_prompts = len(run.final_sampler.prompts)
     n_left_out = n_prompts - len(samples)
     scores = evaluate_samples(
         run.config,

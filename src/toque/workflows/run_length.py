@@ -87,7 +87,7 @@ def find_length(
     config: RunConfig,
     store: TokenStore,
     evaluator: Evaluator,
-    scored: Sampler,
+    final_sampler: Sampler,
     clock: CommandClock,
     reporter: Reporter,
     *,
@@ -101,7 +101,7 @@ def find_length(
         config: The configuration.
         store: The store of the run.
         evaluator: The evaluator, which is timed.
-        scored: The sampler of the final texts, which is timed.
+        final_sampler: The sampler of the final texts, which is timed.
         clock: The clock of the command.
         reporter: Receives the progress.
         over: Whether training is already over.
@@ -123,7 +123,7 @@ def find_length(
         )
         with reporter.working("measuring the time of evaluations and texts"):
             after = _measure_end(
-                config, store, evaluator, scored, max_seconds=max_seconds
+                config, store, evaluator, final_sampler, max_seconds=max_seconds
             )
     spent, after = ranks.broadcast((clock.seconds(), after))
     if total_seconds is None:
@@ -228,7 +228,7 @@ def _measure_end(
     config: RunConfig,
     store: TokenStore,
     evaluator: Evaluator,
-    scored: Sampler,
+    final_sampler: Sampler,
     *,
     max_seconds: float,
 ) -> AfterTraining:
@@ -242,12 +242,12 @@ def _measure_end(
 
     limit = find_max_target_tokens(config, store.manifest)
     final_texts = estimate_texts_seconds(
-        evaluator, scored, limit, max_seconds=max_seconds
+        evaluator, final_sampler, limit, max_seconds=max_seconds
     )
     texts = estimate_texts_seconds(
         evaluator, evaluator.sampler, limit, max_seconds=max_seconds
     )
-    n_texts = len(scored.prompts) + len(evaluator.sampler.prompts)
+    n_texts = len(final_sampler.prompts) + len(evaluator.sampler.prompts)
     return AfterTraining(
         evaluating,
         n_evaluations * evaluating + _measure_saving(config, evaluator.model),
