@@ -63,7 +63,7 @@ REFUSED = {
     "mamba": "layers without plain attention (linear_attention)",
     "rwkv": "passes a state from token to token",
     "lfm3": "layers without plain attention (conv)",
-    "gemma3": "parts for more than text (text_config, vision_config)",
+    "gemma3": "parts for other data than text (text_config, vision_config)",
     "bart": "counts positions from the beginning of a row",
     "bert": "no plain linear output head with the name lm_head",
     "t5gemma": "which is not supported",

@@ -16,6 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from toque.cooking.examples import question
+from toque.cooking.labels.difficulty import estimate_difficulty
+from toque.cooking.labels.features import read_features
 from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.origins import language_of
 from toque.cooking.prompts import CLASSES, Task

@@ -70,7 +70,7 @@ class _Text:
         text_tokens = [self._decode(new, skip_special_tokens=False) for new in tokens]
         text = "".join(token.text for token in text_tokens)
         if is_complete:
-            text += self._stream.rest()
+            text += self._stream.flush()
         self._offset = len(text)
         self.is_finished = is_complete
         end: End | None = "length" if is_complete else None
@@ -83,7 +83,7 @@ class _Text:
         return TextToken(self._codec, new, text, alternatives)
 
     def _decode_alternatives(self, new: NewToken) -> list[str]:
-        return [self._stream.would_be(token) for token, _ in new.top_logprobs]
+        return [self._stream.decode_next(token) for token, _ in new.top_logprobs]
 
     def add_tokens(self, new_tokens: Sequence[NewToken]) -> Piece:
         """Decode new tokens, up to the end of the text or a stop string."""
@@ -118,7 +118,7 @@ class _Text:
             self._unsent_tokens.append(token)
             text = token.text
         if new.end is not None:
-            text += self._stream.rest()
+            text += self._stream.flush()
             if self._unsent_tokens:  # the last token has the rest of the text
                 self._unsent_tokens[-1] = self._unsent_tokens[-1]._replace(text=text)
         if new.end == "stop" and self._echoes:

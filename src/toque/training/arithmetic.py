@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from toque.data.loader.batch_stream import BatchStream
 from toque.hardware.onednn import has_fast_bf16
-from toque.models.flops import flops_per_token, products_of
+from toque.models.flops import flops_by_shape, flops_per_token
 from toque.models.forward.attention import AttentionChoice, attention_of
 from toque.runs.peak import peak_of
 from toque.training.runtime import Runtime
@@ -89,7 +89,7 @@ def count_flops(
         cross_context=shape.source,
         **shares,
     )
-    products = products_of(model, **shares)
+    products = flops_by_shape(model, **shares)
     chosen = attention or attention_of(model, model.device)
     kind = "masked" if chosen.name == "dense" else "variable-length"
     return Arithmetic(flops, products, kind, padded_flops - sum(products.values()))

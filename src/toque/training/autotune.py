@@ -24,11 +24,11 @@ from toque.data.loader.batch_stream import (
 from toque.errors import ConfigError
 from toque.hardware.memory import (
     HEADROOM,
+    describe_free_memory,
     free_bytes,
-    free_in_words,
     in_words,
     is_out_of_memory,
-    peak_of,
+    peak_bytes,
 )
 from toque.models.forward.blocks import (
     compile_blocks,
@@ -335,7 +335,7 @@ class _Tuner:
         ways = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
         return ConfigError(
             f"One row of {self.row_tokens} tokens does not fit into the "
-            f"{free_in_words(self.runtime.device)}, and a micro-batch has at least one row. It "
+            f"{describe_free_memory(self.runtime.device)}, and a micro-batch has at least one row. It "
             f"needs: weights {sizes['weights']} (already allocated), gradients "
             f"{sizes['gradients']}, optimizer {sizes['optimizer']}, logits {sizes['logits']}, and "
             f"activations of more than {in_words(max(0, limit))}. Try {'; '.join(ways)}."
@@ -367,7 +367,7 @@ class _Tuner:
         state = torch.empty(state_bytes, dtype=torch.uint8, device=device)
         with self.reporter.working("measuring how many rows fit into memory"):
             rows = largest_rows(
-                lambda n: peak_of(lambda: self.probe.seconds(n), device),
+                lambda n: peak_bytes(lambda: self.probe.seconds(n), device),
                 update_rows=self.update_rows,
                 room=lambda: HEADROOM * free_bytes(device),
             )

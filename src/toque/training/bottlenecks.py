@@ -1,6 +1,6 @@
 """Thresholds and advice for bottlenecks, shared by a run's warnings and the reports about it.
 
-`hardware.processor.contended` has the rule for other programs. This module imports nothing slow,
+`hardware.processor.is_contended` has the rule for other programs. This module imports nothing slow,
 because reports import it.
 """
 

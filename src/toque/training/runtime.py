@@ -19,7 +19,7 @@ from toque.config.schema import TrainConfig
 from toque.errors import ConfigError
 from toque.hardware.devices import device_named
 from toque.hardware.glibc_malloc import keep_freed_memory
-from toque.hardware.memory import held_by_others
+from toque.hardware.memory import describe_other_use
 from toque.hardware.onednn import (
     EMULATED_BF16,
     has_fast_bf16,
@@ -86,7 +86,7 @@ class Runtime:
         chosen, warnings = choose_precision(
             precision, torch_device, fp16_is_safe=fp16_is_safe
         )
-        if other_use := held_by_others(torch_device):
+        if other_use := describe_other_use(torch_device):
             warnings.append(
                 f"on {torch_device} {other_use}. The micro-batch must fit into the rest"
             )

@@ -16,8 +16,8 @@ from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.hardware.memory import (
     HEADROOM,
+    describe_free_memory,
     free_bytes,
-    free_in_words,
     in_words,
     is_out_of_memory,
 )
@@ -65,7 +65,7 @@ def place_model(
     # A model that may be sharded is first loaded into the machine's memory.
     may_shard = runtime.ranks.is_distributed and train.strategy in ("auto", "fsdp")
     loading_device = torch.device("cpu") if may_shard else runtime.device
-    free_memory = free_in_words(runtime.device)
+    free_memory = describe_free_memory(runtime.device)
     adapter = model_to_train.adapter
     try:
         model, base_sha256 = model_to_train.placed(runtime.dtype, loading_device)

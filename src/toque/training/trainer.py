@@ -228,7 +228,7 @@ class Trainer:
         seconds, counted_seconds, n_computed = self._ranks.all_reduce_sum(sums)
         return StepInfo(
             before=self.progress,
-            progress=planned.after(self.progress, counted_seconds),
+            progress=planned.progress_after(self.progress, counted_seconds),
             loss=loss,
             grad_norm=grad_norm,
             lr=lr,

@@ -14,7 +14,7 @@ from toque.cooking.augmentation import Rewriting
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.curriculum import StagedPlan
 from toque.data.loader.epoch_plan import EpochPlan
-from toque.data.prepare.store_plan import named
+from toque.data.prepare.store_plan import join_first
 from toque.data.store.token_store import TokenStore
 from toque.models.flops import parameter_counts
 from toque.reporter import millions
@@ -82,7 +82,7 @@ def build_banner(
     ]
 
     paths = [source.path for source in config.data.sources]
-    sources = named(paths) if paths else config.data.store
+    sources = join_first(paths) if paths else config.data.store
     device = f"{runtime.device} ({_describe_device(runtime)})"
     for_console = [
         ("data", f"{sources}: {examples}; {dropped}"),
@@ -188,9 +188,9 @@ def _describe_order(
 ) -> list[str]:
     """Describe the mixture, the stages and the augmentation of the examples."""
     mixture = _stages(stream)[0].mixture
-    lines = [mixture.in_words(config.data)] if mixture is not None else []
+    lines = [mixture.describe(config.data)] if mixture is not None else []
     if config.curriculum is not None and isinstance(stream.plan, StagedPlan):
-        lines += stream.plan.in_words(config.curriculum)
+        lines += stream.plan.describe(config.curriculum)
     if config.augmentation is not None:
         rows = store.rows("train")
         has_encoder = stream.layout.shape.source > 0

@@ -233,21 +233,19 @@ def build_stream(
     encoder = model.config.is_encoder_decoder
     spans = None
     if config.span_corruption is not None:
-        spans = SpanCorruption.from_settings(
-            config.span_corruption, store, encoder=encoder
-        )
+        spans = SpanCorruption.for_store(config.span_corruption, store, encoder=encoder)
     varied = None
     if config.augmentation is not None:
         rows = store.rows("train")
         varied = Rewriting(config.augmentation, store, rows, encoder=encoder).varied
-    return BatchStream.from_settings(
+    return BatchStream.for_training(
         config.train,
         config.data,
         config.curriculum,
         store,
         model.config,
         seed=config.seed,
-        positions=max_positions(model.config),
+        context_length=max_positions(model.config),
         spans=spans,
         varied=varied,
         rank=rank,
@@ -446,7 +444,7 @@ def _build_observers(
     runtime, reporter = parts.runtime, parts.reporter
     sharing = parts.placed.sharing
     gradients = partial(
-        Gradients.from_settings, observe.gradients, run.model, runtime.phases, sharing
+        Gradients.list_if_enabled, observe.gradients, run.model, runtime.phases, sharing
     )
     if watchers is None:
         return [*gradients(record=None)] if sharing.is_sharded else []
@@ -457,7 +455,7 @@ def _build_observers(
     )
     device_peak = peak_of(runtime.device, runtime.dtype, arithmetic.products)
     peak = device_peak.of_ranks(runtime.ranks.world_size)
-    feeds = watchers.feeds(warn)
+    feeds = watchers.start_feeds(warn)
     summaries = _build_summaries(parts, arithmetic, peak, uploads)
     copies = [*(s.take for s in summaries), *(feed.take for feed in feeds)]
     log = _build_metrics_log(run, parts, arithmetic, peak, copies)

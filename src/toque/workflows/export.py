@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
 from toque.data.tokenizer.chat import chat_template_of, prompt_ids, template_text
-from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds
+from toque.data.tokenizer.codec import Codec, FamilyKind, generation_bounds
 from toque.data.tokenizer.tokenizer_folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument, needing
 from toque.models.loading.card_usage import with_gguf_usage, with_usage
@@ -140,10 +140,10 @@ def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
         CheckpointError: The run has no finished model.
     """
     if run_of(folder) is not None:
-        from toque.models.loading.model_export import refuse_taken  # loads torch
+        from toque.models.loading.model_export import refuse_nonempty  # loads torch
 
         # Reading a checkpoint takes time, so the target is checked first.
-        refuse_taken(target)
+        refuse_nonempty(target)
         with TemporaryDirectory(prefix="toque-export-") as temporary:
             source = Path(temporary) / "model"
             _write_checkpoint(folder, source)
@@ -344,7 +344,7 @@ def _export_gguf(
     find_chat_template(codec, record)  # also lets texts end at the end of a turn
     encoder = _has_encoder(source)
     family: FamilyKind = "encoder-decoder" if encoder else "decoder"
-    begin, end = asking_bounds(codec, family, record.form)
+    begin, end = generation_bounds(codec, family, record.form)
     # A line break ends a decoder's prompt, unless the model continues the prompt.
     ends = "" if encoder or end is None else "\n"
     file = gguf_name(to, kind)

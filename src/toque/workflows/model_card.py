@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.cooking.recipe_scores import POOR
-from toque.data.prepare.store_plan import named
+from toque.data.prepare.store_plan import join_first
 from toque.data.store.store_manifest import SourceEntry, StoreManifest
 from toque.errors import ConfigError
 from toque.evaluation.bootstrap import Estimate
@@ -94,7 +94,7 @@ def model_card(
         paths = [
             entry.path for entry in manifest.sources if entry.source < held_out_from
         ]
-    sources = named(paths) or config.data.store
+    sources = join_first(paths) or config.data.store
     card = f"""\
 {_write_front_matter(config, manifest, run.evaluation, sources=sources)}
 # {Path(config.run_dir).name}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from toque.config import RunConfig
 from toque.data.prepare import pipeline
-from toque.data.prepare.pipeline import PrepareResult, holds_a_store
+from toque.data.prepare.pipeline import PrepareResult, check_store_folder
 from toque.data.store.store_manifest import read_manifest
 from toque.data.store.token_store import LOCK, TokenStore, store_to_write
 from toque.errors import ConfigError, DataError, argument, in_shell
@@ -103,7 +103,7 @@ def save_rows(
     source_fields = source_columns(columns)
     sources = (*settings.data.sources, *settings.data.validation)
     earlier_files = {Path(source.path).name for source in sources}
-    if holds_a_store(store):
+    if check_store_folder(store):
         earlier_files |= _source_names(store)
     try:
         files: dict[str, list[dict[str, object]]] = {}
@@ -128,7 +128,7 @@ def save_rows(
             )
         raise
     # The store may have replaced a store of other rows, which are no longer needed.
-    if is_only_rank() and holds_a_store(store):
+    if is_only_rank() and check_store_folder(store):
         forget_rows(store, _source_names(store))
 
 

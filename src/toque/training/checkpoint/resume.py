@@ -154,7 +154,7 @@ class TrainerState:
         low, high = 0.0, 1.0
         reason = ""
         try:
-            planned = batches.planned(self.cursor)
+            planned = batches.plan_update(self.cursor)
             epoch = planned.epoch
             # A stage's length in epochs is only an estimate if the setting is in steps.
             if planned.cursor.stage != self.cursor.stage:

@@ -20,7 +20,11 @@ from toque.hardware.devices import device_named
 from toque.hardware.short_waits import shorten_waits_when_busy
 from toque.models.families import DTYPES
 from toque.models.forward.attention import use_attention
-from toque.models.loading.device_map import free_memory, placement_note, placement_of
+from toque.models.loading.device_map import (
+    memory_for_weights,
+    placement_note,
+    placement_of,
+)
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import (
     CPU,
@@ -36,7 +40,7 @@ from toque.models.loading.trainable import family_to_train
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
-    merged,
+    merge_adapter,
     use_adapter,
 )
 from toque.models.lora.frozen import PLAIN, FrozenFormat, format_of
@@ -137,7 +141,7 @@ def open_model(
         shorten_waits_when_busy()
 
     def place(checked: CheckedFolder) -> Placement | None:
-        return placement_of(checked, free_memory(target))
+        return placement_of(checked, memory_for_weights(target))
 
     opened = _open(folder, place if target.type == "cuda" else None, target, adapters)
     device_map = getattr(opened.model, "hf_device_map", None)
@@ -211,7 +215,9 @@ class TrainedModel:
 
     def merge_adapter(self, config: RunConfig) -> OpenedModel:
         """Merge the adapter if the base is in float32, and return the model for inference."""
-        model = merged(self.model) if format_of(self.model) == PLAIN else self.model
+        model = (
+            merge_adapter(self.model) if format_of(self.model) == PLAIN else self.model
+        )
         return OpenedModel(model, self.codec, config, self.step, self.record)
 
 

@@ -21,7 +21,7 @@ from toque.models.loading.provenance import Provenance
 from toque.models.lora.adapter_files import (
     is_adapter_folder,
     load_adapter,
-    rows_needed,
+    required_rows,
 )
 from toque.reporter import SILENT, Reporter
 from toque.serving.batcher import ServedModel, ServedModels
@@ -100,7 +100,7 @@ def _add_adapter(
         device: Device for new weights.
     """
     adapter = adapters[name]
-    n_rows = rows_needed(adapter)
+    n_rows = required_rows(adapter)
     compatible = [
         other
         for other in loaded
@@ -114,7 +114,7 @@ def _add_adapter(
         same_size = {
             _module_name(other): path
             for other, path in adapters.items()
-            if rows_needed(path) == n_rows
+            if required_rows(path) == n_rows
         }
         formats = formats_in_use(same_size.values(), device)
         model = load_with_adapters(same_size, formats, device, base=str(base))

@@ -82,7 +82,7 @@ class Talk:
         pieces: list[str] = []
 
         def add_piece(_: int, token: int | None) -> None:
-            piece = stream.rest() if token is None else stream.feed(token)
+            piece = stream.flush() if token is None else stream.feed(token)
             pieces.append(piece)
             on_text(piece)
 

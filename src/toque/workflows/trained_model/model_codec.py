@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from toque.data.tokenizer.chat import ChatTemplate, chat_template_of
-from toque.data.tokenizer.codec import Codec, FamilyKind, asking_bounds, load_codec
+from toque.data.tokenizer.codec import Codec, FamilyKind, generation_bounds, load_codec
 from toque.data.tokenizer.portable import files_of_model
 from toque.data.tokenizer.tokenizer_folder import end_ids_in, resolve_tokenizer
 from toque.errors import CheckpointError, DataError
@@ -33,9 +33,9 @@ def open_codec(folder: Path, record: Provenance) -> Codec:
     except DataError as error:
         raise CheckpointError(str(error)) from error
     if record is FOREIGN:
-        codec.read_as_written()
+        codec.use_plain_rules()
     end_ids = end_ids_in(find_base(folder) or folder)
-    codec.end_also(end_ids, ordinary=record is FOREIGN)
+    codec.add_ends(end_ids, ordinary=record is FOREIGN)
     return codec
 
 
@@ -48,7 +48,7 @@ def find_chat_template(codec: Codec, record: Provenance) -> ChatTemplate | None:
     talks = record is FOREIGN or record.form == "conversations"
     template = chat_template_of(codec) if talks else None
     if template is not None:
-        template.end_as_written()
+        template.set_end_of_codec()
     return template
 
 
@@ -57,5 +57,5 @@ def model_files(
 ) -> tuple[dict[str, str], bool]:
     """Return the files of a model folder next to its weights; see `files_of_model`."""
     kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
-    begin, end = asking_bounds(codec, kind, record.form)
+    begin, end = generation_bounds(codec, kind, record.form)
     return files_of_model(codec, record, begin=begin, end=end)
