@@ -256,7 +256,7 @@ def ablate(
     all_overrides = list(overrides)
     if steps is not None:
         if steps < 1:
-            raise ConfigError(f"{argument('steps')} is {steps}; it must be at least 1.")
+            raise ConfigError(f"{argument('steps')} must be at least 1, not {steps}.")
         all_overrides.append(f"train.stop_after={steps} steps")
     plan = plan_ablation(config_file, all_overrides, seeds=seeds)
     for name, reason in plan.left_out.items():

@@ -391,10 +391,13 @@ def score(
     if prompts is not None:
         columns["prompts"] = _check_texts("prompts", prompts)
     n = len(columns["texts"])
+    if n == 0:
+        raise ConfigError(f"{argument('texts')} is empty. {_LISTS}")
     for name, column in columns.items():
-        if not 0 < len(column) == n:
+        if len(column) != n:
             raise ConfigError(
-                f"{argument(name)} is a list of {len(column):,}. {_LISTS}"
+                f"{argument('texts')} has length {n:,}, but {argument(name)} has length "
+                f"{len(column):,}. {_LISTS}"
             )
     from toque.evaluation.text_samples import Prompt, scored
     from toque.evaluation.text_scores import TextScores

@@ -100,7 +100,7 @@ def export(
     """
     if form not in DEFAULT_DTYPES:
         raise ConfigError(
-            f"{argument('form')} is {form!r}. Use {' or '.join(DEFAULT_DTYPES)}."
+            f"{argument('form')} must be one of {', '.join(DEFAULT_DTYPES)}, not {form!r}."
         )
     if push_to is not None:
         refuse_push(push_to)
@@ -155,8 +155,8 @@ def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
         source = folder / "model"
         if not source.exists():
             raise CheckpointError(
-                f"The run {folder} has no finished model yet. Let `toque train` end first, or name "
-                f"a checkpoint with {argument('step=N')}. {list_steps(folder)}"
+                f"The run {folder} has no finished model yet. Wait until `toque train` ends, or "
+                f"name a checkpoint with {argument('step=N')}. {list_steps(folder)}"
             )
     # This check needs no torch, so a wrong name fails immediately.
     names = ("config.json", "adapter_config.json")
@@ -216,7 +216,7 @@ def _export_hf(
 
     if dtype not in DTYPES:
         raise ConfigError(
-            f"{argument('dtype')} is {dtype}. Use {', '.join(DTYPES)} in the format hf."
+            f"{argument('dtype')} must be one of {', '.join(DTYPES)} in the format hf, not {dtype}."
         )
     tokenizer = find_tokenizer(source)
     if record is FOREIGN and not is_toques(source):
@@ -301,10 +301,10 @@ def _compare_chat_templates(source: Path, exported: Exported) -> Exported:
     if exported_ids is None or exported_ids != original_ids:
         shutil.rmtree(exported.folder, ignore_errors=True)
         raise CheckpointError(
-            f"The chat template in {exported.folder} writes other tokens than the template in "
+            f"The chat template in {exported.folder} produces other tokens than the template in "
             f"{source}, so the export was removed. Please report this bug."
         )
-    result = f" Its chat template writes the same {len(exported_ids)} tokens as the original."
+    result = f" Its chat template produces the same {len(exported_ids)} tokens as the original."
     return replace(exported, template=result)
 
 
@@ -338,7 +338,7 @@ def _export_gguf(
         from toque.models.gguf.gguf_vocabulary import PromptTokens
     if kind not in TYPES:
         raise ConfigError(
-            f"{argument('dtype')} is {kind}. Use one of {', '.join(TYPES)} in the format gguf."
+            f"{argument('dtype')} must be one of {', '.join(TYPES)} in the format gguf, not {kind}."
         )
     codec = open_codec(source, record)
     find_chat_template(codec, record)  # also lets texts end at the end of a turn

@@ -149,7 +149,8 @@ def existing_folder(model: Model) -> Path:
         )
     if folder.name in KINDS and any(folder.glob("step-*")):
         raise ConfigError(
-            f"{folder} is not one model. {list_steps(folder.parent)} Name one."
+            f"{folder} is a folder of checkpoints, not a checkpoint. "
+            f"{list_steps(folder.parent)} Name one of these."
         )
     # A name on the hub is also a relative path. It is a mistyped folder only if its parent exists.
     is_local = str(model).startswith(("/", "~", ".")) or folder.parent != Path()
