@@ -41,6 +41,7 @@ from toque.workflows.trained_model.training_record import (
 
 if TYPE_CHECKING:
     from toque.models.gguf.gguf_export import ExportedGguf
+    from toque.models.gguf.gguf_vocabulary import PromptTokens
     from toque.models.loading.model_export import Exported
 
 DEFAULT_DTYPES = {"hf": "f32", "gguf": "f16", "adapter": "f32"}
@@ -335,7 +336,6 @@ def _export_gguf(
     """Export a GGUF file with a Modelfile for Ollama."""
     with needing("gguf", "The format gguf"):
         from toque.models.gguf.gguf_export import TYPES, export_gguf, gguf_name
-        from toque.models.gguf.gguf_vocabulary import PromptTokens
     if kind not in TYPES:
         raise ConfigError(
             f"{argument('dtype')} must be one of {', '.join(TYPES)} in the format gguf, not {kind}."
@@ -358,17 +358,6 @@ def _export_gguf(
     )
 
     template = chat_template(record, template_text(codec.settings), ends=ends)
-    tokens = PromptTokens(
-        begin=begin,
-        # llama.cpp needs the token even if prompts do not begin with it.
-        bos=codec.pieces().get(codec.special_tokens.get("bos_token", "")),
-        ends=codec.ordered_ends,
-        pad=codec.pad_id,
-        unk=codec.unk_id,
-        newline=codec.newline_id,
-        ends_with_eos=encoder,
-        template=template,
-    )
     prompts = [
         write_prompt(recipe.title, recipe.ingredients)
         for recipe in recipes(N_PROMPTS, 0)
@@ -384,9 +373,28 @@ def _export_gguf(
         to,
         kind=kind,
         tokenizer_json=codec.tokenizer_json,
-        tokens=tokens,
+        tokens=_prompt_tokens(codec, begin, template, encoder=encoder),
         prompts=[prompt_ids(codec, text, family, record.form) for text in prompts],
         files={"README.md": usage, "Modelfile": modelfile},
+    )
+
+
+def _prompt_tokens(
+    codec: Codec, begin: int | None, template: str, *, encoder: bool
+) -> PromptTokens:
+    """Return the special tokens and the chat template for the file."""
+    from toque.models.gguf.gguf_vocabulary import PromptTokens  # needs the extra gguf
+
+    return PromptTokens(
+        begin=begin,
+        # llama.cpp needs the token even if prompts do not begin with it.
+        bos=codec.pieces().get(codec.special_tokens.get("bos_token", "")),
+        ends=codec.ordered_ends,
+        pad=codec.pad_id,
+        unk=codec.unk_id,
+        newline=codec.newline_id,
+        ends_with_eos=encoder,
+        template=template,
     )
 
 
