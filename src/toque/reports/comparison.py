@@ -12,7 +12,7 @@ from toque.evaluation.bootstrap import (
     ByText,
     Interval,
     TextTable,
-    over_texts,
+    subtract_scores,
 )
 from toque.reporter import clock_text
 from toque.reports.figures import MAX_OVERLAID, plot_curves, plot_losses
@@ -400,7 +400,7 @@ def _match_texts(
         # A text that is held out twice counts once.
         is_unique = len(first_keys) == len(first.keys) == len(other.keys)
         keys = first.keys if is_unique else sorted(first_keys)
-        return first.in_order(keys), other.in_order(keys)
+        return first.select(keys), other.select(keys)
     notes.append(
         f"The runs were scored on different {texts_name}: {len(first_keys):,} and "
         f"{len(other_keys):,}, with {len(first_keys & other_keys):,} in common. Therefore these "
@@ -419,7 +419,7 @@ def _compare_measures(
             continue
         if first_measure.values.shape != other_measure.values.shape:
             continue
-        interval = over_texts(other_measure, first_measure)
+        interval = subtract_scores(other_measure, first_measure)
         if interval is None:
             continue
 

@@ -27,7 +27,7 @@ from toque.config import Resolved, RunConfig, config_sha256, load_config, resolv
 from toque.config.user_code import HEADER, refuse_foreign_code
 from toque.data.store.store_manifest import read_manifest
 from toque.errors import ConfigError, Interrupted, argument
-from toque.evaluation.bootstrap import paired
+from toque.evaluation.bootstrap import paired_difference
 from toque.reporter import SILENT, Reporter
 from toque.reports.page import Grid, format_columns
 from toque.storage.atomic import atomic_write
@@ -612,7 +612,7 @@ def _estimate_differences(
     """
     differences = {}
     for measure in (column.measure for column in COLUMNS):
-        interval = paired(
+        interval = paired_difference(
             [result.measure(measure) for result in with_results],
             [result.measure(measure) for result in without_results],
         )

@@ -291,7 +291,7 @@ def test_the_time_left_is_until_the_command_ends():
     assert said.startswith(
         "about 1:22 in all: 0:50 of training, 0:02 for 2 evaluations, and up to"
     )
-    assert said.endswith("0:30 to score the model and write 2 texts at the end")
+    assert said.endswith("0:30 to score the model and generate 2 texts at the end")
     progress.on_step(update(50))
     assert heard.progressed[-1][0].endswith("50%  0:56 left")  # 25 + 1 + 30
     progress.on_before_evaluate(Progress(step=50))

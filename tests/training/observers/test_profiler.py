@@ -147,7 +147,7 @@ def test_rates_and_the_time_left_pass_over_slowed_updates():
     )
     left = TimeLeft(Duration(10, "steps"))
     left.start(Progress())
-    left.updated(
+    left.record_update(
         Progress(step=1, seconds=2.0), Progress(step=2, seconds=10.0), slowed=True
     )
     assert left.seconds(Progress(step=2, seconds=10.0)) == pytest.approx(16.0)

@@ -105,10 +105,10 @@ class ConsoleProgress(Callback):
         """Show the forecast before the first update, and an epoch that had no evaluation."""
         if self._forecast_is_due:
             self._forecast_is_due = False
-            if forecast := self._time_left.in_words(at):
+            if forecast := self._time_left.describe(at):
                 self.reporter.notice(forecast)
         if self._evaluation_began is not None:
-            self._time_left.evaluated(self.clock() - self._evaluation_began)
+            self._time_left.record_evaluation(self.clock() - self._evaluation_began)
             self._evaluation_began = None
         self._show_epoch()
 
@@ -128,7 +128,9 @@ class ConsoleProgress(Callback):
             loss = self._losses.mean_since(self._losses_at_epoch)
             self._losses_at_epoch = self._losses
             self._ended_epoch = _Epoch(math.floor(at.epoch), at, loss)
-        if correction := self._time_left.updated(info.before, at, slowed=info.slowed):
+        if correction := self._time_left.record_update(
+            info.before, at, slowed=info.slowed
+        ):
             self.reporter.notice(correction)
 
         is_first = info.before.step == 0

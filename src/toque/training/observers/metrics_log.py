@@ -366,8 +366,8 @@ class MetricsLog(Callback):
             self._warned_of_peak = True
             self.on_warning(
                 at,
-                f"the share of the peak (mfu) is not recorded: {self.peak.too_low}. Training "
-                "itself is not affected",
+                f"the share of the peak (mfu) is not recorded: {self.peak.too_low_message}. "
+                "Training itself is not affected",
             )
         return None
 

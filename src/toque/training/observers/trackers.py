@@ -250,7 +250,7 @@ class TrackerFeed(Callback):
         lines: list[str] = []
         with suppress(OSError):  # the texts remain in their file
             while self._texts is not None:
-                lines += self._texts.lines()
+                lines += self._texts.read_lines()
                 if not self._texts.behind:
                     break
         return lines
