@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
@@ -16,7 +15,7 @@ from toque.workflows.prepare import prepare_before_torch
 from toque.workflows.prepared_store import refuse_unprepared
 from toque.workflows.results import Model, TrainedRun
 
-_ONE_AT_A_TIME: Final = threading.RLock()
+_ONE_AT_A_TIME = threading.RLock()
 """Lock for training, because torch's random state and settings belong to the process."""
 
 
@@ -61,10 +60,7 @@ def train(
     """
     with _ONE_AT_A_TIME:
         began = time.monotonic()
-        if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
-            raise ConfigError(
-                f"callbacks must be a list, not a {type(callbacks).__name__}, e.g. [MyCallback()]."
-            )
+        _check_callbacks(callbacks)
         settings = configure(config)
         refuse_lone_process(settings.train.strategy)
         if trust_code:
@@ -104,3 +100,11 @@ def train(
             )
         # The program may change its working directory afterwards.
         return replace(run, folder=run.folder.absolute())
+
+
+def _check_callbacks(callbacks: object) -> None:
+    """Raise a ConfigError if the callbacks are not a list, e.g. a single callback."""
+    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+        raise ConfigError(
+            f"callbacks must be a list, not a {type(callbacks).__name__}, e.g. [MyCallback()]."
+        )

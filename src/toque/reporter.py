@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
-COLUMNS: Final = 120
+COLUMNS = 120
 """Characters per line without a terminal, enough for a message with a path."""
 ProgressSink = Callable[[int, int, str], None]
 """Function called with (bytes done, total bytes, name of the activity)."""
@@ -65,7 +65,7 @@ class Reporter:
         return nullcontext()
 
 
-SILENT: Final = Reporter()
+SILENT = Reporter()
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def test_a_model_of_another_keeps_its_template_which_is_compared(
         for folder in (base, done.folder)
     ]
     assert made[0] == made[1]
-    assert f"writes the same {len(compared(done.folder))} tokens" in str(done)
+    assert f"produces the same {len(compared(done.folder))} tokens" in str(done)
     named = json.loads((base / "tokenizer_config.json").read_text())
     several = [
         {"name": "tools", "template": "-"},
@@ -167,6 +167,6 @@ def test_an_export_whose_template_writes_other_tokens_is_removed(
         return put(writer, name, data.replace(forgotten, b"<|other|>"))
 
     monkeypatch.setattr(FolderWriter, "put", forgetful)
-    with pytest.raises(CheckpointError, match="writes other tokens"):
+    with pytest.raises(CheckpointError, match="produces other tokens"):
         toque.export(base, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -179,7 +179,7 @@ def test_a_step_that_is_not_there_is_answered_with_those_that_are(run, tmp_path)
     with pytest.raises(CheckpointError, match=f"of step 300. .*{listed}"):
         toque.export(run, tmp_path / "out", step=300)
     for kind in ("best", "checkpoints"):
-        with pytest.raises(ConfigError, match=f"is not one model. .*{listed}"):
+        with pytest.raises(ConfigError, match=f"not a checkpoint. .*{listed}"):
             toque.generate(run / kind, "soup")
 
 

@@ -6,14 +6,22 @@ import os
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import NamedTuple
 
 from toque.config.field_types import OF_CLASSES
 from toque.config.schema import DataConfig, RunConfig
 from toque.units import Duration
 
-_RUN_FOLDERS: Final = {"best", "checkpoints", "model", "outbox", "set-aside"}
+_RUN_FOLDERS = {"best", "checkpoints", "model", "outbox", "set-aside"}
 """Subfolders of a run, in which it deletes and replaces files."""
+
+
+class Conflict(NamedTuple):
+    """Two settings that cannot be combined. The user should change the first one."""
+
+    first: str
+    second: str
+    reason: str
 
 
 def find_conflicts(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
@@ -28,9 +36,7 @@ def find_conflicts(config: RunConfig) -> Iterator[tuple[tuple[str, str], str]]:
         *_data_conflicts(config),
         *_span_corruption_conflicts(config),
     )
-    for conflict in conflicts:
-        names, _, reason = conflict.partition(": ")
-        first, second = names.split(", ")
+    for first, second, reason in conflicts:
         first_value = _format_value(config, first)
         second_value = _format_value(config, second)
         values = f"`{first}` is {first_value} and `{second}` is {second_value}"
@@ -51,73 +57,85 @@ def _format_value(config: RunConfig, name: str) -> str:
     return f'"{value}"' if isinstance(value, Duration) else "set"
 
 
-# Each conflict begins with the names of its two settings. find_conflicts adds their values.
-def _model_conflicts(config: RunConfig) -> Iterator[str]:
+def _model_conflicts(config: RunConfig) -> Iterator[Conflict]:
     model, train = config.model, config.train
     from_scratch = model.start_from == "scratch"
 
     if from_scratch and model.family == "auto":
-        yield (
-            "model.family, model.start_from: only a checkpoint determines its family. Choose t5, "
-            "gpt2, neox or llama."
+        yield Conflict(
+            "model.family",
+            "model.start_from",
+            "only a checkpoint determines its family. Choose t5, gpt2, neox or llama.",
         )
 
     if not from_scratch and model.shape:
-        yield (
-            "model.shape, model.start_from: a checkpoint has its own shape. Remove `model.shape`, "
-            "or set `model.start_from` to scratch."
+        yield Conflict(
+            "model.shape",
+            "model.start_from",
+            "a checkpoint has its own shape. Remove `model.shape`, or set `model.start_from` to "
+            "scratch.",
         )
 
     if train.precision == "fp16" and model.family == "t5":
-        yield (
-            "train.precision, model.family: activations of T5 models exceed 65504, the largest "
-            "number in fp16, and the loss becomes NaN. Use bf16, float32 or auto."
+        yield Conflict(
+            "train.precision",
+            "model.family",
+            "activations of T5 models exceed 65504, the largest number in fp16, and the loss "
+            "becomes NaN. Use bf16, float32 or auto.",
         )
 
     yield from _adapter_conflicts(config)
 
     if train.activation_offload and train.gradient_checkpointing is not True:
-        yield (
-            "train.activation_offload, train.gradient_checkpointing: offloading moves the "
-            "activations that gradient checkpointing stores. Set `train.gradient_checkpointing` to "
-            "true, or `train.activation_offload` to false."
+        yield Conflict(
+            "train.activation_offload",
+            "train.gradient_checkpointing",
+            "offloading moves the activations that gradient checkpointing stores. Set "
+            "`train.gradient_checkpointing` to true, or `train.activation_offload` to false.",
         )
 
 
-def _adapter_conflicts(config: RunConfig) -> Iterator[str]:
+def _adapter_conflicts(config: RunConfig) -> Iterator[Conflict]:
     adapter = config.adapter
     if adapter is None:
         return
 
     if config.model.start_from == "scratch":
-        yield (
-            "adapter, model.start_from: an adapter on random, frozen weights learns nothing "
-            "useful. Set `model.start_from` to a checkpoint, or `adapter` to null."
+        yield Conflict(
+            "adapter",
+            "model.start_from",
+            "an adapter on random, frozen weights learns nothing useful. Set `model.start_from` "
+            "to a checkpoint, or `adapter` to null.",
         )
 
     is_quantized = adapter.quantize_base is not None
     if is_quantized and adapter.kind == "dora":
-        yield (
-            "adapter.quantize_base, adapter.kind: dora needs the norms of the original weights. "
-            "Use lora or rslora, or set `adapter.quantize_base` to null."
+        yield Conflict(
+            "adapter.quantize_base",
+            "adapter.kind",
+            "dora needs the norms of the original weights. Use lora or rslora, or set "
+            "`adapter.quantize_base` to null.",
         )
 
     if is_quantized and config.train.strategy == "fsdp":
-        yield (
-            "adapter.quantize_base, train.strategy: fsdp shards only matrices of 16 or 32 bits. "
-            "Use ddp, with a copy of the small base on each GPU, or set `adapter.quantize_base` to "
-            "null."
+        yield Conflict(
+            "adapter.quantize_base",
+            "train.strategy",
+            "fsdp shards only matrices of 16 or 32 bits. Use ddp, with a copy of the small base "
+            "on each GPU, or set `adapter.quantize_base` to null.",
         )
 
 
-def _optimizer_conflicts(config: RunConfig) -> Iterator[str]:
+def _optimizer_conflicts(config: RunConfig) -> Iterator[Conflict]:
     optim, stop_after = config.optim, config.train.stop_after
 
     for name, schedule in {"cycles": "cosine_restarts", "cooldown": "wsd"}.items():
         if getattr(optim, name) is not None and optim.schedule != schedule:
-            yield (
-                f"optim.{name}, optim.schedule: only {schedule} uses it. Set `optim.schedule` to "
-                f"{schedule}, or remove `optim.{name}`."
+            yield Conflict(
+                f"optim.{name}",
+                "optim.schedule",
+                f"only {schedule} uses it. Set `optim.schedule` to {schedule}, or remove "
+                f"`optim.{name}`.",
             )
 
     if ":" not in optim.name:  # an optimizer of the user may have any options
@@ -126,31 +144,36 @@ def _optimizer_conflicts(config: RunConfig) -> Iterator[str]:
             unused += ["betas", "eps"]
         for name in unused:
             if getattr(optim, name) is not None:
-                yield (
-                    f"optim.{name}, optim.name: this optimizer does not use it. Set "
-                    f"`optim.{name}` to null."
+                yield Conflict(
+                    f"optim.{name}",
+                    "optim.name",
+                    f"this optimizer does not use it. Set `optim.{name}` to null.",
                 )
 
     if optim.min_lr > optim.peak_lr:
-        yield (
-            "optim.min_lr, optim.peak_lr: the learning rate decreases from the peak to the "
-            "minimum. Lower `optim.min_lr`."
+        yield Conflict(
+            "optim.min_lr",
+            "optim.peak_lr",
+            "the learning rate decreases from the peak to the minimum. Lower `optim.min_lr`.",
         )
 
     if optim.schedule == "constant" and optim.min_lr > 0:
-        yield (
-            "optim.min_lr, optim.schedule: a constant rate never reaches the minimum. Set "
-            "`optim.min_lr` to 0, or use the schedule linear or cosine."
+        yield Conflict(
+            "optim.min_lr",
+            "optim.schedule",
+            "a constant rate never reaches the minimum. Set `optim.min_lr` to 0, or use the "
+            "schedule linear or cosine.",
         )
 
     if (share_of(optim.warmup, stop_after) or 0.0) >= 1.0:
-        yield (
-            "optim.warmup, train.stop_after: the run would end before the warmup. Shorten it, "
-            'e.g. to "5 %".'
+        yield Conflict(
+            "optim.warmup",
+            "train.stop_after",
+            'the run would end before the warmup. Shorten it, e.g. to "5 %".',
         )
 
 
-def _curriculum_conflicts(config: RunConfig) -> Iterator[str]:
+def _curriculum_conflicts(config: RunConfig) -> Iterator[Conflict]:
     if config.curriculum is None:
         return
     stop_after = config.train.stop_after
@@ -159,26 +182,32 @@ def _curriculum_conflicts(config: RunConfig) -> Iterator[str]:
     shares = [share for share in known_shares if share is not None]
     stages = f"the stages start at {', '.join(map(str, begins))}"
     if stop_after.seconds is not None:
-        yield (
-            "curriculum, train.stop_after: with a time limit, two equal runs would train on "
-            "different examples. Give `train.stop_after` in epochs, steps, examples or tokens."
+        yield Conflict(
+            "curriculum",
+            "train.stop_after",
+            "with a time limit, two equal runs would train on different examples. Give "
+            "`train.stop_after` in epochs, steps, examples or tokens.",
         )
         return
     if len(shares) < len(begins):
-        yield (
-            f"curriculum.stages, train.stop_after: {stages}, in another unit than the run. Write "
-            f'shares such as "50 %", or {stop_after.unit}.'
+        yield Conflict(
+            "curriculum.stages",
+            "train.stop_after",
+            f"{stages}, in another unit than the run. Write "
+            f'shares such as "50 %", or {stop_after.unit}.',
         )
         return
     is_rising = all(a < b for a, b in pairwise(shares))
     if shares[0] != 0 or shares[-1] >= 1 or not is_rising:
-        yield (
-            f"curriculum.stages, train.stop_after: {stages}. The first must start at 0 %, each "
-            "stage after the previous one, and the last before the end of the run."
+        yield Conflict(
+            "curriculum.stages",
+            "train.stop_after",
+            f"{stages}. The first must start at 0 %, each stage after the previous one, and the "
+            "last before the end of the run.",
         )
 
 
-def _data_conflicts(config: RunConfig) -> Iterator[str]:
+def _data_conflicts(config: RunConfig) -> Iterator[Conflict]:
     data = config.data
     run = _real_path(config.run_dir)
     store = _real_path(data.store)
@@ -186,72 +215,86 @@ def _data_conflicts(config: RunConfig) -> Iterator[str]:
     if run.is_relative_to(store) or any(
         store.is_relative_to(run / name) for name in _RUN_FOLDERS
     ):
-        yield (
-            "data.store, run_dir: one folder is inside the other, and their files would mix. "
-            "Choose separate folders, e.g. stores/my and runs/my."
+        yield Conflict(
+            "data.store",
+            "run_dir",
+            "one folder is inside the other, and their files would mix. Choose separate folders, "
+            "e.g. stores/my and runs/my.",
         )
 
     if data.validation and not data.sources:
-        yield (
-            "data.validation, data.sources: validation files are prepared together with training "
-            "files. Set both, or neither if the store exists."
+        yield Conflict(
+            "data.validation",
+            "data.sources",
+            "validation files are prepared together with training files. Set both, or neither if "
+            "the store exists.",
         )
 
     has_validation = data.validation_fraction > 0 or data.validation
     if config.train.early_stopping is not None and not has_validation:
-        yield (
-            "train.early_stopping, data.validation_fraction: without held-out examples there is no "
-            "loss to watch. Hold some out, e.g. 0.05, or set `train.early_stopping` to null."
+        yield Conflict(
+            "train.early_stopping",
+            "data.validation_fraction",
+            "without held-out examples there is no loss to watch. Hold some out, e.g. 0.05, or "
+            "set `train.early_stopping` to null.",
         )
 
     yield from _task_conflicts(data)
 
 
-def _task_conflicts(data: DataConfig) -> Iterator[str]:
+def _task_conflicts(data: DataConfig) -> Iterator[Conflict]:
     for name, task in data.own_tasks.items():
         class_metrics = [metric for metric in task.metrics if metric in OF_CLASSES]
         if class_metrics and not task.classes:
-            yield (
-                f"data.tasks.{name}.metrics, data.tasks.{name}.classes: {class_metrics[0]} needs "
-                "classes. Set them, or use exact_match."
+            yield Conflict(
+                f"data.tasks.{name}.metrics",
+                f"data.tasks.{name}.classes",
+                f"{class_metrics[0]} needs classes. Set them, or use exact_match.",
             )
 
     unknown_tasks = [task for task in data.task_weights if task not in data.tasks]
     if unknown_tasks:
-        yield (
-            f"data.task_weights, data.tasks: {', '.join(unknown_tasks)} has a weight, but is not a "
-            "task of the run. Add it to `data.tasks`, or remove the weight."
+        yield Conflict(
+            "data.task_weights",
+            "data.tasks",
+            f"{', '.join(unknown_tasks)} has a weight, but is not a task of the run. Add it to "
+            "`data.tasks`, or remove the weight.",
         )
 
     if data.task_weights and data.task_temperature is not None:
-        yield (
-            "data.task_temperature, data.task_weights: both set how often a task is sampled. "
-            "Remove one."
+        yield Conflict(
+            "data.task_temperature",
+            "data.task_weights",
+            "both set how often a task is sampled. Remove one.",
         )
 
 
-def _span_corruption_conflicts(config: RunConfig) -> Iterator[str]:
+def _span_corruption_conflicts(config: RunConfig) -> Iterator[Conflict]:
     if config.span_corruption is None:
         return
 
     if config.model.family not in ("t5", "auto"):
-        yield (
-            "span_corruption, model.family: span corruption needs an encoder. Use t5, or set "
-            "`span_corruption` to null."
+        yield Conflict(
+            "span_corruption",
+            "model.family",
+            "span corruption needs an encoder. Use t5, or set `span_corruption` to null.",
         )
 
     augments = config.augmentation is not None
     if augments or config.data.tasks != ("write",):
-        yield (
-            f"span_corruption, {'augmentation' if augments else 'data.tasks'}: span corruption is "
-            "a task of its own. Pretrain with it alone, and then start another run from "
-            "runs/.../model without it."
+        yield Conflict(
+            "span_corruption",
+            f"{'augmentation' if augments else 'data.tasks'}",
+            "span corruption is a task of its own. Pretrain with it alone, and then start another "
+            "run from runs/.../model without it.",
         )
 
     if config.evaluation.generate > 0:
-        yield (
-            "evaluation.generate, span_corruption: a model that predicts removed spans cannot "
-            "generate recipes yet. Set `evaluation.generate` to 0."
+        yield Conflict(
+            "evaluation.generate",
+            "span_corruption",
+            "a model that predicts removed spans cannot generate recipes yet. Set "
+            "`evaluation.generate` to 0.",
         )
 
 

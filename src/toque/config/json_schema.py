@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
@@ -11,8 +11,8 @@ from toque.config.field_types import Allowed, Config
 from toque.config.schema import RunConfig
 from toque.units import Duration
 
-SCHEMA_FILE: Final = "toque-schema.json"
-_HARDWARE: Final = {
+SCHEMA_FILE = "toque-schema.json"
+_HARDWARE = {
     "type": "object",
     "description": "Settings for particular GPUs, by name, used if a command names that GPU.",
     "additionalProperties": {"type": "object"},

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from toque.config.cross_checks import share_of
 from toque.config.schema import RunConfig
 from toque.units import Duration, Progress
 
-_ANY_LENGTH: Final = ("constant", "inverse_sqrt", "cosine_restarts")
+_ANY_LENGTH = ("constant", "inverse_sqrt", "cosine_restarts")
 """Schedules that do not depend on the length of the run."""
-_COOLDOWN: Final = Duration(20, "%")
+_COOLDOWN = Duration(20, "%")
 """Default of `optim.cooldown`."""
 
 

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from toque.errors import ConfigError, argument
 
 ForeignCode = Mapping[str, Mapping[str, str]]
 """Untrusted code: setting -> name of the code -> its file and line."""
-CODE_SETTINGS: Final = {
+CODE_SETTINGS = {
     "evaluation.metrics": "evaluation.metrics=auto",
     "observe.callbacks": "observe.callbacks=[]",
     "optim.name": "optim.name=adamw",
@@ -26,13 +26,13 @@ CODE_SETTINGS: Final = {
 
 The metrics of a task in data.tasks can also name code.
 """
-_RUN_CONFIG: Final = "config.yaml"
+_RUN_CONFIG = "config.yaml"
 """Name of the configuration in a run folder."""
-HEADER: Final = (
+HEADER = (
     "# All settings of this run. Comments show the origin of values except defaults.\n"
 )
 """First line of the configuration in a run folder."""
-_RUN_FILES: Final = ("checkpoints", "best", "model", "metrics.jsonl", "evaluation.json")
+_RUN_FILES = ("checkpoints", "best", "model", "metrics.jsonl", "evaluation.json")
 """Files and folders that only a run folder contains."""
 
 

@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from toque.config import Resolved, RunConfig, config_sha256, load_config, resolved_yaml
 from toque.config.user_code import HEADER, refuse_foreign_code
@@ -60,7 +60,7 @@ class Column(NamedTuple):
         return text + ("*" if difference["decided"] else " ")
 
 
-COLUMNS: Final = (
+COLUMNS = (
     Column("loss", "held-out loss", 4),
     Column("recipe_score", "recipe score", 3),
     Column("ingredient_coverage", "coverage", 3),
@@ -68,15 +68,15 @@ COLUMNS: Final = (
     Column("training_seconds", "seconds", 1),
     Column("peak_bytes", "peak MB", 0, 1e6),
 )
-_QUIET: Final = (
+_QUIET = (
     "observe.webhook=null",
     "observe.trackers=[]",
     "checkpoint.upload=null",
 )
 """Overrides that switch off services in the runs of an ablation."""
-_LOCK: Final = ".ablate.lock"
+_LOCK = ".ablate.lock"
 """Lock file. It is never removed, because it also marks the folder of an ablation."""
-_METHOD: Final = (
+_METHOD = (
     "A difference is the value with the improvement minus the value without it, for runs of the "
     "same seed: the mean and the 95 % interval of Student's t. A star marks an interval without "
     "zero. One of twenty intervals misses the true difference by chance, so a single star among "
@@ -103,25 +103,25 @@ class Improvement(NamedTuple):
         return value == self.only if self.only else value not in (None, 0.0)
 
 
-_STAGES: Final = 'curriculum={stages: [{from: "0 %"}, {from: "33 %"}, {from: "67 %"}]}'
+_STAGES = 'curriculum={stages: [{from: "0 %"}, {from: "33 %"}, {from: "67 %"}]}'
 """Stages for a configuration without a curriculum. Several improvements set its limits."""
-_DIFFICULTY: Final = [
+_DIFFICULTY = [
     f"curriculum.stages.{n}.max_difficulty={level}"
     for n, level in enumerate(("easy", "medium"))
 ]
-_QUALITY: Final = [f"curriculum.stages.{n}.min_quality=0.{5 + n}" for n in range(3)]
-_WORDINGS: Final = [
+_QUALITY = [f"curriculum.stages.{n}.min_quality=0.{5 + n}" for n in range(3)]
+_WORDINGS = [
     f"augmentation.{part}=0.3" for part in ("instructions", "paraphrase", "tips")
 ]
-_RESTARTS: Final = (
+_RESTARTS = (
     "optim.schedule=cosine_restarts",
     # Three complete cycles, each twice as long as the previous one: 1/7 + 2/7 + 4/7.
     'optim.cycles={first: "14.2 %"}',
 )
-_NO_RESTARTS: Final = ("optim.schedule=cosine", "optim.cycles=null")
-_SMOOTHING: Final = "optim.label_smoothing"
+_NO_RESTARTS = ("optim.schedule=cosine", "optim.cycles=null")
+_SMOOTHING = "optim.label_smoothing"
 
-IMPROVEMENTS: Final = (
+IMPROVEMENTS = (
     Improvement("adapter", "adapter", ("adapter={kind: lora}",)),
     Improvement(
         "label smoothing", _SMOOTHING, (f"{_SMOOTHING}=0.1",), (f"{_SMOOTHING}=0.0",)
@@ -256,7 +256,7 @@ def ablate(
     all_overrides = list(overrides)
     if steps is not None:
         if steps < 1:
-            raise ConfigError(f"{argument('steps')} is {steps}; it must be at least 1.")
+            raise ConfigError(f"{argument('steps')} must be at least 1, not {steps}.")
         all_overrides.append(f"train.stop_after={steps} steps")
     plan = plan_ablation(config_file, all_overrides, seeds=seeds)
     for name, reason in plan.left_out.items():

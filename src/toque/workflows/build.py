@@ -85,7 +85,7 @@ class Run:
     stream: BatchStream
     trainer: Trainer
     evaluator: Evaluator
-    scored: Sampler
+    final_sampler: Sampler
     """Generator of the final texts, which are scored."""
     banner: Banner
 
@@ -138,12 +138,12 @@ def build_run(
     launched = ranks.is_distributed or is_launched()
     interrupt = Interrupt(silent=not reporter.heard, launched=launched)
     evaluator = _build_evaluator(parts, interrupt)
-    scored = _build_final_sampler(parts, evaluator)
+    final_sampler = _build_final_sampler(parts, evaluator)
 
     # The evaluations are built first, because a time limit must leave time for them.
     is_over = checkpoint is not None and is_at_end(config, checkpoint)
     length = find_length(
-        config, store, evaluator, scored, clock, reporter, over=is_over
+        config, store, evaluator, final_sampler, clock, reporter, over=is_over
     )
     evaluator.limit = length.limit
 
@@ -158,7 +158,7 @@ def build_run(
         parts.stream,
         trainer,
         evaluator,
-        scored,
+        final_sampler,
         banner,
     )
 
@@ -354,6 +354,7 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
     optimizer = optimizer_of(model, optim)
     totals = parts.stream.totals(train.stop_after)
     skip_step = SkipStep(**dict(optim.outliers)) if optim.outliers else None
+    # `float()` is 0.0: without torch.compile, no time is spent on it.
     compile_clock = CompileSeconds() if resources.compile else float
     limit = length.limit
     return Trainer(
@@ -376,6 +377,7 @@ def _build_trainer(parts: _Parts, evaluator: Evaluator, length: Length) -> Train
         clock=PartClock(compiling=compile_clock),
         # The session: its length, evaluations and checkpoints.
         schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
+        # Without a limit, the seconds of an update count unchanged.
         count_seconds=float if limit is None else limit.count_seconds,
         evaluator=evaluator,
         goal=goal_of(train.best_by),
@@ -488,13 +490,13 @@ def _build_observers(
 def _build_console(run: Run, parts: _Parts, length: Length) -> ConsoleProgress:
     """Build the progress on the console, with an estimate of the time left."""
     config, evaluator = run.config, run.evaluator
-    has_final_texts = run.scored is not evaluator.sampler
+    has_final_texts = run.final_sampler is not evaluator.sampler
     time_left = predict_time(
         run.stream,
         length,
         config.train.evaluate_every,
         parts.fitted.update_seconds,
-        n_texts=len(run.scored.prompts) if has_final_texts else 0,
+        n_texts=len(run.final_sampler.prompts) if has_final_texts else 0,
     )
     return ConsoleProgress(
         log_every=config.observe.log_every,

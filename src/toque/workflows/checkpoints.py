@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from toque.training.callbacks import Goal
     from toque.training.checkpoint.saved import Manifest
 
-_LISTED: Final = BucketUse(
+_LISTED = BucketUse(
     "the address of the run",
     "list and read",
     "Nothing there was changed.",

@@ -6,7 +6,6 @@ import filecmp
 import tempfile
 import time
 from pathlib import Path
-from typing import Final
 
 from toque.config import Resolved, RunConfig
 from toque.cooking.cookbook.recipes import write_cookbook
@@ -16,7 +15,7 @@ from toque.user_paths import named_path
 from toque.workflows.prepare import describe_result, prepare
 from toque.workflows.results import TrainedRun
 
-DISHES: Final = {
+DISHES = {
     "Chickpea and Olive Oil Hummus": "chickpeas, olive oil, lemon juice, garlic, salt",
     "Baked Sweet Potatoes with Sour Cream and Salsa": (
         "sweet potatoes, olive oil, salt, sour cream, salsa"
@@ -26,7 +25,7 @@ DISHES: Final = {
     ),
 }
 """Dishes of the final prompts with their ingredients. The cookbook does not contain them."""
-N_RECIPES: Final = 8000
+N_RECIPES = 8000
 """Default number of recipes in the cookbook."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from toque.evaluation.text_samples import Sample
     from toque.evaluation.text_scores import Scores
 
-_DIGITS: Final = 6
+_DIGITS = 6
 """Decimals in evaluation.json."""
-_LISTS: Final = "Give lists of equal length with at least one text."
-_SHOWN_SLICES: Final = ("recipe_score", "rougeL", "bleu")
+_LISTS = "Give lists of equal length with at least one text."
+_SHOWN_SLICES = ("recipe_score", "rougeL", "bleu")
 """Scores in the printed table of slices. evaluation.json has all scores."""
 
 
@@ -392,10 +392,13 @@ def score(
     if prompts is not None:
         columns["prompts"] = _check_texts("prompts", prompts)
     n = len(columns["texts"])
+    if n == 0:
+        raise ConfigError(f"{argument('texts')} is empty. {_LISTS}")
     for name, column in columns.items():
-        if not 0 < len(column) == n:
+        if len(column) != n:
             raise ConfigError(
-                f"{argument(name)} is a list of {len(column):,}. {_LISTS}"
+                f"{argument('texts')} has length {n:,}, but {argument(name)} has length "
+                f"{len(column):,}. {_LISTS}"
             )
     from toque.evaluation.text_samples import Prompt, score_text
     from toque.evaluation.text_scores import TextScores

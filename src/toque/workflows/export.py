@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
@@ -41,34 +41,35 @@ from toque.workflows.trained_model.training_record import (
 
 if TYPE_CHECKING:
     from toque.models.gguf.gguf_export import ExportedGguf
+    from toque.models.gguf.gguf_vocabulary import PromptTokens
     from toque.models.loading.model_export import Exported
 
-DEFAULT_DTYPES: Final = {"hf": "f32", "gguf": "f16", "adapter": "f32"}
-_SAMPLE: Final = (
+DEFAULT_DTYPES = {"hf": "f32", "gguf": "f16", "adapter": "f32"}
+_SAMPLE = (
     {"role": "user", "content": "Hello"},
     {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
     {"role": "user", "content": "And then?"},
 )
 """Conversation for which chat templates are compared."""
-N_PROMPTS: Final = 20
+N_PROMPTS = 20
 """Number of prompts for which the exported file is compared with the model."""
-_MODELFILE: Final = """# ollama create {name} -f Modelfile
+_MODELFILE = """# ollama create {name} -f Modelfile
 FROM ./{file}
 {template}
 PARAMETER num_predict {max_tokens}
 """
-_OLLAMA_TEMPLATE: Final = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
-_OLLAMA_CHAT: Final = """# Ollama uses the chat template in the file if it supports it.
+_OLLAMA_TEMPLATE = 'TEMPLATE """{before}{{{{ .Prompt }}}}{after}"""'
+_OLLAMA_CHAT = """# Ollama uses the chat template in the file if it supports it.
 # Otherwise write the template here in Ollama's language: TEMPLATE ...
 {stops}"""
-_RECIPE_TEMPLATE: Final = """{{%- set asked = messages[-1]['content'] -%}}
+_RECIPE_TEMPLATE = """{{%- set asked = messages[-1]['content'] -%}}
 {{%- if not asked.startswith({asks!r}) -%}}
 {{%- set title = asked.split(':')[0] -%}}
 {{%- set foods = asked[title|length + 1:].strip() -%}}
 {{%- set asked = {asks!r} + ' ' + title.strip() + ({using!r} + foods if foods else '') -%}}
 {{%- endif -%}}
 {{{{- asked -}}}}"""
-_UNCHANGED_TEMPLATE: Final = "{{- messages[-1]['content'] -}}"
+_UNCHANGED_TEMPLATE = "{{- messages[-1]['content'] -}}"
 
 
 def export(
@@ -100,7 +101,7 @@ def export(
     """
     if form not in DEFAULT_DTYPES:
         raise ConfigError(
-            f"{argument('form')} is {form!r}. Use {' or '.join(DEFAULT_DTYPES)}."
+            f"{argument('form')} must be one of {', '.join(DEFAULT_DTYPES)}, not {form!r}."
         )
     if push_to is not None:
         refuse_push(push_to)
@@ -155,8 +156,8 @@ def _model_folder(folder: Path, target: Path) -> Iterator[Path]:
         source = folder / "model"
         if not source.exists():
             raise CheckpointError(
-                f"The run {folder} has no finished model yet. Let `toque train` end first, or name "
-                f"a checkpoint with {argument('step=N')}. {list_steps(folder)}"
+                f"The run {folder} has no finished model yet. Wait until `toque train` ends, or "
+                f"name a checkpoint with {argument('step=N')}. {list_steps(folder)}"
             )
     # This check needs no torch, so a wrong name fails immediately.
     names = ("config.json", "adapter_config.json")
@@ -216,7 +217,7 @@ def _export_hf(
 
     if dtype not in DTYPES:
         raise ConfigError(
-            f"{argument('dtype')} is {dtype}. Use {', '.join(DTYPES)} in the format hf."
+            f"{argument('dtype')} must be one of {', '.join(DTYPES)} in the format hf, not {dtype}."
         )
     tokenizer = find_tokenizer(source)
     if record is FOREIGN and not is_toques(source):
@@ -301,10 +302,10 @@ def _compare_chat_templates(source: Path, exported: Exported) -> Exported:
     if exported_ids is None or exported_ids != original_ids:
         shutil.rmtree(exported.folder, ignore_errors=True)
         raise CheckpointError(
-            f"The chat template in {exported.folder} writes other tokens than the template in "
+            f"The chat template in {exported.folder} produces other tokens than the template in "
             f"{source}, so the export was removed. Please report this bug."
         )
-    result = f" Its chat template writes the same {len(exported_ids)} tokens as the original."
+    result = f" Its chat template produces the same {len(exported_ids)} tokens as the original."
     return replace(exported, template=result)
 
 
@@ -335,10 +336,9 @@ def _export_gguf(
     """Export a GGUF file with a Modelfile for Ollama."""
     with needing("gguf", "The format gguf"):
         from toque.models.gguf.gguf_export import TYPES, export_gguf, gguf_name
-        from toque.models.gguf.gguf_vocabulary import PromptTokens
     if kind not in TYPES:
         raise ConfigError(
-            f"{argument('dtype')} is {kind}. Use one of {', '.join(TYPES)} in the format gguf."
+            f"{argument('dtype')} must be one of {', '.join(TYPES)} in the format gguf, not {kind}."
         )
     codec = open_codec(source, record)
     find_chat_template(codec, record)  # also lets texts end at the end of a turn
@@ -358,17 +358,6 @@ def _export_gguf(
     )
 
     template = chat_template(record, template_text(codec.settings), ends=ends)
-    tokens = PromptTokens(
-        begin=begin,
-        # llama.cpp needs the token even if prompts do not begin with it.
-        bos=codec.pieces().get(codec.special_tokens.get("bos_token", "")),
-        ends=codec.ordered_ends,
-        pad=codec.pad_id,
-        unk=codec.unk_id,
-        newline=codec.newline_id,
-        ends_with_eos=encoder,
-        template=template,
-    )
     prompts = [
         write_prompt(recipe.title, recipe.ingredients)
         for recipe in recipes(N_PROMPTS, 0)
@@ -384,9 +373,28 @@ def _export_gguf(
         to,
         kind=kind,
         tokenizer_json=codec.tokenizer_json,
-        tokens=tokens,
+        tokens=_prompt_tokens(codec, begin, template, encoder=encoder),
         prompts=[prompt_ids(codec, text, family, record.form) for text in prompts],
         files={"README.md": usage, "Modelfile": modelfile},
+    )
+
+
+def _prompt_tokens(
+    codec: Codec, begin: int | None, template: str, *, encoder: bool
+) -> PromptTokens:
+    """Return the special tokens and the chat template for the file."""
+    from toque.models.gguf.gguf_vocabulary import PromptTokens  # needs the extra gguf
+
+    return PromptTokens(
+        begin=begin,
+        # llama.cpp needs the token even if prompts do not begin with it.
+        bos=codec.pieces().get(codec.special_tokens.get("bos_token", "")),
+        ends=codec.ordered_ends,
+        pad=codec.pad_id,
+        unk=codec.unk_id,
+        newline=codec.newline_id,
+        ends_with_eos=encoder,
+        template=template,
     )
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 from transformers import PreTrainedModel
 
@@ -38,7 +38,7 @@ from toque.workflows.trained_model.model_codec import model_files
 from toque.workflows.trained_model.prompt_format import example_prompt
 from toque.workflows.trained_model.training_record import build_record
 
-NO_TEMPLATE: Final = (
+NO_TEMPLATE = (
     "The folder does not contain the chat template of the base, because the model was not trained "
     "on conversations in this template. It contains all special tokens."
 )
@@ -94,7 +94,9 @@ def _generate_samples(
 ) -> list[Sample]:
     """Generate the final texts on all ranks. A time limit may leave out some of them."""
     with counting(reporter, "generating", "texts") as count:
-        samples = run.evaluator.generate_in_time(run.scored, model, count, final=True)
+        samples = run.evaluator.generate_in_time(
+            run.final_sampler, model, count, final=True
+        )
     return [*samples.values()]
 
 
@@ -109,7 +111,7 @@ def _score(
 ) -> Evaluation:
     """Score the model of `step`. Write its scores and texts to the run folder."""
     evaluator = run.evaluator
-    n_prompts = len(run.scored.prompts)
+    n_prompts = len(run.final_sampler.prompts)
     n_left_out = n_prompts - len(samples)
     scores = evaluate_samples(
         run.config,

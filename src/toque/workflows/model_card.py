@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
@@ -37,20 +37,20 @@ from toque.version import __version__
 from toque.workflows.evaluate import Evaluation
 from toque.workflows.trained_model.prompt_format import describe_prompts
 
-UNMEASURED: Final = "not measured"
-_UNMEASURED_RISKS: Final = (
+UNMEASURED = "not measured"
+_UNMEASURED_RISKS = (
     "other prompts and languages than the data's; whether the data contains personal or harmful "
     "content"
 )
-_UNMEASURED_COPIES: Final = (
+_UNMEASURED_COPIES = (
     "Whether the model repeats texts of the data word for word is not measured."
 )
-_LICENCE_KEYS: Final = ("license", "license_name", "license_link")
-_MAX_CARD_BYTES: Final = 1 << 20
+_LICENCE_KEYS = ("license", "license_name", "license_link")
+_MAX_CARD_BYTES = 1 << 20
 """Maximum size in bytes of a base model's card."""
-_MAX_VALUE_LENGTH: Final = 200
+_MAX_VALUE_LENGTH = 200
 """Maximum characters per value on a base model's card."""
-_JOULES_PER_KWH: Final = 3.6e6
+_JOULES_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True)

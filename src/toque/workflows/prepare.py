@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Final
 
 from toque.config import RunConfig
 from toque.data.prepare import pipeline
@@ -63,9 +62,9 @@ def prepare(
     return result
 
 
-_LARGE_BYTES: Final = 10_000_000
+_LARGE_BYTES = 10_000_000
 """Size of sources in bytes from which one step of their preparation may take a minute."""
-_ROW_ARGUMENTS: Final = {"sources": "data", "validation": "validation"}
+_ROW_ARGUMENTS = {"sources": "data", "validation": "validation"}
 """Field of `data` -> argument with rows for it."""
 
 

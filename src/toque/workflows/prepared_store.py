@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from toque.config import FilesConfig, RunConfig
 from toque.config.schema import TRAINED
@@ -33,9 +33,9 @@ from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.download import fetch, list_sources
 from toque.user_paths import named_path
 
-_CONTEXT_LENGTHS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
+_CONTEXT_LENGTHS = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Default context length of a model from scratch, by family. T5 has no limit."""
-_T5_TYPES: Final = ("t5", "mt5", "umt5")
+_T5_TYPES = ("t5", "mt5", "umt5")
 _File = TypeVar("_File", Located, RemoteFile)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -43,15 +43,15 @@ from toque.user_paths import named_path
 from toque.workflows.results import Model, TrainedRun, existing_folder
 from toque.workflows.saved_steps import run_of, split_address
 
-_COMPARED: Final = BucketUse(
+_COMPARED = BucketUse(
     "the address to compare",
     "list and read",
     "Nothing there was changed.",
     RunBucketError,
 )
-_LISTINGS: Final = 5
+_LISTINGS = 5
 """Maximum number of listings of a run's checkpoints, which change during training."""
-_MAX_MANIFEST_BYTES: Final = 1 << 24
+_MAX_MANIFEST_BYTES = 1 << 24
 """Maximum size in bytes of a manifest that decides whether a folder is a store."""
 
 

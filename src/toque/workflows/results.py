@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from toque.evaluation.best_of import Chosen
 
 
-_DOWNLOADED: Final = BucketUse(
+_DOWNLOADED = BucketUse(
     "the address of the model",
     "list and read",
     "Nothing there was changed.",
@@ -149,7 +149,8 @@ def existing_folder(model: Model) -> Path:
         )
     if folder.name in KINDS and any(folder.glob("step-*")):
         raise ConfigError(
-            f"{folder} is not one model. {list_steps(folder.parent)} Name one."
+            f"{folder} is a folder of checkpoints, not a checkpoint. "
+            f"{list_steps(folder.parent)} Name one of these."
         )
     # A name on the hub is also a relative path. It is a mistyped folder only if its parent exists.
     is_local = str(model).startswith(("/", "~", ".")) or folder.parent != Path()

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from torch import nn
 
@@ -27,18 +27,18 @@ from toque.workflows.trained_model.training_record import find_max_target_tokens
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 """Lengths of generated texts in the two measurements that are compared."""
-_SHORT_SECONDS: Final = 2.0
+_SHORT_SECONDS = 2.0
 """Time that is not worth a second measurement, and the time for repetitions of one measurement."""
-_TIMED_BATCHES: Final = 2
+_TIMED_BATCHES = 2
 """Number of held-out batches for which an evaluation is timed."""
-_COPIES: Final = 5
+_COPIES = 5
 """Number of copies of the weights that are written at the end: three in a checkpoint with AdamW's
 state, one in the best model, and one in the finished model."""
-_PROBE_BYTES: Final = 8 << 20
+_PROBE_BYTES = 8 << 20
 """Size of the file that measures the speed of the disk."""
-_PROBING_SHARE: Final = 0.01
+_PROBING_SHARE = 0.01
 """Share of the time limit that the repetition of one measurement may take. Not tuned."""
-_TEXTS_SHARE: Final = 0.25
+_TEXTS_SHARE = 0.25
 """Maximum share of the time limit for generated texts. Not tuned."""
 
 
@@ -87,7 +87,7 @@ def find_length(
     config: RunConfig,
     store: TokenStore,
     evaluator: Evaluator,
-    scored: Sampler,
+    final_sampler: Sampler,
     clock: CommandClock,
     reporter: Reporter,
     *,
@@ -101,7 +101,7 @@ def find_length(
         config: The configuration.
         store: The store of the run.
         evaluator: The evaluator, which is timed.
-        scored: The sampler of the final texts, which is timed.
+        final_sampler: The sampler of the final texts, which is timed.
         clock: The clock of the command.
         reporter: Receives the progress.
         over: Whether training is already over.
@@ -123,7 +123,7 @@ def find_length(
         )
         with reporter.working("measuring the time of evaluations and texts"):
             after = _measure_end(
-                config, store, evaluator, scored, max_seconds=max_seconds
+                config, store, evaluator, final_sampler, max_seconds=max_seconds
             )
     spent, after = ranks.broadcast((clock.seconds(), after))
     if total_seconds is None:
@@ -228,7 +228,7 @@ def _measure_end(
     config: RunConfig,
     store: TokenStore,
     evaluator: Evaluator,
-    scored: Sampler,
+    final_sampler: Sampler,
     *,
     max_seconds: float,
 ) -> AfterTraining:
@@ -242,12 +242,12 @@ def _measure_end(
 
     limit = find_max_target_tokens(config, store.manifest)
     final_texts = estimate_texts_seconds(
-        evaluator, scored, limit, max_seconds=max_seconds
+        evaluator, final_sampler, limit, max_seconds=max_seconds
     )
     texts = estimate_texts_seconds(
         evaluator, evaluator.sampler, limit, max_seconds=max_seconds
     )
-    n_texts = len(scored.prompts) + len(evaluator.sampler.prompts)
+    n_texts = len(final_sampler.prompts) + len(evaluator.sampler.prompts)
     return AfterTraining(
         evaluating,
         n_evaluations * evaluating + _measure_saving(config, evaluator.model),

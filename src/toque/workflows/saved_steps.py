@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
 
 from toque.errors import CheckpointError
 
-KINDS: Final = ("checkpoints", "best")
-SET_ASIDE: Final = "set-aside"
-_STEP: Final = re.compile(r"step-[0-9]{8,}")
-_ADDRESS: Final = re.compile(rf"(.+)/((?:{'|'.join(KINDS)})/{_STEP.pattern})")
+KINDS = ("checkpoints", "best")
+SET_ASIDE = "set-aside"
+_STEP = re.compile(r"step-[0-9]{8,}")
+_ADDRESS = re.compile(rf"(.+)/((?:{'|'.join(KINDS)})/{_STEP.pattern})")
 
 
 def is_step(name: str) -> bool:

@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from toque.config import Resolved
 from toque.errors import Interrupted, ToqueError
@@ -18,7 +17,7 @@ from toque.models.lora.quantised import silence_bitsandbytes
 from toque.reporter import LogReporter
 from toque.workflows.train import train
 
-_PRELOADED: Final = (
+_PRELOADED = (
     "toque.models.families",
     "transformers.models.auto.modeling_auto",
     "transformers.models.gpt2.modeling_gpt2",

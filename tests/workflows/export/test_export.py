@@ -134,9 +134,9 @@ def test_a_hugging_face_folder_in_half_the_bytes(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"form": "onnx"}, "form is 'onnx'. Use hf or gguf"),
-        ({"dtype": "q8_0"}, "dtype is q8_0. Use f32, bf16, f16 in the format hf"),
-        ({"form": "gguf", "dtype": "q4_k"}, "dtype is q4_k. Use one of f32, f16"),
+        ({"form": "onnx"}, "form must be one of hf, gguf, adapter, not 'onnx'"),
+        ({"dtype": "q8_0"}, "dtype must be one of f32, bf16, f16 in the format hf, not q8_0"),
+        ({"form": "gguf", "dtype": "q4_k"}, "dtype must be one of f32, f16"),
         ({"push_to": "soup"}, "must be a repository of the hub"),
         ({"push_to": "me/soup"}, "HF_HUB_OFFLINE is set"),
     ],

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from toque.config import RunConfig, load_config
 from toque.config.user_code import refuse_foreign_code
@@ -27,9 +27,9 @@ from toque.workflows.diagnosis.drill_faults import SAVES, FaultTests, Outcome
 from toque.workflows.diagnosis.run_facts import newest_checkpoint
 from toque.workflows.results import Model, model_folder
 
-_COPIES: Final = 10
+_COPIES = 10
 """Maximum number of checkpoints in the scratch folder at a time."""
-QUIET: Final = (
+QUIET = (
     "train.keep_last=2",
     "train.early_stopping=null",
     "train.best_by=loss",  # the copies do not generate texts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from toque.config import Resolved
 from toque.errors import CheckpointError, ConfigError, Interrupted, argument
@@ -28,10 +28,10 @@ from toque.workflows.diagnosis.run_facts import (
 )
 from toque.workflows.diagnosis.training_session import Session, StopAt
 
-SAVES: Final = 8
+SAVES = 8
 """Number of checkpoints per run."""
-_IDENTICAL: Final = "bitwise identical at the end"
-_REPORTED: Final = f"damage reported, previous checkpoint used, {_IDENTICAL}"
+_IDENTICAL = "bitwise identical at the end"
+_REPORTED = f"damage reported, previous checkpoint used, {_IDENTICAL}"
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from toque.storage.no_follow import open_append
 
 if TYPE_CHECKING:
     from toque.training.observers.watchers import RunState
 
-_POLL_SECONDS: Final = 0.002
+_POLL_SECONDS = 0.002
 
 
 class StopAt:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 from toque.config import Resolved, RunConfig, resolved_yaml
 from toque.errors import CheckpointError, ToqueError
@@ -23,8 +22,8 @@ from toque.training.optim.factory import state_bytes
 from toque.training.trainer import Trainer
 from toque.workflows.run_folder.run_log import LOG
 
-LOCK_FILE: Final = "checkpoints/.lock"
-_SESSION_FILES: Final = ("config.yaml", "resources.json", LOCK_FILE, LOG)
+LOCK_FILE = "checkpoints/.lock"
+_SESSION_FILES = ("config.yaml", "resources.json", LOCK_FILE, LOG)
 """Files that a session writes before its first update."""
 
 

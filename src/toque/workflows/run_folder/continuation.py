@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from toque.config import Resolved, RunConfig, resolve_values
 from toque.config.dump import ChangedSetting, differences
@@ -36,7 +35,7 @@ from toque.user_paths import named_path
 from toque.workflows.run_folder.set_aside import set_aside
 from toque.workflows.saved_steps import SET_ASIDE
 
-_FINGERPRINTED: Final = (
+_FINGERPRINTED = (
     "store",
     "sources",
     "validation",
@@ -44,7 +43,7 @@ _FINGERPRINTED: Final = (
     "max_target_tokens",
 )
 """Settings of `data` that may change as long as the store's fingerprint stays the same."""
-_RESUMED: Final = "resumed.json"
+_RESUMED = "resumed.json"
 """File with the checkpoint that a command went back to. A restart by the launcher reads it."""
 
 

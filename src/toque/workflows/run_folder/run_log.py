@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Final, TextIO
+from typing import TextIO
 
 from toque.reporter import Reporter
 from toque.storage.no_follow import open_append
 
-LOG: Final = "training.log"
+LOG = "training.log"
 """Name of the log in a run folder."""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from toque.errors import CheckpointError
 from toque.evaluation.bootstrap import FILE as BY_TEXT
@@ -19,7 +18,7 @@ from toque.training.checkpoint.fetch import OUTBOX, complete_steps
 from toque.training.checkpoint.saved import MANIFEST, step_folders, step_of
 from toque.workflows.saved_steps import KINDS, SET_ASIDE
 
-_FINAL_FILES: Final = (END, EVALUATION, BY_TEXT, "model")
+_FINAL_FILES = (END, EVALUATION, BY_TEXT, "model")
 """Files that a finished run writes. The record is first: without it, the run is not finished."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from torch import nn
 
@@ -22,7 +21,7 @@ from toque.training.checkpoint.store import CheckpointStore
 from toque.training.trainer import Trainer
 from toque.workflows.results import Model, model_folder, refuse_absent_start
 
-_BASE_HASH: Final = "base_sha256"
+_BASE_HASH = "base_sha256"
 """Key of a checkpoint's state with the hash of the frozen weights below an adapter."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from toque.config import RunConfig
 from toque.cooking.examples import question
@@ -40,14 +40,14 @@ from toque.workflows.trained_model.training_record import (
 if TYPE_CHECKING:
     from toque.evaluation.text_samples import Prompt
 
-_DISH: Final = ("lentil soup", ("lentils", "carrots", "cumin"))
-_PROMPT_PATTERNS: Final[Mapping[str, str]] = {
+_DISH = ("lentil soup", ("lentils", "carrots", "cumin"))
+_PROMPT_PATTERNS: Mapping[str, str] = {
     "write": f"`{write_prompt('NAME', ('a', 'b', 'c'))}`",
     "request": "`How do I make NAME?` and other free requests",
     **{task: f"`{QUESTIONS[task]}...`" for task in ("next_step", "title", *CLASSES)},
 }
 """Pattern of the prompts of each recipe task, for the model card."""
-_DESCRIPTIONS: Final[Mapping[str, str]] = {
+_DESCRIPTIONS: Mapping[str, str] = {
     "gaps": (
         "It was trained to fill gaps in texts, as a start for further training. It does not "
         "answer prompts or generate texts yet."

@@ -72,8 +72,8 @@ def read_prompts(
             content, text = _read_record(line, where, known_task)
         else:
             raise ConfigError(
-                f"{where} must be a text, e.g. {argument(example)}, or a record of fields by their "
-                f"names, not a {type(line).__name__} ({str(line)[:60]!r})."
+                f"{where} must be a text, e.g. {argument(example)}, or a record of named "
+                f"fields, not a {type(line).__name__} ({str(line)[:60]!r})."
             )
         # Punctuation of "dish: a, b" alone is blank too.
         if not blanks and not content.strip(" \t\r\n:,"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from toque.config import RunConfig, load_config
 from toque.data.store.store_manifest import StoreManifest, form_of, read_manifest
@@ -15,9 +14,9 @@ from toque.models.loading.provenance import OwnTask, Provenance, provenance_of
 from toque.workflows.saved_steps import run_of
 from toque.workflows.trained_model.folders import find_base
 
-UNKNOWN: Final = Provenance(form="recipes", max_new_tokens=256)
+UNKNOWN = Provenance(form="recipes", max_new_tokens=256)
 """Record of a model folder that has one of Toque's tokenizers but no record."""
-FOREIGN: Final = Provenance(form="documents", max_new_tokens=256)
+FOREIGN = Provenance(form="documents", max_new_tokens=256)
 """Record of a model that Toque did not train. It continues its prompts."""
 
 
