@@ -9,8 +9,8 @@ import pytest
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.recipe_form import MOST_MORE, recipe_form
-from toque.cooking.recipe_scores import asked_ingredients
+from toque.cooking.recipe_form import MAX_OTHER_INGREDIENTS, recipe_form
+from toque.cooking.recipe_scores import requested_ingredients
 
 STEPS = ("Mix it all.", "Serve hot.")
 
@@ -35,7 +35,7 @@ def recipe(*lines: str, steps: tuple[str, ...] = STEPS) -> str:
 
 def test_every_recipe_of_the_cookbook_has_the_form_in_any_order():
     for number, one in enumerate(recipes(4, seed=5)):
-        asked = asked_ingredients(write_prompt(one.title, one.ingredients))
+        asked = requested_ingredients(write_prompt(one.title, one.ingredients))
         lines = list(one.ingredients)
         random.Random(number).shuffle(lines)
         cut = parts(to_text(replace(one, ingredients=tuple(lines))), asked)
@@ -56,8 +56,11 @@ def test_every_recipe_of_the_cookbook_has_the_form_in_any_order():
         ),  # not asked for, before what was
         (("2 cups rice", "1 cup rice", "1 egg"), False),  # twice
         (("2 cups rice vinegar", "1 egg"), False),  # another food
-        (("2 cups rice", "1 egg", *["1 pinch salt"] * MOST_MORE), True),
-        (("2 cups rice", "1 egg", *["1 pinch salt"] * (MOST_MORE + 1)), False),
+        (("2 cups rice", "1 egg", *["1 pinch salt"] * MAX_OTHER_INGREDIENTS), True),
+        (
+            ("2 cups rice", "1 egg", *["1 pinch salt"] * (MAX_OTHER_INGREDIENTS + 1)),
+            False,
+        ),
     ],
 )
 def test_all_that_was_asked_stands_first_and_once(lines, held):

@@ -12,15 +12,16 @@ from itertools import combinations
 import pytest
 
 from toque.cooking.cookbook.recipes import recipes
+from toque.cooking.normalised_words import ACTION_VERBS, has_action_verb
 from toque.cooking.plausible_amounts import quantity_sanity
 from toque.cooking.prompts import REQUESTS, write_prompt
 from toque.cooking.recipe import ParsedRecipe, Recipe, parse_text, to_text
 from toque.cooking.recipe_scores import (
     POOR,
+    advice_on_score,
     evaluate_recipe,
     foods_of_title,
     hallucinated_ingredients,
-    hint,
     ingredient_coverage,
     ingredients_used,
     sentences_once,
@@ -31,7 +32,6 @@ from toque.cooking.recipe_scores import (
     title_of,
     variety,
 )
-from toque.cooking.text_keys import ACTION_VERBS, has_action_verb
 from toque.cooking.times_and_heat import oven_fits, times_and_heat
 
 WORKED_EXAMPLE = """\
@@ -442,7 +442,7 @@ def test_text_without_steps_or_ingredients_scores_low():
 
 
 def test_a_hint_says_what_to_do_while_texts_are_poor():
-    assert hint(POOR) == hint(1.0) == ""
-    said = hint(0.314)
+    assert advice_on_score(POOR) == advice_on_score(1.0) == ""
+    said = advice_on_score(0.314)
     assert "0.31" in said
     assert "model.start_from" in said

@@ -42,7 +42,7 @@ def read(records: list[dict[str, Any]], folder: Path, **source: Any) -> BlockExa
 
 def judged(path: Path, **source: Any) -> RecordReader:
     judge = FileJudge(SourceConfig(path=str(path), **source), "utf-8", reader_for)
-    return judge.judged([Located(str(path), path)], print).reader
+    return judge.judge([Located(str(path), path)], print).reader
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,7 @@ def test_a_template_that_cannot_be_read_is_refused(template, tmp_path):
 
 def test_a_template_of_a_field_that_is_not_there_is_refused(tmp_path):
     columns = {"prompt": "{question} {hint}", "target": "answer"}
-    with pytest.raises(
-        DataError, match="without the column named for prompt, part 2: hint"
-    ):
+    with pytest.raises(DataError, match="has no column for prompt, part 2: hint"):
         read([{"question": "q", "answer": "a"}], tmp_path, columns=columns)
 
 

@@ -15,7 +15,7 @@ from toque.sources.documents import DocumentReader, TextReader
 from toque.sources.file_kinds import FileJudge
 from toque.sources.layouts import TextRecordsError, layout_for
 from toque.sources.records import examples_in, unpack
-from toque.sources.source_files import blocks_of, find_files, located
+from toque.sources.source_files import blocks_of, find_files, locate_files
 
 STEPS = "Boil the beans in salted water. Serve them warm with butter and dill."
 HEADER = ["title", "ingredients", "directions"]
@@ -254,7 +254,7 @@ LINES = ["Line, number 1", 'Say "hi"', "Two\nlines", "plain"]
 
 def judged(path, **settings):
     source = FilesConfig(path=str(path), **settings)
-    return FileJudge(source, "utf-8", reader_for).judged(located(str(path)), print)
+    return FileJudge(source, "utf-8", reader_for).judge(locate_files(str(path)), print)
 
 
 def targets_in(source):

@@ -20,7 +20,7 @@ from toque.sources.documents import (
     PairReader,
     TextReader,
     clean_document,
-    composed,
+    to_nfc,
 )
 from toque.sources.layouts import TextRecordsError, UnknownFormatError, layout_with
 from toque.sources.records import Block, BlockExamples
@@ -131,14 +131,14 @@ MARKS = "\u0301\u0323\u0308\u0344\u0f71\u0f73\u0f75\u05b0\u3099\u0345\u1dca!e\u0
 
 @given_any(st.text(alphabet=MARKS, max_size=80) | st.text())
 def test_every_text_is_composed_as_the_standard_library_does(text: str) -> None:
-    assert composed(text) == unicodedata.normalize("NFC", text)
+    assert to_nfc(text) == unicodedata.normalize("NFC", text)
 
 
 def test_a_long_run_loses_no_mark() -> None:
     text = "e" + "\u0301\u0323" * 500
-    assert composed(text) == unicodedata.normalize("NFC", text)
+    assert to_nfc(text) == unicodedata.normalize("NFC", text)
     assert (
-        len(composed(text)) == len(text) - 1
+        len(to_nfc(text)) == len(text) - 1
     )  # the letter and one mark are one character
 
 
@@ -371,7 +371,7 @@ def test_the_named_columns_choose_the_layout(
     path = file_of(tmp_path, text)
     columns = {"prompt": "question", "target": "answer"}
     if name is None:
-        with pytest.raises(DataError, match="without the column named for"):
+        with pytest.raises(DataError, match="has no column for"):
             layout_with(path, columns)
     else:
         assert layout_with(path, columns).name == name
@@ -419,9 +419,7 @@ def test_prose_and_pages_are_no_records(tmp_path: Path) -> None:
         UnknownFormatError, match=r"not a file of records\. It begins with b'Stir it"
     ):
         PairReader("a", "b").schema(file_of(tmp_path, "Stir it.\nServe it.\n"))
-    with pytest.raises(
-        DataError, match=r"without the column named for text: body|not a file of"
-    ):
+    with pytest.raises(DataError, match=r"has no column for text: body|not a file of"):
         DocumentReader("body").schema(
             file_of(tmp_path, "<!DOCTYPE html>\n<html></html>\n")
         )

@@ -74,7 +74,7 @@ def test_named_columns_and_pictures(tmp_path, read_file):
         DataError, match="an Arrow table without a column of ingredients"
     ):
         RecipeReader().schema(file)
-    with pytest.raises(DataError, match="without the column named for title: no"):
+    with pytest.raises(DataError, match="has no column for title: no"):
         RecipeReader({"title": "no"}).schema(file)
 
 
@@ -110,7 +110,7 @@ def test_records_of_text_are_documents(tmp_path):
     assert not is_columnar(lines)
     with pytest.raises(ConfigError, match="for documents text alone"):
         reader_for({"text": "a", "title": "b"})
-    with pytest.raises(DataError, match="without the column named for text: body"):
+    with pytest.raises(DataError, match="has no column for text: body"):
         list(reader_for({"text": "body"}).blocks(arrow))
 
 

@@ -197,7 +197,7 @@ def test_columns_that_the_user_names(read_text):
         read_text(json.dumps(record))
     assert read_text(json.dumps(record), columns).one.title == "Topf"
     with pytest.raises(
-        DataError, match=r"column named for title: name\. Its columns are 'titel'"
+        DataError, match=r"no column for title: name\. Its columns are 'titel'"
     ):
         read_text(json.dumps(record), columns | {"title": "name"})
 

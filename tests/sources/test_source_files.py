@@ -1,7 +1,7 @@
 import pytest
 
 from toque.data.prepare.store_plan import _matches
-from toque.sources.source_files import located
+from toque.sources.source_files import locate_files
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ def test_folders_with_brackets_and_other_signs_of_patterns(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     monkeypatch.chdir(tmp_path)
-    assert [file.name for file in located(pattern)] == names
+    assert [file.name for file in locate_files(pattern)] == names
     absolute = str(tmp_path / pattern)
-    assert [file.name for file in located(absolute)] == [
+    assert [file.name for file in locate_files(absolute)] == [
         str(tmp_path / name) for name in names
     ]
     assert all(_matches(pattern, name) for name in names)

@@ -32,7 +32,7 @@ from toque.units import Cursor
 from toque.workflows.build import build_language_model, build_stream
 from toque.workflows.diagnosis.show_batch import show_batch
 from toque.workflows.inference.open_served import open_models
-from toque.workflows.model_record import find_chat_template
+from toque.workflows.trained_model.model_codec import find_chat_template
 from workflows.test_chat_bases import TEMPLATE, chat_base
 
 FOODS = ("rice", "beans", "leeks", "eggs", "pears", "oats", "figs", "kale")
@@ -380,7 +380,9 @@ def test_a_template_that_cannot_be_learnt_is_refused(
 def test_settings_of_conversations_are_refused_where_there_are_none(base, tmp_path):
     config = configured(base, tmp_path, chat_template="plain")
     (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "target": "b"}\n' * 2)
-    with pytest.raises(ConfigError, match=r"no source of data.sources has conversations"):
+    with pytest.raises(
+        ConfigError, match=r"no source of data.sources has conversations"
+    ):
         toque.prepare(config)
     with pytest.raises(ConfigError, match=r"must be .*plain, chatml.*not 'nowhere'"):
         toque.prepare(configured(base, tmp_path, chat_template="nowhere"))

@@ -451,7 +451,7 @@ def test_neighbours_with_one_text_each_are_two_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": "{txt}"}, r"column named for prompt of sentiment: txt.*'label'"),
+        ({"prompt": "{txt}"}, r"no column for prompt of sentiment: txt.*'label'"),
         ({"prompt": "{text:>9}"}, "has a field without a name or with a format"),
         ({"classes": ["good", "bad", "Bad"]}, r"classes has 'Bad', but no record in rows\.jsonl"),
         ({"classes": ["Good", "Bad"]}, r"240 an answer that is not a class of sentiment"),

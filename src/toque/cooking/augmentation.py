@@ -1,4 +1,4 @@
-"""Augmentation of a store's examples by rules: texts that change from epoch to epoch.
+"""Rule-based augmentation of training examples, so that texts differ between epochs.
 
 An augmented example is a function of seed, epoch and example. Only requests for recipes are
 changed, because the labels of other tasks belong to the original text.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,26 +22,27 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import prompt_bounds
 from toque.keyed_random import key_of
 
-_AUGMENT: Final = 4
-"""Part of the keys that makes them different from the keys of the order."""
-_SAMPLE: Final = 1024
-"""Examples in the sample that `in_words` reports, which takes a tenth of a second."""
+_AUGMENT = 4
+"""Component of random keys that separates augmentation from the data order."""
+_SAMPLE = 1024
+"""Examples in the sample of `in_words`. It takes a tenth of a second."""
 
-Outcome = Literal["plain", "left", "changed"]
-"""Outcome of the rules for an example. left: changed, but too long or not readable again."""
+Outcome = Literal["plain", "rejected", "changed"]
+"""Outcome for an example. plain: the rules made no edits. rejected: the edited text is too long, or
+the tokenizer does not reproduce the text."""
 
 
 class Rewriting:
     """Augmented training examples of a store, as a function of row and epoch key.
 
-    An example that would become longer than the longest row stays unchanged, so that it fits in
-    memory and in the model's positions.
+    An example that would become longer than the store's longest row stays unchanged, so that it
+    fits in memory and in the model's context length.
 
     Args:
         rules: The probabilities of the rules.
         store: The store.
         rows: The training rows of the store.
-        encoder: True for an encoder-decoder model.
+        encoder: True for an encoder-decoder model. It limits prompt and target separately.
     """
 
     def __init__(
@@ -59,10 +60,8 @@ class Rewriting:
         self._bounds = prompt_bounds(
             self._codec, "encoder-decoder" if encoder else "decoder"
         )
-        prompt_lengths, target_lengths = (
-            store.prompt_lengths[rows],
-            store.target_lengths[rows],
-        )
+        prompt_lengths = store.prompt_lengths[rows]
+        target_lengths = store.target_lengths[rows]
         self._max_prompt = int(prompt_lengths.max())
         self._max_target = int(target_lengths.max())
         self._max_length = int((prompt_lengths + target_lengths).max())
@@ -74,14 +73,13 @@ class Rewriting:
 
     def in_words(self, rows: NDArray[np.int64], *, seed: int) -> str:
         """Describe the effect on a sample of `rows` in the first epoch."""
-        sample = rows[
-            np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64)
-        ]
-        changed, left = self.counts(sample, key_of(seed, 0))
+        n_sampled = min(len(rows), _SAMPLE)
+        sample = rows[np.linspace(0, len(rows) - 1, n_sampled).astype(np.int64)]
+        changed, rejected = self.counts(sample, key_of(seed, 0))
         return (
             f"augmentation: in the first epoch, {changed:,} of {len(sample):,} sampled examples "
-            f"are changed. {left:,} stay unchanged because they would become too long, or because "
-            "the tokenizer does not reproduce their text"
+            f"are changed. {rejected:,} stay unchanged because they would become too long, or "
+            "because the tokenizer does not reproduce their text"
         )
 
     def __call__(self, row: int, key: int) -> Sides:
@@ -91,16 +89,17 @@ class Rewriting:
     def counts(self, rows: NDArray[np.int64], key: int) -> tuple[int, int]:
         """Count the changed rows, and the rows that stay unchanged although a rule applies."""
         outcomes = Counter(self._rewrite(row, key)[1] for row in rows.tolist())
-        return outcomes["changed"], outcomes["left"]
+        return outcomes["changed"], outcomes["rejected"]
 
     def _rewrite(self, row: int, key: int) -> tuple[Sides, Outcome]:
+        """Return prompt and target of a row after the rules, and the outcome."""
         prompt, target = self._store.prompt(row), self._store.target(row)
-        if self._store.spans(
-            row
-        ):  # positions in a conversation, which an edit would shift
+        # An edit would shift the token spans of a conversation.
+        if self._store.spans(row):
             return (prompt, target), "plain"
-        head, request, tail = _split_off(prompt, *self._bounds)
-        _, text, end = _split_off(target, None, self._codec.eos_id)
+
+        head, request, tail = _split_special_tokens(prompt, *self._bounds)
+        _, text, end = _split_special_tokens(target, None, self._codec.eos_id)
         prompt_edits, target_edits = edits_of(
             self._rules,
             words_of(self._codec, request),
@@ -113,37 +112,41 @@ class Rewriting:
 
         new_request = splice(self._codec, request, prompt_edits)
         new_text = splice(self._codec, text, target_edits)
-        n_prompt = len(head) + len(new_request) + len(tail)
-        n_target = len(new_text) + len(end)
+        if new_request is request and new_text is text:
+            return (prompt, target), "rejected"
+        new_prompt = np.concatenate([head, new_request, tail])
+        new_target = np.concatenate([new_text, end])
+        if not self._fits(len(new_prompt), len(new_target)):
+            return (prompt, target), "rejected"
+        return (new_prompt, new_target), "changed"
+
+    def _fits(self, n_prompt: int, n_target: int) -> bool:
+        """Check that an example of these tokens is not longer than the store's longest row."""
         if self._encoder:
-            fits = n_prompt <= self._max_prompt and n_target <= self._max_target
-        else:
-            fits = n_prompt + n_target <= self._max_length
-        if not fits or (new_request is request and new_text is text):
-            return (prompt, target), "left"
-        sides = (
-            np.concatenate([head, new_request, tail]),
-            np.concatenate([new_text, end]),
-        )
-        return sides, "changed"
+            return n_prompt <= self._max_prompt and n_target <= self._max_target
+        return n_prompt + n_target <= self._max_length
 
 
-def _split_off(ids: Ids, begin: int | None, end: int | None) -> tuple[Ids, Ids, Ids]:
-    """Split off the special tokens at the beginning and the end of a text."""
-    first = int(begin is not None and len(ids) > 0 and ids[0] == begin)
-    last = len(ids) - int(end is not None and len(ids) > first and ids[-1] == end)
+def _split_special_tokens(
+    ids: Ids, begin: int | None, end: int | None
+) -> tuple[Ids, Ids, Ids]:
+    """Split a text into its begin token, its other tokens and its end token."""
+    has_begin = begin is not None and len(ids) > 0 and ids[0] == begin
+    first = 1 if has_begin else 0
+    has_end = end is not None and len(ids) > first and ids[-1] == end
+    last = len(ids) - 1 if has_end else len(ids)
     return ids[:first], ids[first:last], ids[last:]
 
 
 _FORMAT, _CONNECTION, _PARAPHRASE, _SUBSTITUTE, _TIP = range(5)
-_ASKS: Final = tuple(ASKS_FOR.split())
-_WITH: Final = tuple(WITH_INGREDIENTS.split())
-_FORMATS: Final = (
+_ASKS = tuple(ASKS_FOR.split())
+_WITH = tuple(WITH_INGREDIENTS.split())
+_FORMATS = (
     _ASKS,
     *(tuple(form.partition("{text}")[0].split()) for form in PROMPT_FORMATS),
 )
-_TARGET_BEGINS: Final = "Ingredients:"
-_STEPS_BEGIN: Final = "Instructions:"
+_TARGET_BEGINS = "Ingredients:"
+_STEPS_BEGIN = "Instructions:"
 
 Edits = list[Edit]
 
@@ -156,7 +159,7 @@ def edits_of(
     key: int,
     is_complete: bool,
 ) -> tuple[Edits, Edits]:
-    """Return the edits of the prompt and of the target of an example.
+    """Return the edits of an example's prompt and target. Targets without a recipe have none.
 
     Args:
         rules: The probabilities of the rules.
@@ -173,41 +176,53 @@ def edits_of(
         return [], []
     prompt_edits: Edits = []
     target_edits: Edits = []
-    # Position of the first name, after "using ingredients:".
-    positions = range(len(_WITH), len(prompt))
-    names_at = next(
-        (at for at in positions if tuple(prompt[at - len(_WITH) : at]) == _WITH), None
-    )
+    names_at = _index_of_names(prompt)
+
     if tuple(prompt[: len(_ASKS)]) == _ASKS:
         form = _FORMATS[key_of(key, _FORMAT) % len(_FORMATS)]
         if rules.prompt_formats and form != _ASKS:
             prompt_edits.append(Edit(0, len(_ASKS), form))
         if names_at and applies(_CONNECTION, rules.instructions):
             words = CONNECTIONS[key_of(key, _CONNECTION, 1) % len(CONNECTIONS)]
-            prompt_edits.append(
-                Edit(names_at - len(_WITH), names_at, tuple(words.split()))
-            )
+            start = names_at - len(_WITH)
+            prompt_edits.append(Edit(start, names_at, tuple(words.split())))
+
     if names_at and applies(_SUBSTITUTE, rules.substitute):
-        swaps = substitution(prompt, target, names_at, key=key_of(key, _SUBSTITUTE, 1))
-        prompt_edits += swaps[0]
-        target_edits += swaps[1]
+        swap_key = key_of(key, _SUBSTITUTE, 1)
+        in_prompt, in_target = substitution(prompt, target, names_at, key=swap_key)
+        prompt_edits += in_prompt
+        target_edits += in_target
+
     if applies(_PARAPHRASE, rules.paraphrase):
         target_edits += _paraphrase(target, key)
+
     if is_complete and applies(_TIP, rules.tips):
         tip = TIPS[key_of(key, _TIP, 1) % len(TIPS)]
-        target_edits.append(
-            Edit(len(target), len(target), (BREAK, "Tip:", *tip.split()))
-        )
+        end = len(target)
+        target_edits.append(Edit(end, end, (BREAK, "Tip:", *tip.split())))
 
-    disjoint_edits: Edits = []
-    for edit in sorted(target_edits):
-        if not disjoint_edits or edit.start >= disjoint_edits[-1].end:
-            disjoint_edits.append(edit)
-    return sorted(prompt_edits), disjoint_edits
+    return sorted(prompt_edits), _drop_overlaps(sorted(target_edits))
+
+
+def _index_of_names(prompt: Sequence[str]) -> int | None:
+    """Return the index of the word after "using ingredients:", or None without these words."""
+    for index in range(len(_WITH), len(prompt)):
+        if tuple(prompt[index - len(_WITH) : index]) == _WITH:
+            return index
+    return None
+
+
+def _drop_overlaps(edits: Edits) -> Edits:
+    """Drop each edit that overlaps with an earlier one: a verb in a name may have a synonym."""
+    disjoint: Edits = []
+    for edit in edits:
+        if not disjoint or edit.start >= disjoint[-1].end:
+            disjoint.append(edit)
+    return disjoint
 
 
 def _paraphrase(target: Sequence[str], key: int) -> Edits:
-    """Replace verbs at the beginning of sentences by a random synonym, or keep them."""
+    """Replace each verb that begins a sentence by a random synonym, or keep it."""
     edits: Edits = []
     first = target.index(_STEPS_BEGIN) + 1 if _STEPS_BEGIN in target else len(target)
     for index in range(first, len(target)):
@@ -220,11 +235,11 @@ def _paraphrase(target: Sequence[str], key: int) -> Edits:
     return edits
 
 
-CONNECTIONS: Final[tuple[str, ...]] = (  # replacements of "using ingredients:"
+CONNECTIONS: tuple[str, ...] = (  # replacements of "using ingredients:"
     "with", "using:", "with these ingredients:", "made from", "I have", "that uses",
 )  # fmt: skip
 
-VERBS: Final[dict[str, tuple[str, ...]]] = {  # synonyms of verbs that begin a sentence
+VERBS: dict[str, tuple[str, ...]] = {  # synonyms of verbs that begin a sentence
     "Add": ("Put in",), "Arrange": ("Lay out",), "Beat": ("Whisk",), "Blend": ("Mix",),
     "Chill": ("Refrigerate",), "Combine": ("Mix", "Mix together"), "Drain": ("Strain",),
     "Garnish": ("Decorate",), "Heat": ("Warm",), "Mix": ("Combine", "Stir together"),
@@ -233,7 +248,7 @@ VERBS: Final[dict[str, tuple[str, ...]]] = {  # synonyms of verbs that begin a s
     "Stir": ("Mix",), "Toss": ("Mix",), "Transfer": ("Move",), "Whisk": ("Beat",),
 }  # fmt: skip
 
-TIPS: Final[tuple[str, ...]] = (
+TIPS: tuple[str, ...] = (
     "Read the whole recipe before you begin.",
     "Measure everything out before you start.",
     "Ovens and stoves differ, so look before the time is up.",

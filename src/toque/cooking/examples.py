@@ -1,6 +1,6 @@
 """Training examples of a recipe: prompt and target of each task, keys, and label columns.
 
-Each task has a prompt with parts of a recipe, and an answer:
+The prompt of each task has parts of a recipe, and its target is another part or a label:
 
 * `write` turns title and ingredient names into the recipe.
 * `request` turns a free request into the recipe.
@@ -10,7 +10,7 @@ Each task has a prompt with parts of a recipe, and an answer:
 * `next_step` turns title, ingredient names and up to three steps into the next step.
 * `title` turns ingredient names and steps into the title.
 
-All answers are text, so every model family can learn every task. docs/reference/formats.md lists
+All targets are text, so every model family can learn every task. docs/reference/formats.md lists
 the columns. Labels are estimated only for recipes in English.
 """
 
@@ -18,15 +18,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from toque.cooking.labels.difficulty import judged_difficulty
-from toque.cooking.labels.features import Reading, read
+from toque.cooking.labels.difficulty import estimate_difficulty
+from toque.cooking.labels.features import Reading, read_features
 from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.origins import cuisine_of, language_of
 from toque.cooking.labels.quality import quality_of
+from toque.cooking.normalised_words import duplicate_key
 from toque.cooking.prompts import (
     CLASSES,
     RECIPE_TASKS,
@@ -37,106 +37,128 @@ from toque.cooking.prompts import (
     distinct_names,
 )
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
-from toque.cooking.text_keys import normalised
 from toque.keyed_random import key_of
 from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
-UNKNOWN: Final = 255  # column value of an unknown label
-UNCLEAN_NAMES: Final = (
-    "ingredient names left out of prompts: not only the name of a food"
-)
+UNKNOWN = 255  # column value of an unknown label
+UNCLEAN_NAMES = "ingredient names left out of prompts: not only the name of a food"
+# Origins of a nutrition class, as codes of the column `nutrition_from`.
 BY_RULE = 0  # our rule
 BY_FIGURES = 1  # the source's figures
 BY_SOURCE = 2  # the source's label
+# In the column `difficulty_from`, 0 is our rule as well.
+_DIFFICULTY_BY_SOURCE = 1
 
 
 def examples_of(
     recipe: Recipe, notes: Counter[str], tasks: Sequence[Task] = ("write",)
 ) -> list[Example] | str:
-    """Return a recipe's examples, one per task in ascending order, or a reason for dropping it."""
-    reading = read(recipe)
+    """Return a recipe's examples, one per task in ascending order, or a reason for dropping it.
+
+    `notes` counts estimated labels and missing examples.
+    """
+    reading = read_features(recipe)
     columns = labels_of(reading, notes)
     if n_unclean := sum(not facts.has_clean_name for facts in reading.lines):
         notes[UNCLEAN_NAMES] += n_unclean
 
-    body = normalised("\n".join((*recipe.ingredients, *recipe.steps)))
-    title = normalised(recipe.title)
-    hashed = (body, title, b"%b\n%b" % (title, body))
-    key, title_key, record_key = map(xxh3_64_intdigest, hashed)
+    body = duplicate_key("\n".join((*recipe.ingredients, *recipe.steps)))
+    title = duplicate_key(recipe.title)
+    key = xxh3_64_intdigest(body)
+    title_key = xxh3_64_intdigest(title)
+    record_key = xxh3_64_intdigest(b"%b\n%b" % (title, body))
     codes = {task: int(columns[task]) for task in CLASSES if columns[task] != UNKNOWN}
-    examples: list[Example] = []
     fields = _Fields(reading, codes, record_key)
+
+    examples: list[Example] = []
     for number, task in enumerate(TASKS):
         if task not in tasks:
             continue
-        form = RECIPE_TASKS[task]
+        template = RECIPE_TASKS[task]
         try:
-            prompt_and_target = (
-                str(form.prompt).format_map(fields),
-                form.target.format_map(fields),
-            )
+            prompt = str(template.prompt).format_map(fields)
+            target = template.target.format_map(fields)
         except KeyError:
             notes[missing_note(task, NEEDS[task])] += 1
             continue
         if tuple(tasks) != ("write",):  # every recipe has a "write" example
             notes[examples_note(task)] += 1
-        examples.append(
-            Example(
-                *prompt_and_target,
-                key,
-                title_key,
-                record_key,
-                task=number,
-                columns=columns,
-            )
+        example = Example(
+            prompt,
+            target,
+            key,
+            title_key,
+            record_key,
+            task=number,
+            columns=columns,
         )
+        examples.append(example)
     return examples or f"{NO_LABEL} for {', '.join(tasks)}"
 
 
 def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
-    """Return the label columns of a recipe. The source's own labels take precedence."""
+    """Return the label columns of a recipe, and count their origins in `notes`.
+
+    The source's own labels take precedence.
+    """
     recipe = reading.recipe
     quality = quality_of(reading)
     language = language_of(reading) if quality.parts["language"] < 1.0 else "English"
     is_english = language == "English"
     if not is_english:
         notes[f"recipes in {language} (labels know English only)"] += 1
-    if recipe.difficulty is None:
-        report = judged_difficulty(reading)
-        # In a foreign text only the counts of ingredients and steps are reliable.
-        difficulty = report.level if is_english else report.by_bounds
-        difficulty_from = BY_RULE
-    else:
-        difficulty, difficulty_from = recipe.difficulty, 1
-        notes["difficulty as the source says"] += 1
-    nutrition = recipe.nutrition_class
-    nutrition_from = BY_SOURCE
-    coverage = 1.0
-    if nutrition is None:
-        recipe_nutrition = nutrition_of(reading)
-        nutrition, coverage = recipe_nutrition.klass, recipe_nutrition.coverage
-        nutrition_from = BY_RULE if recipe_nutrition.estimated else BY_FIGURES
-        if recipe_nutrition.estimated and not is_english:
-            nutrition, coverage = None, 0.0
-    nutrition_from = nutrition_from if nutrition else UNKNOWN
-    notes[_ORIGINS[nutrition_from]] += 1
     cuisine = cuisine_of(recipe.tags)
     return {
         "n_ingredients": len(recipe.ingredients),
         "n_steps": len(recipe.steps),
         "quality": quality.score,
-        "difficulty": DIFFICULTIES.index(difficulty),
-        "difficulty_from": difficulty_from,
-        "nutrition": UNKNOWN
-        if nutrition is None
-        else NUTRITION_CLASSES.index(nutrition),
-        "nutrition_from": nutrition_from,
-        "nutrition_coverage": coverage,
+        **_difficulty_columns(reading, notes, is_english=is_english),
+        **_nutrition_columns(reading, notes, is_english=is_english),
         "cuisine": UNKNOWN if cuisine is None else cuisine,
     }
 
 
-_ORIGINS: Final = {
+def _difficulty_columns(
+    reading: Reading, notes: Counter[str], *, is_english: bool
+) -> dict[str, int]:
+    difficulty = reading.recipe.difficulty
+    difficulty_from = _DIFFICULTY_BY_SOURCE
+    if difficulty is not None:
+        notes["difficulty as the source says"] += 1
+    else:
+        report = estimate_difficulty(reading)
+        # In a foreign text only the counts of ingredients and steps are reliable.
+        difficulty = report.level if is_english else report.by_bounds
+        difficulty_from = BY_RULE
+    return {
+        "difficulty": DIFFICULTIES.index(difficulty),
+        "difficulty_from": difficulty_from,
+    }
+
+
+def _nutrition_columns(
+    reading: Reading, notes: Counter[str], *, is_english: bool
+) -> dict[str, int | float]:
+    klass = reading.recipe.nutrition_class
+    nutrition_from = BY_SOURCE
+    coverage = 1.0
+    if klass is None:
+        nutrition = nutrition_of(reading)
+        klass, coverage = nutrition.klass, nutrition.coverage
+        nutrition_from = BY_RULE if nutrition.estimated else BY_FIGURES
+        if nutrition.estimated and not is_english:
+            klass, coverage = None, 0.0
+    if klass is None:
+        nutrition_from = UNKNOWN
+    notes[_ORIGINS[nutrition_from]] += 1
+    return {
+        "nutrition": UNKNOWN if klass is None else NUTRITION_CLASSES.index(klass),
+        "nutrition_from": nutrition_from,
+        "nutrition_coverage": coverage,
+    }
+
+
+_ORIGINS = {
     BY_RULE: "nutrition class estimated from the ingredients",
     BY_FIGURES: "nutrition class from the source's figures",
     BY_SOURCE: "nutrition class as the source says",
@@ -144,13 +166,13 @@ _ORIGINS: Final = {
 }
 
 
-# Maximum steps before the requested step; a full prompt would truncate more.
-SHOWN_STEPS: Final = 3
-_FOODS_OF_A_REQUEST: Final = 3
-_REQUEST, _NEXT_STEP = 1, 2
+SHOWN_STEPS = 3
+"""Maximum number of steps in the prompt for the next step. More would fill the prompt."""
+_FOODS_OF_A_REQUEST = 3
+_REQUEST, _NEXT_STEP = 1, 2  # components of the random keys of two tasks
 
 # Reasons why a record has no example of a task.
-NEEDS: Final[dict[Task, str]] = {
+NEEDS: dict[Task, str] = {
     "nutrition": "neither a field nutrition_class, nor nutrition figures per serving, nor "
     "ingredients that tell enough",
     "cuisine": "no field cuisine and no tag that names one cuisine",
@@ -161,7 +183,10 @@ NEEDS: Final[dict[Task, str]] = {
 class _Fields:
     """Texts of a recipe by their names in `RECIPE_TASKS`. A missing text raises KeyError.
 
-    `codes` are the recipe's class codes. `key` determines the random choices.
+    Args:
+        reading: Features of the recipe.
+        codes: Class codes of the recipe by task.
+        key: Key of the random choices.
     """
 
     def __init__(self, reading: Reading, codes: Mapping[Task, int], key: int) -> None:
@@ -172,8 +197,10 @@ class _Fields:
     @property
     def n_before(self) -> int:
         """Number of steps before the next step, at least 1. 0 for a recipe of one step."""
-        n = len(self.reading.recipe.steps)
-        return 1 + key_of(self.key, _NEXT_STEP) % (n - 1) if n > 1 else 0
+        n_steps = len(self.reading.recipe.steps)
+        if n_steps < 2:
+            return 0
+        return 1 + key_of(self.key, _NEXT_STEP) % (n_steps - 1)
 
     def __getitem__(self, name: str) -> str:
         return _FIELDS[name](self)
@@ -202,33 +229,39 @@ class _Fields:
         return f"{self.n_before + 1}. {self.reading.recipe.steps[self.n_before]}"
 
     def request(self) -> str:
-        recipe, foods = self.reading.recipe, self.names()[:_FOODS_OF_A_REQUEST]
-        recipe_fields = {
+        """Choose one of `REQUESTS` at random, among those with known fields only."""
+        recipe = self.reading.recipe
+        *first_foods, last_food = self.names()[:_FOODS_OF_A_REQUEST] or [""]
+        foods = (
+            f"{', '.join(first_foods)} and {last_food}" if first_foods else last_food
+        )
+        values = {
             "title": recipe.title,
-            "foods": " and ".join(filter(None, (", ".join(foods[:-1]), *foods[-1:]))),
+            "foods": foods,
             "servings": str(recipe.servings or ""),
             "minutes": str(recipe.minutes or ""),
         }
-        unknown = [f"{{{name}}}" for name, value in recipe_fields.items() if not value]
+        unknown = [f"{{{name}}}" for name, value in values.items() if not value]
         forms = [form for form in REQUESTS if not any(name in form for name in unknown)]
-        return forms[key_of(self.key, _REQUEST) % len(forms)].format(**recipe_fields)
+        form = forms[key_of(self.key, _REQUEST) % len(forms)]
+        return form.format(**values)
 
 
-_FIELDS: Final[dict[str, Callable[[_Fields], str]]] = {
-    "title": lambda of: of.reading.recipe.title,
-    "recipe": lambda of: to_text(of.reading.recipe),
+_FIELDS: dict[str, Callable[[_Fields], str]] = {
+    "title": lambda fields: fields.reading.recipe.title,
+    "recipe": lambda fields: to_text(fields.reading.recipe),
     "using": _Fields.using,
     "request": _Fields.request,
-    "lines": lambda of: "".join(
-        f"\n- {line}" for line in of.reading.recipe.ingredients
+    "lines": lambda fields: "".join(
+        f"\n- {line}" for line in fields.reading.recipe.ingredients
     ),
-    "foods": lambda of: ", ".join(of.names()),
+    "foods": lambda fields: ", ".join(fields.names()),
     "steps": _Fields.steps,
     "steps_before": _Fields.steps_before,
     "next_step": _Fields.next_step,
-    "nutrition": lambda of: CLASSES["nutrition"][of.codes["nutrition"]],
-    "difficulty": lambda of: CLASSES["difficulty"][of.codes["difficulty"]],
-    "cuisine": lambda of: CLASSES["cuisine"][of.codes["cuisine"]],
+    "nutrition": lambda fields: CLASSES["nutrition"][fields.codes["nutrition"]],
+    "difficulty": lambda fields: CLASSES["difficulty"][fields.codes["difficulty"]],
+    "cuisine": lambda fields: CLASSES["cuisine"][fields.codes["cuisine"]],
 }
 
 
@@ -242,4 +275,5 @@ class _FieldsSoFar(_Fields):
 
 def question(task: Task, recipe: Recipe) -> str:
     """Return the prompt of a task as in training. The next step follows all steps of the recipe."""
-    return str(RECIPE_TASKS[task].prompt).format_map(_FieldsSoFar(read(recipe), {}, 0))
+    fields = _FieldsSoFar(read_features(recipe), codes={}, key=0)
+    return str(RECIPE_TASKS[task].prompt).format_map(fields)

@@ -1,48 +1,48 @@
-"""Check of amounts, times and temperatures for plausibility."""
+"""Plausibility checks for the amounts, times and temperatures of a recipe."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Final
 
+from toque.cooking.ingredients.amounts import Amount
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.vocabulary import UNITS
 from toque.cooking.recipe import ParsedRecipe
 
-MOST: Final[dict[str, float]] = {
+MAX_AMOUNTS: dict[str, float] = {
     "mass": 10_000.0,  # grams
     "volume": 10_000.0,  # millilitres
     "length": 100.0,  # centimetres
     "count": 100.0,
 }
 """Largest plausible amount of an ingredient, by kind of unit. A guess."""
-MOST_OF_A_SPOON: Final = 24.0
+MAX_SPOONS = 24.0
 """Largest plausible number of teaspoons or tablespoons. A guess."""
-MOST_OF_A_STRONG_ONE: Final = 60.0
-"""Largest plausible amount of a leavening, an extract or a ground spice in millilitres (1/4 cup).
+MAX_STRONG_ML = 60.0
+"""Largest plausible amount of leavening, extract or ground spice, in millilitres (1/4 cup).
 
-In 20,000 recipes of allrecipes and epicurious, 16 of 13,953 such lines exceed it.
+In 20,000 recipes from Allrecipes and Epicurious, 16 of 13,953 such lines exceed it.
 """
-_STRONG: Final = re.compile(
+_STRONG = re.compile(
     r"\bbaking (?:soda|powder)\b|\bcream of tartar\b|\b(?:onion|garlic) powder\b"
     r"|\b(?:vanilla|almond|lemon|orange|peppermint|rum) (?:extract|essence)\b|\bsaffron\b"
     r"|\bground (?:cinnamon|nutmeg|allspice|cloves?|cardamom|ginger|cumin|coriander|turmeric|mace"
     r"|anise|sage)\b|\bcayenne(?! pepper sauce| sauce)\b|\bnutmeg\b|\bcinnamon$",
     re.IGNORECASE,
 )
-DEGREES: Final = (30.0, 600.0)
-"""Plausible temperatures in steps, in either unit."""
-MINUTES: Final = (0.0, 3 * 24 * 60.0)
-"""Plausible times in steps."""
+DEGREES = (30.0, 600.0)
+"""Plausible temperatures in a step, in Celsius or Fahrenheit."""
+MINUTES = (0.0, 3 * 24 * 60.0)
+"""Plausible times in a step, in minutes. 0 is not plausible."""
 
-# Only such lines can exceed a limit above 9, so other lines need no parser.
-_MAY_BE_MANY: Final = re.compile(
+# Other lines have only numbers from 1 to 9 and are accepted without the slow parser.
+_MAY_BE_MANY = re.compile(
     r"\d\d|(?<![\d.,/])0(?![\d.,/])|\bhundred|\bthousand|\bmillion|\bdozen",
     re.IGNORECASE,
 )
-_MEASURE: Final = re.compile(
+_MEASURE = re.compile(
     r"(\d(?<!\d\d)\d*+(?:\.\d++)?+)\s*+(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)",
     re.IGNORECASE,
 )
@@ -51,18 +51,18 @@ _MEASURE: Final = re.compile(
 def quantity_sanity(recipe: ParsedRecipe) -> float | None:
     """Compute the share of plausible amounts, temperatures and times, or None without any."""
     verdicts = [is_sane_line(line) for line in recipe.ingredients]
-    verdicts += [
-        is_plausible for step in recipe.steps for _, is_plausible in _measures(step)
-    ]
+    for step in recipe.steps:
+        verdicts += [is_plausible for _, is_plausible in _times_and_degrees(step)]
     return sum(verdicts) / len(verdicts) if verdicts else None
 
 
-def sane_times(step: str) -> list[bool]:
+def check_times(step: str) -> list[bool]:
     """Check each time in a step for plausibility."""
-    return [is_plausible for is_time, is_plausible in _measures(step) if is_time]
+    measures = _times_and_degrees(step)
+    return [is_plausible for is_time, is_plausible in measures if is_time]
 
 
-def _measures(step: str) -> Iterator[tuple[bool, bool]]:
+def _times_and_degrees(step: str) -> Iterator[tuple[bool, bool]]:
     """Yield (is a time, is plausible) for each time and temperature in a step."""
     for digits, unit in _MEASURE.findall(step):
         amount = float(digits)
@@ -79,20 +79,23 @@ def is_sane_line(line: str) -> bool:
     is_strong = _STRONG.search(line) is not None
     if not (is_strong or _MAY_BE_MANY.search(line)):
         return True
-    for amount in parse_line(line).amounts:
-        if amount.quantity is None:
-            continue
-        high = amount.quantity[1]
-        if high <= 0.0:
-            return False
-        unit = UNITS.get(amount.unit or "")
-        kind = unit.kind if unit is not None else "count"
-        limit = MOST[kind]
-        size = unit.size if unit is not None and kind != "count" else 1.0
-        if is_strong and kind == "volume":
-            limit = MOST_OF_A_STRONG_ONE
-        elif unit is not None and unit.name in {"teaspoon", "tablespoon"}:
-            limit, size = MOST_OF_A_SPOON, 1.0
-        if high * size > limit:
-            return False
-    return True
+    amounts = parse_line(line).amounts
+    return all(_is_plausible(amount, is_strong=is_strong) for amount in amounts)
+
+
+def _is_plausible(amount: Amount, *, is_strong: bool) -> bool:
+    """Check an amount against the limit for its unit. A missing number is plausible."""
+    if amount.quantity is None:
+        return True
+    high = amount.quantity[1]
+    if high <= 0.0:
+        return False
+
+    unit = UNITS.get(amount.unit or "")
+    if unit is None or unit.kind == "count":
+        return high <= MAX_AMOUNTS["count"]
+    if is_strong and unit.kind == "volume":
+        return high * unit.size <= MAX_STRONG_ML
+    if unit.name in {"teaspoon", "tablespoon"}:
+        return high <= MAX_SPOONS
+    return high * unit.size <= MAX_AMOUNTS[unit.kind]

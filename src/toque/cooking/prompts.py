@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from toque.config.field_types import TaskName
 from toque.cooking.ingredients.names import ingredient_name
@@ -19,7 +19,7 @@ Task = TaskName
 ASKS_FOR = "Generate recipe for:"
 WITH_INGREDIENTS = " using ingredients: "
 
-RECIPE_TASKS: Final[dict[Task, TaskTemplate]] = {
+RECIPE_TASKS: dict[Task, TaskTemplate] = {
     "write": TaskTemplate(f"{ASKS_FOR} {{title}}{{using}}", "{recipe}"),
     "request": TaskTemplate("{request}", "{recipe}"),
     "nutrition": TaskTemplate(
@@ -51,18 +51,24 @@ RECIPE_TASKS: Final[dict[Task, TaskTemplate]] = {
 The index of a task is its code in the store's column `task`. The index of a class is its code in
 the column of its label.
 """
-TASKS: Final = tuple(RECIPE_TASKS)
-CLASSES: Final = {
-    name: task.classes for name, task in RECIPE_TASKS.items() if task.classes
-}
-QUESTIONS: Final[dict[Task, str]] = {
-    name: f"{str(task.prompt).partition('{')[0].splitlines()[0].rstrip()} "
+TASKS = tuple(RECIPE_TASKS)
+CLASSES = {name: task.classes for name, task in RECIPE_TASKS.items() if task.classes}
+
+
+def _beginning_of(template: str) -> str:
+    """Return the first line of a template up to its first field, with a space at the end."""
+    text, _, _ = template.partition("{")
+    return f"{text.splitlines()[0].rstrip()} "
+
+
+QUESTIONS: dict[Task, str] = {
+    name: _beginning_of(str(task.prompt))
     for name, task in RECIPE_TASKS.items()
     if name not in ("write", "request")
 }
 """Beginning of each question about a recipe."""
 
-REQUESTS: Final[tuple[str, ...]] = (
+REQUESTS: tuple[str, ...] = (
     "How do I make {title}?",
     "Can you give me a recipe for {title}?",
     "I would like to cook {title}. How is it done?",
@@ -72,7 +78,8 @@ REQUESTS: Final[tuple[str, ...]] = (
     "I need {title} for {servings} people.",
     "Is there a way to make {title} in {minutes} minutes?",
 )
-"""Requests of the task `request`. A recipe without servings or minutes skips requests with them."""
+"""Prompts of the task `request`. A recipe without servings or minutes skips the prompts with these
+fields."""
 
 MAX_PROMPT_INGREDIENTS = 20
 """Maximum number of ingredient names in a prompt. Real requests are shorter."""
@@ -86,7 +93,7 @@ PROMPT_FORMATS: tuple[str, ...] = (
     "Cooking instructions: {text}",
     "{text}",
 )
-"""Other prompts for the task `write`, for augmentation. `text` is the dish."""
+"""Alternative prompts for the task `write`, used for augmentation. `text` is the dish."""
 
 
 def own_templates(data: DataConfig) -> dict[str, TaskTemplate]:
@@ -102,22 +109,25 @@ def task_table(data: DataConfig) -> dict[str, TaskTemplate]:
     return {**dict(RECIPE_TASKS.items()), **own_templates(data)}
 
 
-FIELD: Final = re.compile(r"\{\w+\}")
-_PARTS: Final = tuple(FIELD.split(form) for form in REQUESTS)
+FIELD = re.compile(r"\{\w+\}")
+"""Pattern of a field in a template."""
+_PARTS = tuple(FIELD.split(form) for form in REQUESTS)
 
 
 def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
-    """Check whether the answer to a prompt should be a recipe.
+    """Check whether a prompt requests a recipe.
 
     Args:
-        prompt: The prompt of the model.
+        prompt: The model's prompt.
         knows_recipes: True if the model was trained on recipes. For other models, a prompt in the
             form of `REQUESTS` can be about anything ("How do I make a payment?").
     """
     prompt = prompt.strip()
     if prompt.startswith(ASKS_FOR):
         return True
-    return knows_recipes and any(
+    if not knows_recipes:
+        return False
+    return any(
         prompt.startswith(parts[0])
         and prompt.endswith(parts[-1])
         and all(part in prompt for part in parts)
@@ -126,37 +136,37 @@ def asks_for_a_recipe(prompt: str, *, knows_recipes: bool = True) -> bool:
 
 
 def write_prompt(title: str, ingredients: Sequence[str]) -> str:
-    """Write the prompt for a recipe from its title and ingredient lines, without amounts."""
+    """Format the prompt for a recipe from its title and ingredient lines, without amounts."""
     return prompt_of_names(title, [ingredient_name(line) for line in ingredients])
 
 
 def prompt_of_names(title: str, ingredients: Iterable[str]) -> str:
-    """Write the prompt for a recipe from its title and names of ingredients without commas."""
+    """Format the prompt for a recipe from its title and ingredient names without commas."""
     names = distinct_names(ingredients)
     request = f"{ASKS_FOR} {title}"
     return f"{request}{WITH_INGREDIENTS}{', '.join(names)}" if names else request
 
 
 def distinct_names(names: Iterable[str]) -> list[str]:
-    """Drop duplicate names, ignoring case, and return the first `MAX_PROMPT_INGREDIENTS` names."""
+    """Return the first `MAX_PROMPT_INGREDIENTS` distinct names, ignoring case."""
     distinct: dict[str, str] = {}
     for name in names:
         distinct.setdefault(name.casefold(), name)
     return list(distinct.values())[:MAX_PROMPT_INGREDIENTS]
 
 
-_POLITE: Final = r"(?:please |can you |could you |would you |will you |kindly ){0,4}"
-_VERB: Final = (
+_POLITE = r"(?:please |can you |could you |would you |will you |kindly ){0,4}"
+_VERB = (
     r"(?:create|make|write|generate|cook|prepare|bake|give|show|suggest|invent"
     r"|design|tell|find)"
 )
-_FOR_WHOM: Final = r"(?: me| us)?"
-_WISH: Final = (
+_FOR_WHOM = r"(?: me| us)?"
+_WISH = (
     r"i(?: want| need| would like|'d like)(?: to (?:make|cook|bake|prepare|eat|have))?"
 )
-_ARTICLE: Final = r"(?:an?|the|some)"
-_DETAIL: Final = r"(?:(?:simple|detailed|good|easy|quick|complete|full|new) ){0,4}"
-_FREE_FORMS: Final = tuple(
+_ARTICLE = r"(?:an?|the|some)"
+_DETAIL = r"(?:(?:simple|detailed|good|easy|quick|complete|full|new) ){0,4}"
+_FREE_FORMS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         # "Write me a detailed recipe for pancakes", "Recipe: pancakes"
@@ -176,20 +186,21 @@ _FREE_FORMS: Final = tuple(
         rf"{_WISH} (?P<dish>.+)",
     )
 )
-_END: Final = " .!?"
-_SENTENCE: Final = re.compile(r"[.!?] ")
+_END = " .!?"
+_SENTENCE = re.compile(r"[.!?] ")
 
 
 def dish_and_foods(request: str) -> tuple[str, tuple[str, ...]]:
     """Extract the dish of a request, and the foods after a colon.
 
-    The dish of a text in another form is the text before the colon.
+    If the request has none of the known forms, all its text before the colon is the dish.
     """
-    text = " ".join(request.split())
-    match = next(filter(None, (form.fullmatch(text) for form in _FREE_FORMS)), None)
+    one_line = " ".join(request.split())
+    matches = (form.fullmatch(one_line) for form in _FREE_FORMS)
+    match = next(filter(None, matches), None)
     text = request.strip() if match is None else match["dish"].rstrip(_END)
-    title, _, food_list = text.partition(":")
+    dish, _, food_list = text.partition(":")
     if match is not None:
-        title = _SENTENCE.split(title)[0]  # "How do I make pancakes? I have eggs."
+        dish = _SENTENCE.split(dish)[0]  # "How do I make pancakes? I have eggs."
     foods = tuple(food.strip() for food in food_list.split(",") if food.strip())
-    return title.strip(), foods
+    return dish.strip(), foods

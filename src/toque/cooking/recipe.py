@@ -1,4 +1,4 @@
-"""Recipes and their text format, which models are trained to write.
+"""Recipes and their text format, which models learn to generate.
 
 Ingredients:
 - 2 large eggs
@@ -53,14 +53,14 @@ class ParsedRecipe:
 
 
 def difficulty_of(n_ingredients: int, n_steps: int) -> Difficulty:
-    """Estimate the difficulty: easy up to 6 ingredients and steps, medium up to 12."""
+    """Estimate the difficulty: easy up to 6 ingredients and 6 steps, medium up to 12 of each."""
     if n_ingredients <= 6 and n_steps <= 6:
         return "easy"
     return "medium" if n_ingredients <= 12 and n_steps <= 12 else "hard"
 
 
 def to_text(recipe: Recipe) -> str:
-    r"""Format a recipe as the target of training: two lists with headers, without the title.
+    r"""Format a recipe as a training target: two lists with headers, without the title.
 
     >>> to_text(Recipe("Toast", ("1 slice bread",), ("Toast the bread.",)))
     'Ingredients:\n- 1 slice bread\n\nInstructions:\n1. Toast the bread.'
@@ -81,6 +81,7 @@ _STEP_HEADERS = _FORM_HEADERS | {
     "preparation",
     "cooking instructions",
 }
+_HEADERS = _INGREDIENT_HEADERS | _STEP_HEADERS
 _INLINE_HEADER = re.compile(
     r"\W*(ingredients|instructions|steps|directions|method|preparation)\s*:\W*(?=\w)",
     re.IGNORECASE,
@@ -91,7 +92,7 @@ _NUMBER = re.compile(r"\s*(?:step\s*)?\d{1,3}\s*[.):](?!\d)\s*", re.IGNORECASE)
 
 
 def parse_text(text: str) -> ParsedRecipe:
-    """Parse the output of a model. For well-formed text, it is the inverse of `to_text`.
+    """Parse a generated recipe. For well-formed text, it is the inverse of `to_text`.
 
     Headers may be decorated, and their first item may be on the same line. Without headers, lines
     with bullets are ingredients, and lines with numbers are steps.
@@ -101,35 +102,28 @@ def parse_text(text: str) -> ParsedRecipe:
     headers: set[str] = set()
     section: list[str] | None = None
     has_bullets = False
-    for full_line in text.splitlines():
-        content = full_line.strip(_DECORATION).strip()
-        if not content:
+    for line in text.splitlines():
+        if not line.strip(_DECORATION).strip():
             continue
-        line = full_line
-        header = (
-            " ".join(content.casefold().split())
-            if len(content) <= LONGEST_HEADER
-            else ""
-        )
-        first_item = ""
-        if inline := _INLINE_HEADER.match(line):
-            header = inline[1].casefold()
-            first_item = line[inline.end() :]
-        if header in _INGREDIENT_HEADERS or header in _STEP_HEADERS:
+        header, rest = _split_header(line)
+        if header:
             headers.add(header)
             section = ingredients if header in _INGREDIENT_HEADERS else steps
-            line = first_item
 
-        bullet, number = _BULLET.match(line), _NUMBER.match(line)
+        bullet, number = _BULLET.match(rest), _NUMBER.match(rest)
         if section is ingredients and number and has_bullets:
             section = steps  # numbers after bullets: the header is missing
-        items = section
-        if items is None:
-            items = ingredients if bullet else steps if number else None
-        if items is None:
+        if section is not None:
+            items = section
+        elif bullet:
+            items = ingredients
+        elif number:
+            items = steps
+        else:
             continue
+
         mark = bullet if items is ingredients else number or bullet
-        item = (line[mark.end() :] if mark else line).strip()
+        item = (rest[mark.end() :] if mark else rest).strip()
         has_bullets |= items is ingredients and bullet is not None
         if item:
             items.append(item)
@@ -139,3 +133,15 @@ def parse_text(text: str) -> ParsedRecipe:
         has_ingredients_header=not headers.isdisjoint(_INGREDIENT_HEADERS),
         has_instructions_header=not headers.isdisjoint(_FORM_HEADERS),
     )
+
+
+def _split_header(line: str) -> tuple[str, str]:
+    """Return the header of a line in lower case, or "", and the rest of the line."""
+    if inline := _INLINE_HEADER.match(line):
+        return inline[1].casefold(), line[inline.end() :]
+    content = line.strip(_DECORATION).strip()
+    if len(content) <= LONGEST_HEADER:
+        header = " ".join(content.casefold().split())
+        if header in _HEADERS:
+            return header, ""
+    return "", line

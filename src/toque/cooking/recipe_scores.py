@@ -4,12 +4,12 @@
 * instruction_quality: share of steps with a cooking verb.
 * completeness: 0.33 for ingredients, 0.33 for steps, 0.34 for a length of 100 to 2000 characters.
 * format_correctness: 0.5 for the header "Ingredients", 0.5 for "Instructions" or "Steps".
-* form: the mean of these four. It does not measure quality: a text with one step repeated twelve
-  times has the form 1.
+* form: the mean of these four. It does not measure quality: a text that repeats one step twelve
+  times has a form of 1.
 
-All other scores measure consistency with the prompt, with the title and within the text, by the
-names of foods. The best value is 1, and for `hallucinated_ingredients` 0. A score that does not
-apply to a text is None.
+All other scores compare names of foods to measure consistency with the prompt, with the title and
+within the text. The best value is 1, except for `hallucinated_ingredients`, where it is 0. A score
+that does not apply to a text is None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final
 
 from toque.cooking.ingredients.names import (
     forms_in_line,
@@ -27,6 +26,13 @@ from toque.cooking.ingredients.names import (
     stem,
 )
 from toque.cooking.labels.foods import find_food
+from toque.cooking.normalised_words import (
+    has_action_verb,
+    parts_of_title,
+    share_distinct,
+    share_true,
+    words_of,
+)
 from toque.cooking.plausible_amounts import quantity_sanity
 from toque.cooking.prompts import (
     ASKS_FOR,
@@ -37,55 +43,54 @@ from toque.cooking.prompts import (
     asks_for_a_recipe,
 )
 from toque.cooking.recipe import ParsedRecipe, parse_text
-from toque.cooking.text_keys import (
-    has_action_verb,
-    parts_of_title,
-    share,
-    share_different,
-    words_of,
-)
 from toque.cooking.times_and_heat import oven_fits, times_and_heat
 
-_AROUND_TITLES: Final = sorted(
-    (
-        (FIELD.split(before)[-1], FIELD.split(after)[0])
-        for before, _, after in (form.partition("{title}") for form in REQUESTS)
-    ),
-    key=lambda around: -len(around[0]) - len(around[1]),
-)
-"""Texts before and after the title in each request. The longest are first."""
 
-POOR: Final = 0.6
+def _around_title(request: str) -> tuple[str, str]:
+    """Return the texts directly before and after the title in a template of a request."""
+    before, _, after = request.partition("{title}")
+    return FIELD.split(before)[-1], FIELD.split(after)[0]
+
+
+_AROUND_TITLES = sorted(
+    map(_around_title, REQUESTS),
+    key=lambda around: len(around[0]) + len(around[1]),
+    reverse=True,
+)
+"""Texts around the title in each request. The longest are first, because they are the most
+specific."""
+
+POOR = 0.6
 """Limit of poor scores. In five collections, 97 to 99 % of the recipes have a better score."""
-NAMES: Final = (
+NAMES = (
     "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
     "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
     "ingredient_coherence", "instruction_quality", "completeness", "format_correctness", "form",
     "times_and_heat", "sentences_once", "oven_fits",
 )  # fmt: skip
 """Names of the scores in `text_metrics`."""
-_NOT_IN_MEAN: Final = {
-    *("variety", "title_kept", "form", "times_and_heat", "sentences_once", "oven_fits")
-}
-"""Scores that are not in the mean of `recipe_score`. Two are factors, and later scores would change
-its meaning."""
+_NOT_IN_MEAN = frozenset(
+    {"variety", "title_kept", "form", "times_and_heat", "sentences_once", "oven_fits"}
+)
+"""Scores that are not in the mean of `recipe_score`. The first two are factors. The last three were
+added later, and would make scores of earlier runs incomparable."""
 
-RECIPE_SCORES: Final = frozenset(NAMES)
+RECIPE_SCORES = frozenset(NAMES)
 
 
 def text_metrics(
     prompt: str, text: str, *, knows_recipes: bool = True
 ) -> dict[str, float]:
-    """Compute all recipe scores of a text. Empty if the prompt does not request a recipe.
+    """Compute all recipe scores of a text, or none if the prompt does not request a recipe.
 
     Args:
-        prompt: The prompt of the model.
-        text: The text that the model wrote.
+        prompt: The model's prompt.
+        text: The generated text.
         knows_recipes: As in `asks_for_a_recipe`.
     """
     if not asks_for_a_recipe(prompt, knows_recipes=knows_recipes):
         return {}
-    recipe, requested = parse_text(text), asked_ingredients(prompt)
+    recipe, requested = parse_text(text), requested_ingredients(prompt)
     all_scores: dict[str, float | None] = {}
     if requested:
         all_scores["ingredient_coverage"] = ingredient_coverage(requested, text)
@@ -113,22 +118,24 @@ def text_metrics(
 def recipe_score(scores: Mapping[str, float], *, share_of_parts: float = 1.0) -> float:
     """Combine the scores of a recipe to one number in [0, 1].
 
-    It is the mean of the scores (1 - score for hallucinated_ingredients), multiplied by three
-    factors: `variety`, (1 + `title_kept`) / 2, and `share_of_parts`, the share of ingredients and
-    steps that the text has. A good form cannot compensate for a low factor.
+    The mean of the scores (1 - score for hallucinated_ingredients) is multiplied by three factors:
+    `variety`, (1 + `title_kept`) / 2, and `share_of_parts`. `share_of_parts` is 1.0 for a text with
+    ingredients and steps, and 0.5 for a text with one of them. Good other scores cannot compensate
+    for a low factor.
     """
-    parts = [
+    terms = [
         1.0 - score if name == "hallucinated_ingredients" else score
         for name, score in scores.items()
         if name not in _NOT_IN_MEAN
     ]
-    mean = sum(parts) / len(parts)
-    factor = scores.get("variety", 1.0) * (1.0 + scores.get("title_kept", 1.0)) / 2.0
+    mean = sum(terms) / len(terms)
+    title_factor = (1.0 + scores.get("title_kept", 1.0)) / 2.0
+    factor = scores.get("variety", 1.0) * title_factor
     return mean * factor * share_of_parts
 
 
-def hint(score: float) -> str:
-    """Return advice about texts with a poor mean recipe score, or ""."""
+def advice_on_score(score: float) -> str:
+    """Return advice for a mean recipe score below `POOR`, or ""."""
     if score >= POOR:
         return ""
     return (
@@ -139,7 +146,7 @@ def hint(score: float) -> str:
 
 
 def title_of(prompt: str) -> str:
-    """Extract the dish from a prompt of `write_prompt` or `REQUESTS`. Return "" for other texts."""
+    """Extract the title from a prompt of `write_prompt` or `REQUESTS`, or return ""."""
     request = prompt.strip()
     if request.startswith(ASKS_FOR):
         return request.removeprefix(ASKS_FOR).partition(WITH_INGREDIENTS)[0].strip()
@@ -151,7 +158,7 @@ def title_of(prompt: str) -> str:
     return ""
 
 
-def asked_ingredients(prompt: str) -> list[str]:
+def requested_ingredients(prompt: str) -> list[str]:
     """Extract the names of ingredients from a prompt of `write_prompt`."""
     _, _, names = prompt.partition(WITH_INGREDIENTS)
     return [name.strip() for name in names.split(",") if name.strip()]
@@ -159,56 +166,52 @@ def asked_ingredients(prompt: str) -> list[str]:
 
 MIN_CHARS = 100
 MAX_CHARS = 2000
+"""Characters of a complete recipe."""
 
 
 def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
-    """Compute the scores of the form of a text. `recipe` is the parsed text."""
-    is_long_enough = MIN_CHARS <= len(text.strip()) <= MAX_CHARS
-    parts = (
-        33 * bool(recipe.ingredients) + 33 * bool(recipe.steps) + 34 * is_long_enough
-    )
-    headers = recipe.has_ingredients_header + recipe.has_instructions_header
+    """Compute the scores of a text's form. `recipe` is the parsed text."""
+    completeness = 33 * bool(recipe.ingredients) + 33 * bool(recipe.steps)
+    if MIN_CHARS <= len(text.strip()) <= MAX_CHARS:
+        completeness += 34
+    n_headers = recipe.has_ingredients_header + recipe.has_instructions_header
     scores = {
-        "ingredient_coherence": share(map(has_quantity, recipe.ingredients)),
-        "instruction_quality": share(map(has_action_verb, recipe.steps)),
-        "completeness": parts / 100,
-        "format_correctness": headers / 2,
+        "ingredient_coherence": share_true(map(has_quantity, recipe.ingredients)),
+        "instruction_quality": share_true(map(has_action_verb, recipe.steps)),
+        "completeness": completeness / 100,
+        "format_correctness": n_headers / 2,
     }
     return scores | {"form": sum(scores.values()) / 4}
 
 
-FREE_SHARE: Final = 0.3
+FREE_SHARE = 0.3
 """Share of repetitions without a penalty: a cake and its frosting may both need salt."""
-RUN_WORDS: Final = 4
-"""Words in a sequence, as in the metric `repetition`."""
+RUN_WORDS = 4
+"""Words per n-gram, as in the metric `repetition`."""
 
 
 def variety(recipe: ParsedRecipe) -> float:
-    """Compute the lowest share of distinct ingredients, steps and sequences of words.
+    """Compute the lowest share of distinct items among ingredients, steps and word n-grams.
 
-    `FREE_SHARE` of them may be repetitions.
+    A share of `FREE_SHARE` may be repetitions.
     """
-    words = [
-        word for text in (*recipe.ingredients, *recipe.steps) for word in words_of(text)
-    ]
-    sequences = list(zip(*(words[start:] for start in range(RUN_WORDS)), strict=False))
-    shares = (
-        share_different(
-            [ingredient_name(line).casefold() for line in recipe.ingredients]
-        ),
-        share_different([" ".join(words_of(step)) for step in recipe.steps]),
-        share_different(sequences),
-    )
-    return min(1.0, min(shares) / (1.0 - FREE_SHARE))
+    foods = [ingredient_name(line).casefold() for line in recipe.ingredients]
+    steps = [" ".join(words_of(step)) for step in recipe.steps]
+    texts = (*recipe.ingredients, *recipe.steps)
+    words = [word for text in texts for word in words_of(text)]
+    shifted = (words[start:] for start in range(RUN_WORDS))
+    n_grams = list(zip(*shifted, strict=False))
+    lowest = min(share_distinct(foods), share_distinct(steps), share_distinct(n_grams))
+    return min(1.0, lowest / (1.0 - FREE_SHARE))
 
 
-_SENTENCE_END: Final = re.compile(r"[.!?;](?=\s)")
+_SENTENCE_END = re.compile(r"[.!?;](?=\s)")
 
 
 def sentences_once(recipe: ParsedRecipe) -> float | None:
     """Compute the share of distinct sentences of at least `RUN_WORDS` words, or None without any.
 
-    `variety` does not change if a single sentence is repeated.
+    `variety` would not detect one repeated sentence.
     """
     sentences = []
     for step in recipe.steps:
@@ -216,43 +219,48 @@ def sentences_once(recipe: ParsedRecipe) -> float | None:
             words = sentence.lower().split()
             if len(words) >= RUN_WORDS:
                 sentences.append(" ".join(words).rstrip(".!"))
-    return share_different(sentences) if sentences else None
+    return share_distinct(sentences) if sentences else None
 
 
-STAPLES: Final = frozenset({"water", "salt", "pepper"})
+STAPLES = frozenset({"water", "salt", "pepper"})
 """Head nouns that never count as hallucinated."""
 
-_COLLECTIVE: Final = re.compile(
+_COLLECTIVE = re.compile(
     r"\b(?:all|remaining|other|rest of|dry|wet)\b(?: \w+){0,2} ingredients\b|\beverything\b"
     r"|\bingredients (?:in|into|together)\b"
 )
-_NUMBERED: Final = re.compile(r"\n[^\S\n]*+(\d{1,3})[.)](?=\s)")
-_ENDED: Final = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
+_NUMBERED = re.compile(r"\n[^\S\n]*+(\d{1,3})[.)](?=\s)")
+_SENTENCE_ENDS = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
 
 
 def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
-    """Compute the share of ingredients with a head noun in the text, in any number."""
-    n_missed = len(missed_ingredients(ingredients, text))
-    return (len(ingredients) - n_missed) / len(ingredients) if ingredients else 1.0
+    """Compute the share of ingredients with a head noun in the text, singular or plural.
+
+    The share is 1.0 without ingredients.
+    """
+    if not ingredients:
+        return 1.0
+    n_missed = len(missing_ingredients(ingredients, text))
+    return (len(ingredients) - n_missed) / len(ingredients)
 
 
-def missed_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
-    """List the ingredients without a head noun in the text."""
+def missing_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
+    """List the ingredients whose head noun is not in the text."""
     words = set(words_of(text))
     return [line for line in ingredients if forms_in_line(line).isdisjoint(words)]
 
 
 def unlisted_ingredients(ingredients: Sequence[str], recipe: ParsedRecipe) -> list[str]:
     """List the requested ingredients that are in the steps but not in the list of the recipe."""
-    unlisted = missed_ingredients(ingredients, "\n".join(recipe.ingredients))
-    unused = missed_ingredients(unlisted, "\n".join(recipe.steps))
+    unlisted = missing_ingredients(ingredients, "\n".join(recipe.ingredients))
+    unused = missing_ingredients(unlisted, "\n".join(recipe.steps))
     return [line for line in unlisted if line not in unused]
 
 
 def hallucinated_ingredients(
     names: Sequence[str], recipe: ParsedRecipe
 ) -> float | None:
-    """Compute the share of ingredients in the list that were not requested. None if it is empty.
+    """Compute the share of listed ingredients that were not requested, or None without any.
 
     An ingredient was requested if its head noun is a word of the requested `names`.
     """
@@ -260,11 +268,12 @@ def hallucinated_ingredients(
     if not lines:
         return None
     requested = STAPLES | {stem(word) for name in names for word in words_of(name)}
-    return sum(head_of_line(line) not in requested for line in lines) / len(lines)
+    n_hallucinated = sum(head_of_line(line) not in requested for line in lines)
+    return n_hallucinated / len(lines)
 
 
 def ingredients_used(recipe: ParsedRecipe) -> float | None:
-    """Compute the share of ingredients in the list that the steps use. None if it is empty."""
+    """Compute the share of listed ingredients that the steps use, or None without any."""
     if not recipe.ingredients:
         return None
     text = " ".join(recipe.steps)
@@ -277,23 +286,26 @@ def structure_score(text: str, recipe: ParsedRecipe) -> float:
     """Compute the share of six properties of a well-formed recipe."""
     if not recipe.ingredients or not recipe.steps:
         return 0.0
-    numbers = [int(n) for n in _NUMBERED.findall("\n" + text)]
     folded = text.lower()
+    last_header = max(folded.rfind("instructions"), folded.rfind("steps"))
+    has_ordered_headers = 0 <= folded.find("ingredients") < last_header
+    numbers = [int(number) for number in _NUMBERED.findall("\n" + text)]
+    is_numbered_from_1 = numbers == list(range(1, len(recipe.steps) + 1))
     lines = "\n".join((*recipe.ingredients, *recipe.steps)).lower().split("\n")
+    has_no_repetition = len(set(lines)) == len(lines)
+    is_not_cut_off = text.rstrip().endswith(_SENTENCE_ENDS)
     properties = (
-        0
-        <= folded.find("ingredients")
-        < max(folded.rfind("instructions"), folded.rfind("steps")),
+        has_ordered_headers,
         len(recipe.ingredients) > 1,
         len(recipe.steps) > 1,
-        numbers == list(range(1, len(recipe.steps) + 1)),  # consecutive numbers from 1
-        len(set(lines)) == len(lines),  # no repetition
-        text.rstrip().endswith(_ENDED),  # not cut off
+        is_numbered_from_1,
+        has_no_repetition,
+        is_not_cut_off,
     )
     return sum(properties) / len(properties)
 
 
-_NAMES_DISHES: Final = frozenset(
+_NAMES_DISHES = frozenset(
     """
     berry biscuit bread bun burger butter cake candy caramel cereal cheese chili chip chutney coffee
     cookie corn cracker cream cup curry custard dip dog dressing drink egg finger fruit gravy green
@@ -303,14 +315,14 @@ _NAMES_DISHES: Final = frozenset(
     water wing
     """.split()  # noqa: SIM905
 )
-"""Foods of the table that often are the name of a dish or a kind instead: "coffee cake"."""
-UNLISTED: Final = frozenset(
+"""Foods of the food table that often name a dish or a kind of food: "coffee cake"."""
+UNLISTED = frozenset(
     """
     broth butter flour garlic herb ice juice liquid oil onion pepper salt sauce spice stock sugar
     vegetable water wine
     """.split()  # noqa: SIM905
 )
-"""Foods that steps may use although they are not in the list, and words for mixtures."""
+"""Foods that steps may use without listing them, and words for mixtures."""
 
 
 def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
@@ -318,43 +330,45 @@ def title_kept(title: str, recipe: ParsedRecipe) -> float | None:
     foods = foods_of_title(title)
     if not foods:
         return None
-    words = _words_of_list(recipe) | _words_of_steps(recipe)
-    return len(foods & words) / len(foods)
+    stems = _stems_in_list(recipe) | _stems_in_steps(recipe)
+    return len(foods & stems) / len(foods)
 
 
 @lru_cache(maxsize=1 << 14)
 def foods_of_title(title: str) -> frozenset[str]:
-    """Extract the foods of a title, before the name of the dish and after "with"."""
+    """Extract the foods of a title: "carrot" and "bean" of "Carrot Soup with Beans"."""
     dish, *additions = (words_of(part) for part in parts_of_title(title))
-    words = {
-        stem(word)
-        for word in (*dish[:-1], *(word for part in additions for word in part))
-    }
-    return frozenset(word for word in words - _NAMES_DISHES if _is_food(word))
+    words = dish[:-1]  # without the name of the dish, such as "soup"
+    for addition in additions:
+        words += addition
+    stems = set(map(stem, words)) - _NAMES_DISHES
+    return frozenset(filter(_is_food, stems))
 
 
 def steps_listed(recipe: ParsedRecipe) -> float | None:
     """Compute the share of the foods in the steps that are in the list, or None without foods."""
-    list_words = _words_of_list(recipe)
-    step_words = _words_of_steps(recipe)
-    unlisted = step_words - list_words - UNLISTED - _NAMES_DISHES
-    foods = (step_words & list_words) | set(filter(_is_food, unlisted))
-    return len(foods & list_words) / len(foods) if foods else None
+    in_list = _stems_in_list(recipe)
+    in_steps = _stems_in_steps(recipe)
+    listed_foods = in_steps & in_list
+    unlisted_words = in_steps - in_list - UNLISTED - _NAMES_DISHES
+    n_unlisted_foods = sum(map(_is_food, unlisted_words))
+    n_foods = len(listed_foods) + n_unlisted_foods
+    return len(listed_foods) / n_foods if n_foods else None
 
 
-def _words_of_steps(recipe: ParsedRecipe) -> set[str]:
+def _stems_in_steps(recipe: ParsedRecipe) -> set[str]:
     return {stem(word) for step in recipe.steps for word in words_of(step)}
 
 
-def _words_of_list(recipe: ParsedRecipe) -> set[str]:
-    """Collect the words of the ingredients, and of all names of their foods."""
-    words: set[str] = set()
+def _stems_in_list(recipe: ParsedRecipe) -> set[str]:
+    """Collect the stems of the words in ingredient lines, and in all names of their foods."""
+    stems: set[str] = set()
     for line in recipe.ingredients:
-        words.update(map(stem, words_of(line)))
+        stems.update(map(stem, words_of(line)))
         food = find_food(ingredient_name(line))
         if food is not None:  # the steps may call spaghetti "pasta"
-            words.update(stem(word) for name in food.names for word in words_of(name))
-    return words
+            stems.update(stem(word) for name in food.names for word in words_of(name))
+    return stems
 
 
 @lru_cache(maxsize=1 << 15)

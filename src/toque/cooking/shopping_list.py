@@ -1,7 +1,7 @@
 """Shopping list of a recipe: foods with total amounts for a number of servings.
 
-Spoons and cups have fractions, and metric units have three significant digits. An amount that does
-not fit its unit is converted to another (6 teaspoons are 2 tablespoons).
+Amounts in spoons and cups are fractions. Amounts in metric units have three significant digits. An
+amount that is unusual in its unit is converted: 6 teaspoons become 2 tablespoons.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.names import ingredient_name, stem
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.tokens import Range
-from toque.cooking.labels.features import read
-from toque.cooking.labels.nutrition import estimate
+from toque.cooking.labels.features import read_features
+from toque.cooking.labels.nutrition import estimate_nutrition
+from toque.cooking.normalised_words import words_of
 from toque.cooking.recipe import Recipe
-from toque.cooking.text_keys import words_of
 
-MOST_SERVINGS: Final = 1000
+MAX_SERVINGS = 1000
 """Maximum number of servings."""
-_ONE: Final = (1.0, 1.0)
+_ONE = (1.0, 1.0)
+"""Amount of a unit without a number, such as "pinch of salt"."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ def shopping_list(lines: Sequence[str], *, factor: float) -> list[Item]:
     """List the foods of ingredient lines in order, with their total amounts times `factor`."""
     foods: dict[str, _Food] = {}
     for text in lines:
+        name = ingredient_name(text)
+        if not name:
+            continue
         line = parse_line(text)
-        if name := ingredient_name(text):
-            key = " ".join(map(stem, words_of(name))) or name
-            foods.setdefault(key, _Food(f"{line.size} {name}".strip())).add(
-                line, factor
-            )
+        # Singular and plural of a food are one item. A name without letters is its own key.
+        key = " ".join(map(stem, words_of(name))) or name
+        food = foods.setdefault(key, _Food(f"{line.size} {name}".strip()))
+        food.add(line, factor)
     return [food.item() for food in foods.values()]
 
 
@@ -56,20 +59,23 @@ def unlisted_item(food: str) -> Item:
 
 def estimated_servings(recipe: Recipe) -> int:
     """Return the servings of a recipe, or estimate them from its ingredients."""
-    servings = recipe.servings or estimate(read(recipe)).servings
+    servings = recipe.servings or estimate_nutrition(read_features(recipe)).servings
     return max(1, round(servings or 1))
 
 
 @dataclass
 class _Food:
+    """Sum of the amounts of a food."""
+
     name: str
     measures: dict[tuple[str | None, str], Range] = field(default_factory=dict)
     """(Unit, size of a piece) -> amount."""
     notes: dict[str, None] = field(default_factory=dict)
 
     def add(self, line: IngredientLine, factor: float) -> None:
+        """Add the amounts and notes of a line. `factor` multiplies the amounts."""
         for amount, piece_size in _measures(line):
-            low, high = amount.quantity or _ONE  # "pinch of salt"
+            low, high = amount.quantity or _ONE
             total_low, total_high = self.measures.get(
                 (amount.unit, piece_size), (0.0, 0.0)
             )
@@ -79,6 +85,7 @@ class _Food:
         self.notes |= dict.fromkeys(filter(None, notes))
 
     def item(self) -> Item:
+        """Format the amounts and notes."""
         amounts = [
             f"{write_amount(quantity, unit)}{piece_size}"
             for (unit, piece_size), quantity in self.measures.items()
@@ -87,28 +94,28 @@ class _Food:
 
 
 def _measures(line: IngredientLine) -> list[tuple[Amount, str]]:
-    """List the amounts of a line with the size of a piece, e.g. " of 400 g", which is constant."""
+    """List the amounts of a line with the size of a piece, e.g. " of 400 g", or "".
+
+    The size of a piece is not multiplied: two recipes need two cans of the same size.
+    """
     measures: list[tuple[Amount, str]] = []
     for amount in line.amounts:
         if amount.role in ("whole", "plus"):
             measures.append((amount, ""))
-        elif (
-            amount.role == "each"
-            and measures
-            and amount.quantity
-            and not measures[-1][1]
-        ):
-            size = write_amount(amount.quantity, amount.unit, keep_unit=True)
-            measures[-1] = (measures[-1][0], f" of {size}")
+        elif amount.role == "each" and amount.quantity and measures:
+            pieces, piece_size = measures[-1]
+            if not piece_size:
+                size = write_amount(amount.quantity, amount.unit, keep_unit=True)
+                measures[-1] = (pieces, f" of {size}")
     return measures
 
 
-_FRACTIONS: Final = (
+_FRACTIONS = (
     (0.0, ""), (1 / 8, "⅛"), (1 / 4, "¼"), (1 / 3, "⅓"), (1 / 2, "½"), (2 / 3, "⅔"), (3 / 4, "¾"),
     (1.0, ""),
 )  # fmt: skip
-_MAX_ERROR: Final = 0.05
-"""Maximum relative error of a fraction if the unit changes."""
+_MAX_ERROR = 0.05
+"""Maximum relative error of a fraction after a conversion."""
 
 
 class _Step(NamedTuple):
@@ -123,7 +130,7 @@ class _Step(NamedTuple):
     """Limit of amounts in this unit, exclusive."""
 
 
-_LADDERS: Final = (
+_LADDERS = (
     (
         _Step("teaspoon", 1, max_amount=3),
         _Step("tablespoon", 3, 1, max_amount=4),
@@ -134,8 +141,8 @@ _LADDERS: Final = (
     (_Step("millilitre", 1, max_amount=1000), _Step("litre", 1000, 1)),
 )
 """Series of units, each from the smallest to the largest."""
-_LADDER_OF: Final = {step.unit: ladder for ladder in _LADDERS for step in ladder}
-_ABBREVIATED: Final = {  # metric units, which have decimals instead of fractions
+_LADDER_OF = {step.unit: ladder for ladder in _LADDERS for step in ladder}
+_ABBREVIATED = {  # metric units, which have decimals instead of fractions
     "milligram": "mg", "gram": "g", "kilogram": "kg", "millilitre": "ml", "centilitre": "cl",
     "decilitre": "dl", "litre": "l", "millimetre": "mm", "centimetre": "cm",
 }  # fmt: skip
@@ -149,14 +156,19 @@ def write_amount(quantity: Range, unit: str | None, *, keep_unit: bool = False) 
     number = low if low == high else f"{low}–{high}"
     if unit is None:
         return number
-    if unit in _ABBREVIATED or quantity[1] <= 1.0:
-        return f"{number} {_ABBREVIATED.get(unit, unit)}"
-    ending = "es" if unit.endswith(("ch", "sh", "x", "s")) else "s"
-    return f"{number} {unit[:-1] + 'ves' if unit.endswith('f') else unit + ending}"
+    if unit in _ABBREVIATED:
+        return f"{number} {_ABBREVIATED[unit]}"
+    return f"{number} {unit if quantity[1] <= 1.0 else _plural(unit)}"
+
+
+def _plural(unit: str) -> str:
+    if unit.endswith("f"):  # "loaf", "leaf"
+        return f"{unit[:-1]}ves"
+    return f"{unit}es" if unit.endswith(("ch", "sh", "x", "s")) else f"{unit}s"
 
 
 def _convert(quantity: Range, unit: str | None) -> tuple[Range, str | None]:
-    """Convert an amount to the largest unit with a suitable fraction, if its own does not fit."""
+    """Convert an amount outside of its unit's limits to the largest unit with a close fraction."""
     ladder = _LADDER_OF.get(unit or "")
     if ladder is None:
         return quantity, unit
@@ -167,27 +179,33 @@ def _convert(quantity: Range, unit: str | None) -> tuple[Range, str | None]:
     low, high = quantity[0] * current.size, quantity[1] * current.size
     for step in reversed(ladder):
         converted = (low / step.size, high / step.size)
-        is_close = step.unit in _ABBREVIATED or all(
-            abs(sum(_fraction(value)[:2]) - value) <= _MAX_ERROR * value
-            for value in converted
-        )
+        is_close = step.unit in _ABBREVIATED or all(map(_is_near_fraction, converted))
         if converted[0] >= step.min_amount and is_close:
             return converted, step.unit
     return (low, high), ladder[0].unit
 
 
+def _is_near_fraction(value: float) -> bool:
+    integer, part, _ = _fraction(value)
+    return abs(integer + part - value) <= _MAX_ERROR * value
+
+
 def _format_number(value: float, unit: str | None) -> str:
     if unit in _ABBREVIATED:
-        return f"{float(f'{value:.3g}'):,.10g}"
+        rounded = float(f"{value:.3g}")
+        return f"{rounded:,.10g}"
     integer, _, glyph = _fraction(value)
-    return f"{integer:,}{glyph}" if integer or not glyph else glyph
+    is_below_1 = integer == 0 and glyph
+    return glyph if is_below_1 else f"{integer:,}{glyph}"
 
 
 def _fraction(value: float) -> tuple[int, float, str]:
-    """Return the integer part, the nearest fraction (at least 1/8 below 1), and its glyph."""
+    """Return the integer part, the nearest fraction and its glyph. Amounts below 1/8 become 1/8."""
     integer = math.floor(value)
     rest = value - integer
     part, glyph = min(_FRACTIONS, key=lambda fraction: abs(fraction[0] - rest))
     if integer == 0 and part == 0.0 and value > 0.0:
         part, glyph = _FRACTIONS[1]
-    return (integer + 1, 0.0, "") if part == 1.0 else (integer, part, glyph)
+    if part == 1.0:
+        return integer + 1, 0.0, ""
+    return integer, part, glyph

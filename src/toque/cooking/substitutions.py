@@ -1,4 +1,4 @@
-"""Edits of words, and substitution of an ingredient in a prompt and its recipe.
+"""Word edits, and the substitution of an ingredient in a prompt and its recipe.
 
 A food is replaced only if the prompt lists exactly this food, the recipe contains it, and no other
 word refers to it ("buttered", "peanut butter", "the beef") or to its replacement.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +19,19 @@ from toque.keyed_random import key_of
 
 Ids = NDArray[np.generic]
 BREAK = "\n"
-"""Word of a line break."""
+"""Line breaks are words of a text."""
 _SPACED_BREAK = re.compile(f" ?{BREAK} ?")
 Forms = tuple[str, str]
 """Singular and plural of a food."""
 
 
-def _forms(food: str) -> Forms:
+def _parse_forms(food: str) -> Forms:
     singular, _, plural = food.partition("|")
     return singular, plural or singular
 
 
 # Foods of equal weight. All begin with a consonant, so that the article "a" stays correct.
-_SWAPS: Final = (
+_SWAPS = (
     "walnut|walnuts = pecan|pecans; butter = margarine; vegetable oil = canola oil; "
     "sunflower oil = canola oil; parsley = cilantro; lemon juice = lime juice; "
     "chicken broth = vegetable broth; beef broth = vegetable broth; "
@@ -43,24 +43,24 @@ _SWAPS: Final = (
     "cod = haddock; thyme = rosemary; dried basil = dried marjoram; "
     "sour cream = plain yogurt"
 )
-PAIRS: Final = tuple(
-    (_forms(one), _forms(other))
+PAIRS = tuple(
+    (_parse_forms(one), _parse_forms(other))
     for one, _, other in (swap.partition(" = ") for swap in _SWAPS.split("; "))
 )
 
-_CLOSING: Final = ",.;:)!?"
-_SIDES: Final = frozenset(
+_CLOSING = ",.;:)!?"
+_SIDES = frozenset(
     """
     peanut almond cocoa apple cashew nut body clarified brown browned seasoned herbed bean beans
     sprout sprouts lettuce sauce vinegar flavored flavoured paste powder seeds seed oil mustard
     flakes root
     """.split()  # noqa: SIM905
 )
-"""Words before or after a food that change its meaning."""
+"""Words that change a food's meaning directly before or after it."""
 
 
 class Edit(NamedTuple):
-    """Replacement of words[start:end]."""
+    """Replacement of words[start:end] in a text."""
 
     start: int
     end: int
@@ -93,9 +93,8 @@ def splice(codec: Codec, ids: Ids, edits: Sequence[Edit]) -> Ids:
     words = words_of(codec, ids)
     if not edits or codec.encode(join_words(words)) != ids.tolist():
         return ids
-    return np.array(
-        codec.encode(codec.normalise(join_words(apply_edits(words, edits)))), np.int64
-    )
+    edited = join_words(apply_edits(words, edits))
+    return np.array(codec.encode(codec.normalise(edited)), np.int64)
 
 
 def substitution(
@@ -103,25 +102,33 @@ def substitution(
 ) -> tuple[list[Edit], list[Edit]]:
     """Return the edits of prompt and target that replace one ingredient, or no edits.
 
-    The names of the ingredients begin at the word `names_at` of the prompt.
+    Args:
+        prompt: Words of the prompt.
+        target: Words of the target.
+        names_at: Index of the first ingredient name in the prompt.
+        key: Key of the random choice.
     """
     names = {name.casefold() for name in " ".join(prompt[names_at:]).split(", ")}
-    text = " ".join((*prompt, *target)).casefold()
-    swaps = [
-        (old, new)
-        for one, other in PAIRS
-        for old, new in ((one, other), (other, one))
-        if names & set(old)
-        and not any(stem(word) in text for word in _distinct_words(new, old))
-    ]
+    swaps = _possible_swaps(names, " ".join((*prompt, *target)).casefold())
     if not swaps:
         return [], []
     old, new = swaps[key_of(key) % len(swaps)]
-    prompt_edits, target_edits = (
-        _replace_food(prompt, old, new),
-        _replace_food(target, old, new),
-    )
-    return (prompt_edits, target_edits) if prompt_edits and target_edits else ([], [])
+    prompt_edits = _replace_food(prompt, old, new)
+    target_edits = _replace_food(target, old, new)
+    if not prompt_edits or not target_edits:
+        return [], []
+    return prompt_edits, target_edits
+
+
+def _possible_swaps(names: set[str], text: str) -> list[tuple[Forms, Forms]]:
+    """List the swaps (old, new) of a listed food for one that the text does not mention."""
+    swaps: list[tuple[Forms, Forms]] = []
+    for one, other in PAIRS:
+        for old, new in ((one, other), (other, one)):
+            new_stems = map(stem, _distinct_words(new, old))
+            if names & set(old) and not any(word in text for word in new_stems):
+                swaps.append((old, new))
+    return swaps
 
 
 def _distinct_words(food: Forms, other: Forms) -> list[str]:
@@ -136,19 +143,25 @@ def _replace_food(words: Sequence[str], old: Forms, new: Forms) -> list[Edit] | 
     index = 0
     while index < len(words):
         edit = _replace_food_at(words, index, old, new)
-        if edit is None:
-            if any(part in words[index].casefold() for part in stems):
+        if edit is not None:
+            if _has_other_meaning(words, edit):
                 return None
+            edits.append(edit)
+            index = edit.end
+        elif any(part in words[index].casefold() for part in stems):
+            return None  # "buttered"
+        else:
             index += 1
-            continue
-        neighbours = list(words[max(0, index - 1) : index])
-        if words[edit.end - 1][-1] not in _CLOSING:
-            neighbours += words[edit.end : edit.end + 1]
-        if any(word.casefold().strip("(" + _CLOSING) in _SIDES for word in neighbours):
-            return None
-        edits.append(edit)
-        index = edit.end
     return edits
+
+
+def _has_other_meaning(words: Sequence[str], edit: Edit) -> bool:
+    """Check for a word next to a food that changes its meaning, as in "peanut butter"."""
+    neighbours = [*words[max(0, edit.start - 1) : edit.start]]
+    is_last_of_phrase = words[edit.end - 1][-1] in _CLOSING
+    if not is_last_of_phrase:
+        neighbours += words[edit.end : edit.end + 1]
+    return any(word.casefold().strip("(" + _CLOSING) in _SIDES for word in neighbours)
 
 
 def _replace_food_at(
@@ -158,20 +171,27 @@ def _replace_food_at(
     for old_form, new_form in zip(old, new, strict=True):
         n_words = len(old_form.split())
         end = index + n_words
-        occurrence = list(words[index:end])
-        if len(occurrence) < n_words:
+        if end > len(words):
             continue
-        opening = occurrence[0][: len(occurrence[0]) - len(occurrence[0].lstrip("("))]
-        closing = occurrence[-1][len(occurrence[-1].rstrip(_CLOSING)) :]
-        name = " ".join(occurrence)[len(opening) :].removesuffix(closing)
+        text = " ".join(words[index:end])
+        name = text.lstrip("(").rstrip(_CLOSING)
         if name.casefold() != old_form:
             continue
-        if name.isupper() and len(name) > 1:
-            new_form = new_form.upper()  # noqa: PLW2901
-        elif name[0].isupper():
-            first, *others = new_form.split()
-            if n_words == 1 or occurrence[-1][0].isupper():
-                others = [word.capitalize() for word in others]
-            new_form = " ".join([first.capitalize(), *others])  # noqa: PLW2901
-        return Edit(index, end, tuple(f"{opening}{new_form}{closing}".split()))
+        opening, _, closing = text.partition(name)
+        replacement = _in_case_of(name, new_form)
+        return Edit(index, end, tuple(f"{opening}{replacement}{closing}".split()))
     return None
+
+
+def _in_case_of(name: str, food: str) -> str:
+    """Return a food in the case of a name: upper case, capitalised words, or unchanged."""
+    if name.isupper() and len(name) > 1:
+        return food.upper()
+    if not name[0].isupper():
+        return food
+    first, *others = food.split()
+    if name.rsplit(maxsplit=1)[-1][
+        0
+    ].isupper():  # "Lemon Juice" or "Walnuts", not "Lemon juice"
+        others = [word.capitalize() for word in others]
+    return " ".join([first.capitalize(), *others])

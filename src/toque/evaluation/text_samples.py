@@ -25,7 +25,7 @@ from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.models.loading.provenance import Provenance
 from toque.reporter import Count, uncounted
-from toque.sources.records import NO_TASK, TaskTemplate, attempted
+from toque.sources.records import NO_TASK, TaskTemplate, attempt
 from toque.storage.json_files import append_json_lines
 
 _EXTRA_TOKENS: Final = 8
@@ -187,7 +187,7 @@ def scored(
     prompt: Prompt, text: str, *, tokens: int = 0, knows_recipes: bool = True
 ) -> Sample:
     """Score a text by the recipe metrics, or record the error that they raised."""
-    result = attempted(text_metrics, prompt.text, text, knows_recipes=knows_recipes)
+    result = attempt(text_metrics, prompt.text, text, knows_recipes=knows_recipes)
     return Sample(
         prompt.typed or prompt.text,
         text,

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from toque.cooking.recipe_scores import hint
+from toque.cooking.recipe_scores import advice_on_score
 from toque.data.prepare.data_report import Report
 from toque.reporter import clock_text, millions
 from toque.reports.figures import (
@@ -221,7 +221,7 @@ def _warnings(history: RunHistory, trouble: str) -> list[Sentence]:
 
 def _texts(run: RunRecord, evaluation: Mapping[str, Any]) -> list[Sentence | Folded]:
     score = number(mapping(evaluation.get("generated")).get("recipe_score"))
-    poor = "" if score is None else hint(score)
+    poor = "" if score is None else advice_on_score(score)
     parts: list[Sentence | Folded] = [Sentence(poor, "warn")] if poor else []
     prompts = list(run.texts.items())
     parts += [texts_of(prompt, samples) for prompt, samples in prompts[-_MAX_PROMPTS:]]

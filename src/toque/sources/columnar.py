@@ -1,12 +1,13 @@
 """Parquet and Arrow files, read with pyarrow one batch of rows at a time.
 
-A few kilobytes of Parquet may expand to a cell of gigabytes, and the metadata of the file may hide
-it. Therefore the header of every page, which has the decompressed size, is checked before pyarrow
-reads the page.
+A few kilobytes of Parquet may expand to a cell of gigabytes, and the file's metadata may hide this
+size. Therefore the decompressed size in every page's header is checked before pyarrow reads the
+page.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,24 +23,24 @@ from toque.sources.records import (
     Block,
     Contents,
     Numbered,
-    attempted,
+    attempt,
     pack,
-    unreadable,
+    unreadable_block,
 )
 
 _PARQUET = b"PAR1"
 _ARROW_FILE = b"ARROW1"
 _ARROW_STREAM = b"\xff\xff\xff\xff"
 _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_MAX_SCHEMA = 64 << 20
+_MAX_SCHEMA = 64 << 20  # bytes
 _BATCH_ROWS = 512
-"""Rows per batch of Parquet. Large pages reduce it."""
+"""Rows per batch of Parquet. Files with large pages have fewer."""
 _BATCH_BYTES = 512 << 20
-"""Limit of a batch, if every row is as large as the largest page."""
+"""Maximum bytes of a batch if every row is as large as the largest page."""
 _DAMAGE = (OSError, ValueError, LookupError, RecursionError)
 """Errors that pyarrow raises on a damaged file, in addition to its own exceptions."""
 _MAX_PAGE_BYTES = 128 << 20
-"""Limit of a decompressed page. Usual pages have about a mebibyte."""
+"""Maximum bytes of a decompressed page. Usual pages have about a mebibyte."""
 
 
 class _Bad(NamedTuple):
@@ -52,16 +53,18 @@ _NOT_TEXT = _Bad(NOT_UTF_8)
 
 
 def columnar_format(start: bytes) -> str:
-    """Recognise the format by the first bytes of a file: "parquet", "arrow" or ""."""
+    """Detect the format by the first bytes of a file. Return "parquet", "arrow" or ""."""
     if start.startswith(_PARQUET):
         return "parquet"
-    size = int.from_bytes(start[4:8], "little")
-    is_stream = start.startswith(_ARROW_STREAM) and 0 < size < _MAX_SCHEMA
-    return "arrow" if is_stream or start.startswith(_ARROW_FILE) else ""
+    if start.startswith(_ARROW_FILE):
+        return "arrow"
+    schema_bytes = int.from_bytes(start[4:8], "little")
+    is_stream = start.startswith(_ARROW_STREAM) and 0 < schema_bytes < _MAX_SCHEMA
+    return "arrow" if is_stream else ""
 
 
 def columns_of(path: Path) -> dict[str, bool]:
-    """Return the column names of a file, with True for columns of bytes such as pictures."""
+    """Return for each column of a file whether it has bytes, such as pictures."""
     with _open_table(path) as (_, schema, _batches):
         return _columns_in(schema)
 
@@ -71,9 +74,9 @@ def _columns_in(schema: Any) -> dict[str, bool]:
 
 
 def decompressed_bytes(path: Path) -> int:
-    """Read the decompressed bytes of a Parquet file from its metadata, without columns of bytes.
+    """Return the decompressed size of a Parquet file without columns of bytes, from its metadata.
 
-    Return 0 for a damaged file, which is refused later, when it is read.
+    The size of a damaged file is 0. The file is refused later, when it is read.
     """
     arrow = _pyarrow_for(str(path))
     try:
@@ -81,15 +84,12 @@ def decompressed_bytes(path: Path) -> int:
         schema = metadata.schema.to_arrow_schema()
     except (arrow.ArrowException, *_DAMAGE):
         return 0
-    texts = [
-        name for name, holds_bytes in _columns_in(schema).items() if not holds_bytes
-    ]
+    texts = [name for name, has_bytes in _columns_in(schema).items() if not has_bytes]
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return sum(
         chunk.total_uncompressed_size
         for group in groups
-        for chunk in map(group.column, range(group.num_columns))
-        if _is_of(chunk, texts)
+        for chunk in _column_chunks(group, texts)
     )
 
 
@@ -99,24 +99,28 @@ def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
     with _open_table(path) as (arrow, schema, batches):
         unread = [name for name in schema.names if name not in columns]
         for batch in batches(list(columns)):
-            _check(batch, arrow)
+            _check_buffers(batch, arrow)
             for part in _parts_of(batch):
                 if part.num_rows == 1 and part.nbytes > MAX_RECORD_BYTES:
-                    yield unreadable(path, first_row, TOO_LONG)
+                    yield unreadable_block(path, first_row, TOO_LONG)
                 else:
-                    sink = arrow.BufferOutputStream()
-                    with arrow.ipc.new_stream(sink, part.schema) as writer:
-                        writer.write_batch(part)
-                    body = bytes(sink.getvalue())
+                    body = _serialise(part, arrow)
                     yield pack(path, first_row, "parquet", body, unread=unread)
                 first_row += part.num_rows
+
+
+def _serialise(batch: Any, arrow: Any) -> bytes:
+    sink = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
 
 
 @contextmanager
 def _open_table(
     path: Path,
 ) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterator[Any]]]]:
-    """Return pyarrow, the schema of a file, and a function that reads batches of columns."""
+    """Yield pyarrow, the schema of a file, and a function that reads batches of columns."""
     arrow = _pyarrow_for(str(path))
     with path.open("rb") as file:
         start = file.read(len(_ARROW_FILE))
@@ -128,9 +132,8 @@ def _open_table(
             with arrow.parquet.ParquetFile(path, pre_buffer=False) as table:
                 yield arrow, table.schema_arrow, partial(_parquet_batches, path, table)
             return
-        if (
-            start != _ARROW_FILE and end != _ARROW_STREAM_END
-        ):  # pyarrow does not check this
+        # pyarrow reads a truncated stream without an error.
+        if start != _ARROW_FILE and end != _ARROW_STREAM_END:
             raise OSError("the end mark of an Arrow stream is missing")
         with arrow.OSFile(str(path)) as source:
             if start == _ARROW_FILE:
@@ -138,15 +141,7 @@ def _open_table(
                 batches = map(reader.get_batch, range(reader.num_record_batches))
             else:
                 batches = reader = arrow.ipc.open_stream(source)
-            names = list(enumerate(reader.schema.names))
-
-            def select_columns(columns: list[str]) -> Iterator[Any]:
-                indices = [
-                    at for column in columns for at, name in names if name == column
-                ]
-                return (batch.select(indices) for batch in batches)
-
-            yield arrow, reader.schema, select_columns
+            yield arrow, reader.schema, partial(_select_columns, batches, reader.schema)
     except (arrow.ArrowException, *_DAMAGE) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         kind, remedy = "Arrow", "Save or download it again."
@@ -156,27 +151,45 @@ def _open_table(
         raise DataError(message) from error
 
 
+def _select_columns(
+    batches: Iterator[Any], schema: Any, columns: list[str]
+) -> Iterator[Any]:
+    """Select the columns of batches by name. Several columns may have the same name."""
+    indices = [
+        index
+        for column in columns
+        for index, name in enumerate(schema.names)
+        if name == column
+    ]
+    return (batch.select(indices) for batch in batches)
+
+
 def _parquet_batches(path: Path, table: Any, columns: list[str]) -> Iterator[Any]:
+    """Read the batches of a Parquet file.
+
+    Raises:
+        DataError: A page is too large.
+    """
     with path.open("rb") as file:
         for number in range(table.num_row_groups):
-            group = table.metadata.row_group(number)
-            largest = 1
-            for chunk in map(group.column, range(group.num_columns)):
-                if _is_of(chunk, columns):
-                    largest = max(largest, _largest_page(file, chunk))
+            chunks = _column_chunks(table.metadata.row_group(number), columns)
+            largest = max((_largest_page(file, chunk) for chunk in chunks), default=1)
             if largest > _MAX_PAGE_BYTES:
                 raise DataError(
                     f"{path} has a page of {largest:,} bytes after decompression in its row group "
                     f"{number}. The limit is {_MAX_PAGE_BYTES:,}. Write the file with smaller "
                     "pages (pyarrow: data_page_size), without that row, or as JSON."
                 )
-            n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
+            n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest)))
             yield from table.iter_batches(n_rows, [number], columns)
 
 
-def _is_of(chunk: Any, columns: Sequence[str]) -> bool:
-    """Check whether a column chunk of Parquet belongs to one of these columns or is inside one."""
-    return any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in columns)
+def _column_chunks(row_group: Any, columns: Sequence[str]) -> Iterator[Any]:
+    """Iterate over the column chunks of these columns, including their nested fields."""
+    prefixes = tuple(f"{name}." for name in columns)
+    for chunk in map(row_group.column, range(row_group.num_columns)):
+        if f"{chunk.path_in_schema}.".startswith(prefixes):
+            yield chunk
 
 
 def _largest_page(file: BinaryIO, chunk: Any) -> int:
@@ -187,33 +200,38 @@ def _largest_page(file: BinaryIO, chunk: Any) -> int:
     largest = 0
     while position < end:
         file.seek(position)
-        # 2 is the decompressed size, 3 the size in the file.
         header = _read_integers(file)
-        largest = max(largest, header[2])
-        position = file.tell() + max(0, header[3])
+        decompressed_size, compressed_size = header[2], header[3]
+        largest = max(largest, decompressed_size)
+        position = file.tell() + max(0, compressed_size)
     return largest
 
 
 def _read_integers(file: BinaryIO) -> dict[int, int]:
-    """Read the integers of a struct in Thrift's compact protocol, by field number."""
+    """Read the integers of a struct in Thrift's compact protocol, by field number.
+
+    A field begins with a byte of two numbers: the step from the previous field number, and the
+    type. Types: 1 true, 2 false, 3 byte, 4 to 6 integers, 7 double, 8 text, 12 struct.
+    """
     integers: dict[int, int] = {}
     number = 0
     while head := file.read(1)[0]:
         step, kind = divmod(head, 16)
-        number = number + step if step else _varint(file) >> 1
+        number = number + step if step else _read_varint(file) >> 1
         if kind in (4, 5, 6):
-            value = _varint(file)
-            integers[number] = value >> 1 ^ -(value & 1)
+            zigzag = _read_varint(file)
+            integers[number] = zigzag >> 1 ^ -(zigzag & 1)
         elif kind == 12:
             _read_integers(file)
-        elif (
-            kind > 2
-        ):  # a byte, a double or a text. Booleans are kinds 1 and 2, without a value.
-            file.seek({3: 1, 7: 8, 8: 0}[kind] or _varint(file), os.SEEK_CUR)
+        elif kind == 8:
+            file.seek(_read_varint(file), os.SEEK_CUR)
+        elif kind > 2:
+            file.seek({3: 1, 7: 8}[kind], os.SEEK_CUR)
     return integers
 
 
-def _varint(file: BinaryIO) -> int:
+def _read_varint(file: BinaryIO) -> int:
+    """Read an integer of 7 bits per byte, least significant first. The last byte is below 128."""
     value = shift = 0
     byte = 128
     while byte & 128 and shift < 64:
@@ -233,32 +251,27 @@ def columnar_records(contents: Contents) -> Numbered:
     for row in range(table.num_rows):
         number = contents.first + row
         record = {name: column[row] for name, column in values.items()}
-        bad = next(
-            (value for value in record.values() if isinstance(value, _Bad)), None
-        )
-        if bad is not None:
-            yield number, bad.reason
-        elif (
-            sum(len(v) for v in record.values() if isinstance(v, str))
-            > MAX_RECORD_BYTES
-        ):
+        bad_cells = [value for value in record.values() if isinstance(value, _Bad)]
+        n_chars = sum(len(value) for value in record.values() if isinstance(value, str))
+        if bad_cells:
+            yield number, bad_cells[0].reason
+        elif n_chars > MAX_RECORD_BYTES:
             yield number, TOO_LONG
         else:
             yield number, record
 
 
 def _cells(column: Any, arrow: Any) -> list[Any]:
+    """Convert a column to Python values. A cell that cannot be read becomes `_Bad`."""
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
         if not arrow.types.is_string(column.type):
-            return [_NOT_TEXT] * len(column)
+            return [_NOT_TEXT for _ in range(len(column))]
         values = column.cast(arrow.binary()).to_pylist()
-    except (
-        ArithmeticError,
-        ValueError,
-    ):  # e.g. a date after the year 9999: find its row
-        cells = (attempted(_read_cell, cell) for cell in column)
+    except (ArithmeticError, ValueError):
+        # Find the row of the bad cell, such as a date after the year 9999.
+        cells = (attempt(_read_cell, cell) for cell in column)
         values = [_Bad(cell) if isinstance(cell, str) else cell[0] for cell in cells]
     return [_decode(value) if isinstance(value, bytes) else value for value in values]
 
@@ -274,10 +287,10 @@ def _decode(cell: bytes) -> Any:
         return _NOT_TEXT
 
 
-def _check(batch: Any, arrow: Any) -> None:
+def _check_buffers(batch: Any, arrow: Any) -> None:
     """Refuse offsets and sizes outside of their buffers, which would crash pyarrow.
 
-    Text is validated as bytes: invalid UTF-8 is safe, and costs only its row.
+    Text is validated as bytes. Invalid UTF-8 is safe, and later drops only its row.
     """
     for column in batch.columns:
         kind = column.type
@@ -291,8 +304,8 @@ def _check(batch: Any, arrow: Any) -> None:
 
 def _parts_of(batch: Any) -> Iterator[Any]:
     """Divide a batch into parts of about CHUNK_BYTES. A row that is too long is a separate part."""
-    n_parts = max(1, -(-batch.nbytes // CHUNK_BYTES))
-    n_rows = max(1, -(-batch.num_rows // n_parts))
+    n_parts = max(1, math.ceil(batch.nbytes / CHUNK_BYTES))
+    n_rows = max(1, math.ceil(batch.num_rows / n_parts))
     for start in range(0, batch.num_rows, n_rows):
         part = batch.slice(start, n_rows)
         if part.nbytes > MAX_RECORD_BYTES:

@@ -2,8 +2,10 @@
 
 {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
 {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
-{"prompt": [...], "completion": [...]}                 messages; only the completion is learnt
+{"prompt": [...], "completion": [...]}                 messages; only the completion has a loss
 {"system": "...", "prompt": "...", "target": "..."}    texts: a question and its answer
+
+A *learnt* message contributes to the loss.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import xxhash
@@ -29,42 +31,42 @@ from toque.sources.records import (
     BlockExamples,
     Example,
     Turn,
-    count_named,
-    in_encoding,
+    add_encoding,
+    count_field_note,
     is_filled,
     is_not_finite,
 )
 
-CONVERSATIONS: Final = "toque.sources.conversations:"
+CONVERSATIONS = "toque.sources.conversations:"
 """Prefix of recorded names."""
-ASSISTANT: Final = "assistant"
-_ROLES: Final = {
+ASSISTANT = "assistant"
+_ROLES = {
     "system": "system", "developer": "system",
     "user": "user", "human": "user",
     ASSISTANT: ASSISTANT, "gpt": ASSISTANT, "model": ASSISTANT, "bot": ASSISTANT,
 }  # fmt: skip
-"""Names of roles, with the role in chat templates."""
-_TEXTS: Final = {"system": "system", "user": "prompt", ASSISTANT: "target"}
-"""Column of each role."""
-AFTER_LAST: Final = "turns after the last answer, left out"
-NOT_LEARNT: Final = "answers that are read and not learnt, as their field {} says"
-IN_PROMPT: Final = "answers in a prompt, which are read and not learnt"
-ONLY_READ: Final = (
+"""Roles of chat templates by the role's name in data."""
+_TEXTS = {"system": "system", "user": "prompt", ASSISTANT: "target"}
+"""Columns of a source by role."""
+AFTER_LAST = "turns after the last answer, left out"
+NOT_LEARNT = "answers that are read and not learnt, as their field {} says"
+IN_PROMPT = "answers in a prompt, which are read and not learnt"
+ONLY_READ = (
     "messages of a user or system that are only read, though {} would have them learnt"
 )
-UNWRITTEN: Final = "messages with a field {}, which the chat template does not write"
-UNUSED_OF_PARTS: Final = "parts of messages with {}, which is not used"
-_MARKS: Final = (
+UNWRITTEN = "messages with a field {}, which the chat template does not write"
+UNUSED_OF_PARTS = "parts of messages with {}, which is not used"
+_MARKS = (
     "weight", "train", "training", "trainable", "loss", "loss_mask", "loss_weight",
     "loss_scale",
 )  # fmt: skip
 """Fields of a message or a part that decide whether it is learnt."""
-_DETAILS: Final = ("train_detail", "training_detail")
+_DETAILS = ("train_detail", "training_detail")
 """Fields with the characters of a message that are learnt."""
-_CALLS: Final = ("tool_calls", "function_call")
-_TEXT_PARTS: Final = (None, "text", "input_text", "output_text")
-_ROLE_AND_TEXT: Final = (("role", "content"), ("from", "value"), ("role", "value"))
-_MAX_ROLE_CHARS: Final = 30
+_CALLS = ("tool_calls", "function_call")
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
+_ROLE_AND_TEXT = (("role", "content"), ("from", "value"), ("role", "value"))
+_MAX_ROLE_CHARS = 30
 """Characters of an unknown role in a report."""
 
 
@@ -82,7 +84,7 @@ class ConversationReader:
     @property
     def recorded_name(self) -> str:
         """Name in manifests, see `RecordReader`."""
-        return in_encoding(f"{CONVERSATIONS}{json.dumps(self.columns)}", self.encoding)
+        return add_encoding(f"{CONVERSATIONS}{json.dumps(self.columns)}", self.encoding)
 
     @cached_property
     def _fields(self) -> dict[str, tuple[str, ...]]:
@@ -91,9 +93,7 @@ class ConversationReader:
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read blocks of records."""
-        return self._layout(path).blocks(
-            sorted({n for f in self._fields.values() for n in f})
-        )
+        return self._layout(path).blocks(sorted(self._used))
 
     def schema(self, path: Path) -> str:
         """Return the layout of a file, for the report."""
@@ -101,8 +101,11 @@ class ConversationReader:
 
     def examples(self, block: Block) -> BlockExamples:
         """Make an example of each record with a conversation and an answer."""
-        used = {name for fields in self._fields.values() for name in fields}
-        return read_records(block, self._example_of, used)
+        return read_records(block, self._example_of, self._used)
+
+    @cached_property
+    def _used(self) -> set[str]:
+        return {name for fields in self._fields.values() for name in fields}
 
     def _layout(self, path: Path) -> FileLayout:
         return layout_with(path, named_columns(self.columns), encoding=self.encoding)
@@ -110,36 +113,18 @@ class ConversationReader:
     def _example_of(
         self, record: Mapping[str, Any], notes: Counter[str]
     ) -> Example | str:
-        turns: list[Turn] = []
-        for role, column in _TEXTS.items():
-            if column not in self.columns:
-                continue
-            text, unread = text_of(
-                record, self.columns[column], notes, is_answer=role == ASSISTANT
-            )
-            if unread:
-                return f"{unread} is not a text"
-            if text.strip():
-                turns.append(Turn(role, text))
-            elif role != "system":
-                return f"no {column}"
+        """Make the example of a record, or return the reason for dropping the record."""
+        turns = self._turns_of_texts(record, notes)
+        if isinstance(turns, str):
+            return turns
 
+        # Messages in several fields are a prompt and, in the last field, its completion.
         *prompt_fields, last = self._fields.get("messages", ("",))
         for name in prompt_fields:
             prompt = _turns_of(record.get(name), notes)
             if isinstance(prompt, str):
                 return prompt
-            if n_answers := sum(
-                turn.role == ASSISTANT and turn.learnt for turn in prompt
-            ):
-                notes[IN_PROMPT] += n_answers
-            turns += (
-                msgspec.structs.replace(
-                    turn, learnt=turn.learnt and turn.role != ASSISTANT
-                )
-                for turn in prompt
-            )
-
+            turns += [_exclude_answer(turn, notes) for turn in prompt]
         if last:
             messages = _turns_of(record.get(last), notes)
             if isinstance(messages, str):
@@ -147,6 +132,34 @@ class ConversationReader:
             turns += messages
 
         return _example(turns, notes)
+
+    def _turns_of_texts(
+        self, record: Mapping[str, Any], notes: Counter[str]
+    ) -> list[Turn] | str:
+        """Read the columns of texts, or return the reason for dropping the record."""
+        turns: list[Turn] = []
+        for role, column in _TEXTS.items():
+            if column not in self.columns:
+                continue
+            is_answer = role == ASSISTANT
+            text, unread = text_of(
+                record, self.columns[column], notes, is_answer=is_answer
+            )
+            if unread:
+                return f"{unread} is not a text"
+            if text.strip():
+                turns.append(Turn(role, text))
+            elif role != "system":
+                return f"no {column}"
+        return turns
+
+
+def _exclude_answer(turn: Turn, notes: Counter[str]) -> Turn:
+    """Exclude an answer in a prompt from the loss. Return any other turn unchanged."""
+    if turn.role != ASSISTANT or not turn.learnt:
+        return turn
+    notes[IN_PROMPT] += 1
+    return msgspec.structs.replace(turn, learnt=False)
 
 
 def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
@@ -156,9 +169,8 @@ def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return "messages that are not a list"
-    if not isinstance(value, list) or not all(
-        isinstance(message, dict) for message in value
-    ):
+    is_list = isinstance(value, list)
+    if not is_list or not all(isinstance(message, dict) for message in value):
         return "messages that are not a list" if is_filled(value) else "no messages"
     turns: list[Turn] = []
     for message in value:
@@ -171,18 +183,17 @@ def _turns_of(value: Any, notes: Counter[str]) -> list[Turn] | str:
 
 def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
     """Read a message, or return the reason for dropping the record."""
-    names = next(
-        (n for n in _ROLE_AND_TEXT if n[0] in message and n[1] in message), None
-    )
+    pairs = (names for names in _ROLE_AND_TEXT if all(n in message for n in names))
+    names = next(pairs, None)
     if names is None:
         return "a message without role and content"
-    role = _ROLES.get(str(message[names[0]]).strip().lower())
+    role_name, content = (message[name] for name in names)
+    role = _ROLES.get(str(role_name).strip().lower())
     if role is None:
-        return f"an unknown role: {str(message[names[0]])[:_MAX_ROLE_CHARS]!r}"
+        return f"an unknown role: {str(role_name)[:_MAX_ROLE_CHARS]!r}"
     if any(is_filled(message.get(name)) for name in _CALLS):
         return "a message that calls tools"
 
-    content = message[names[1]]
     if isinstance(content, list):
         content, reason = _join_text_parts(content, notes)
         if reason:
@@ -199,19 +210,20 @@ def _turn_of(message: Mapping[str, Any], notes: Counter[str]) -> Turn | str:
         for name, field in message.items()
         if name not in (*names, *_MARKS) and field not in (None, [], {})
     }
-    for name in (
-        "role",
-        "content",
-    ):  # the template receives `from` and `value` under these names
+    # The template receives the role and the text under these names, e.g. instead of `from`.
+    for name in ("role", "content"):
         if is_filled(fields.pop(name, None)):
-            count_named(notes, UNWRITTEN, name)
+            count_field_note(notes, UNWRITTEN, name)
     return Turn(role, plain_text(content, notes), learnt, fields)
 
 
 def _is_learnt(
     message: Mapping[str, Any], role: str, notes: Counter[str]
 ) -> bool | str:
-    """Check whether a message is learnt, or return the reason for dropping the record."""
+    """Check whether a message is learnt, or return the reason for dropping the record.
+
+    `notes` counts marks without an effect, and answers that are not learnt.
+    """
     names = [name for name in _MARKS if is_filled(message.get(name))]
     marks = [_read_mark(message[name]) for name in names]
     if None in marks:
@@ -221,9 +233,9 @@ def _is_learnt(
 
     is_excluded = False in marks
     if role == ASSISTANT and is_excluded:
-        count_named(notes, NOT_LEARNT, names[marks.index(False)])
+        count_field_note(notes, NOT_LEARNT, names[marks.index(False)])
     if role != ASSISTANT and names and not is_excluded:
-        count_named(notes, ONLY_READ, names[0])
+        count_field_note(notes, ONLY_READ, names[0])
     return not is_excluded
 
 
@@ -233,21 +245,18 @@ def _join_text_parts(parts: list[Any], notes: Counter[str]) -> tuple[str, str]:
         is_text = isinstance(part, dict) and part.get("type") in _TEXT_PARTS
         if not is_text or not isinstance(part.get("text"), str):
             return "", "a message with more than text"
-        filled = [
-            name
-            for name in part
-            if name not in ("type", "text") and is_filled(part[name])
-        ]
-        for name in filled:
-            if name in _MARKS and _read_mark(part[name]) is not True:
-                return "", "a message to be learnt only in parts"
+        for name, value in part.items():
+            if name in ("type", "text") or not is_filled(value):
+                continue
             if name not in _MARKS:
-                count_named(notes, UNUSED_OF_PARTS, name)
+                count_field_note(notes, UNUSED_OF_PARTS, name)
+            elif _read_mark(value) is not True:
+                return "", "a message to be learnt only in parts"
     return join_parts(part["text"] for part in parts), ""
 
 
 def join_parts(texts: Iterable[str]) -> str:
-    """Join the texts of the parts of a message, with a blank between texts without one."""
+    """Join the texts of a message's parts, with a space between two texts without one."""
     pieces: list[str] = []
     for text in filter(None, texts):
         if pieces and not (pieces[-1][-1].isspace() or text[0].isspace()):
@@ -257,11 +266,10 @@ def join_parts(texts: Iterable[str]) -> str:
 
 
 def _read_mark(mark: object) -> bool | None:
-    """Convert the mark of a message to a boolean, or to None for any other value."""
+    """Convert a message's mark to a boolean. Return None for a value other than 0 and 1."""
     if isinstance(mark, str):
-        mark = {"1": True, "true": True, "0": False, "false": False}.get(
-            mark.strip().lower()
-        )
+        words = {"1": True, "true": True, "0": False, "false": False}
+        return words.get(mark.strip().lower())
     return bool(mark) if isinstance(mark, int | float) and mark in (0, 1) else None
 
 
@@ -286,10 +294,10 @@ def _example(turns: list[Turn], notes: Counter[str]) -> Example | str:
         return "no learnt answer"
     if learnt[0] == 0 or turns[learnt[0] - 1].role == "system":
         return "an answer before the first question"
-    if any(b - a == 1 for a, b in pairwise(answers)):
+    if any(following == n + 1 for n, following in pairwise(answers)):
         return "two answers in a row"
-    if more := len(turns) - 1 - learnt[-1]:
-        notes[AFTER_LAST] += more
+    if n_after := len(turns) - 1 - learnt[-1]:
+        notes[AFTER_LAST] += n_after
         turns = turns[: learnt[-1] + 1]
     prompt = "\n\n".join(turn.text for turn in turns[:-1])
     # Conversations with the same opening, ignoring case, stay on one side of the split.
@@ -305,7 +313,7 @@ def _example(turns: list[Turn], notes: Counter[str]) -> Example | str:
     )
 
 
-def as_conversation(columns: Columns) -> bool:
+def describes_conversation(columns: Columns) -> bool:
     """Check whether the columns of a source describe conversations.
 
     Raises:

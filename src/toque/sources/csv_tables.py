@@ -1,6 +1,6 @@
-"""CSV and TSV files, divided into rows like `csv` does: a quoted line break does not end a row.
+"""CSV and TSV files. As in the module `csv`, a quoted line break does not end a row.
 
-An unclosed quote costs one line, not the rest of the file.
+An unclosed quote drops one line, not the rest of the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Final
 
 from toque.errors import DataError
 from toque.sources.decompress import (
@@ -29,25 +28,26 @@ from toque.sources.records import (
     Block,
     Contents,
     Numbered,
-    attempted,
+    attempt,
     pack,
-    unreadable,
+    unreadable_block,
 )
 
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
 MAX_GIVEN_UP = 20
-"""Rows with an unclosed quote. More of them mean that quotes are ordinary characters."""
+"""Maximum number of unreadable rows. More of them mean that quotes are ordinary characters."""
 _DELIMITERS = (",", "\t", ";", "|")
 _NAMED_DELIMITERS = (*_DELIMITERS, "^", "~", ":", "#")
 """All delimiters. The last four need a first line such as "sep=#"."""
-# First line of Excel with the delimiter: "sep=;", perhaps quoted or padded with delimiters.
+# Excel's first line with the delimiter: "sep=;", perhaps quoted or padded with delimiters.
 _NAMES_DELIMITER = re.compile(
     rb'"?sep=(\\t|\t|[,;|^~:#])"?[,;|\t ]*(?:\r\n|\n|\r)+', re.IGNORECASE
 )
 _MAX_RESPLIT = 1 << 16
+"""Maximum bytes of a row with a wrong number of fields that is divided into lines."""
 _MIN_FITTING = 0.7
-_BOTH = (True, False)
+_QUOTED_OR_NOT = (True, False)
 _LINE_BREAK = re.compile(rb"\r\n|\n|\r")
 
 
@@ -87,7 +87,7 @@ def dialect_of(
     """Choose the dialect with the most known columns. Return None if the first row is not a header.
 
     A header may have a single column only if its name is in `alone`, because the first line of a
-    text looks the same. A first line such as "sep=;" has the delimiter.
+    text looks like such a header. A first line such as "sep=;" names the delimiter.
 
     Raises:
         DataError: The first line is too long.
@@ -96,17 +96,18 @@ def dialect_of(
     if sep_line:
         start = start[sep_line.end() :]
 
-    def dialects(delimiters: Iterable[str]) -> list[Dialect]:
-        candidates = (
-            _delimited(start, delimiter, is_entire_file=is_entire_file)
-            for delimiter in delimiters
-        )
-        return [
-            d for d in candidates if d and (len(d.columns) > 1 or d.columns[0] in alone)
-        ]
+    def possible_dialects(delimiters: Iterable[str]) -> list[Dialect]:
+        dialects: list[Dialect] = []
+        for delimiter in delimiters:
+            d = _dialect_with(start, delimiter, is_entire_file=is_entire_file)
+            if d and (len(d.columns) > 1 or d.columns[0] in alone):
+                dialects.append(d)
+        return dialects
 
-    possible = dialects([sep_line[1].decode().replace("\\t", "\t")]) if sep_line else []
-    possible = possible or dialects(_DELIMITERS)
+    possible: list[Dialect] = []
+    if sep_line:
+        possible = possible_dialects([sep_line[1].decode().replace("\\t", "\t")])
+    possible = possible or possible_dialects(_DELIMITERS)
     if not possible and b"\n" not in start and not is_entire_file:
         raise DataError(
             f"{path} begins with a line of over {len(start):,} bytes that is not JSON. Recipes are "
@@ -124,7 +125,9 @@ def dialect_of(
     return replace(best, n_before=count_lines(sep_line[0]))
 
 
-def _delimited(start: bytes, delimiter: str, *, is_entire_file: bool) -> Dialect | None:
+def _dialect_with(
+    start: bytes, delimiter: str, *, is_entire_file: bool
+) -> Dialect | None:
     """Return the dialect with a delimiter, or None if the first row cannot be read."""
     end = row_end(start, 0, delimiter, quoted=True, last=is_entire_file)
     if end is None or end < 0:
@@ -132,21 +135,15 @@ def _delimited(start: bytes, delimiter: str, *, is_entire_file: bool) -> Dialect
     names = _fields(start[:end].decode(errors="replace"), delimiter, quoted=True)
     if not names:
         return None
-    # The last of equal names counts, as in JSON. Earlier ones get a number.
-    names = [name.strip() for name in names]
-    last_index = {name: i for i, name in enumerate(names)}
-    columns = tuple(
-        name if last_index[name] == i else f"{name} (column {i + 1})"
-        for i, name in enumerate(names)
-    )
+    columns = _unique_names([name.strip() for name in names])
 
     rows = {
-        q: _first_rows(start[end:], delimiter, quoted=q, last=is_entire_file)
-        for q in _BOTH
+        quoted: _first_rows(start[end:], delimiter, quoted=quoted, last=is_entire_file)
+        for quoted in _QUOTED_OR_NOT
     }
     n = len(columns)
-    # Tab-separated files are often written without quoting: use the form that fits more rows.
-    shares = {q: max(rows[q].share(n), rows[q].share(n + 1)) for q in _BOTH}
+    # Tab-separated files are often written without quoting. Use the form that fits more rows.
+    shares = {q: max(rows[q].share(n), rows[q].share(n + 1)) for q in _QUOTED_OR_NOT}
     quoted = delimiter == "," or shares[True] >= shares[False]
     first_rows = rows[quoted]
     if n > 1 and first_rows.share(n + 1) > first_rows.share(n):
@@ -155,6 +152,15 @@ def _delimited(start: bytes, delimiter: str, *, is_entire_file: bool) -> Dialect
         columns = (*columns, "") if ends_open else ("", *columns)
     share = first_rows.share(len(columns))
     return Dialect(delimiter, quoted, columns, share, first_rows.n_fields.total())
+
+
+def _unique_names(names: list[str]) -> tuple[str, ...]:
+    """Add the column number to all equal names but the last, which counts as in JSON."""
+    last_index = {name: i for i, name in enumerate(names)}
+    return tuple(
+        name if last_index[name] == i else f"{name} (column {i + 1})"
+        for i, name in enumerate(names)
+    )
 
 
 @dataclass(frozen=True)
@@ -174,23 +180,25 @@ class _FirstRows:
 def _first_rows(rows: bytes, delimiter: str, *, quoted: bool, last: bool) -> _FirstRows:
     """Count the fields of the complete rows at the start of a file. See `row_end` for `last`."""
     counts = _FirstRows(Counter(), Counter())
-    at, limit = 0, HEAD_BYTES
-    while (
-        end := row_end(rows, at, delimiter, quoted=quoted, last=last)
-    ) and limit >= at < end:
+    at = 0
+    limit = HEAD_BYTES
+    while at <= limit:
+        end = row_end(rows, at, delimiter, quoted=quoted, last=last)
+        if end is None or end <= at:
+            break
         if at == 0:
             limit = end + HEAD_BYTES  # a long first row does not reduce the sample
-        fields = (
-            _fields(rows[at:end].decode(errors="replace"), delimiter, quoted=quoted)
-            or []
-        )
+        row = rows[at:end].decode(errors="replace")
+        fields = _fields(row, delimiter, quoted=quoted) or []
         counts.n_fields[len(fields)] += 1
-        counts.n_open[len(fields)] += fields[-1:] == [""]
+        if fields[-1:] == [""]:
+            counts.n_open[len(fields)] += 1
         at = end
     return counts
 
 
 def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
+    """Return a pattern of a row without its line break. It stops at a quote that is not closed."""
     d = re.escape(delimiter).encode()
     plain = rb"[^" + d + rb"\r\n]*+"
     if not quoted:
@@ -199,8 +207,8 @@ def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     return re.compile(field + rb"(?:" + d + field + rb")*+", re.DOTALL)
 
 
-_ROWS: Final = {
-    (d, q): _row_pattern(d, quoted=q) for d in _NAMED_DELIMITERS for q in _BOTH
+_ROWS = {
+    (d, q): _row_pattern(d, quoted=q) for d in _NAMED_DELIMITERS for q in _QUOTED_OR_NOT
 }
 
 
@@ -223,7 +231,7 @@ def row_end(
     if text[end : end + 2] == b"\r\n":
         return end + 2
     if end + 1 == len(text) and text[end : end + 1] == b"\r" and not last:
-        return None
+        return None  # CR may be half of CR LF
     return end + 1
 
 
@@ -232,37 +240,39 @@ def table_blocks(
 ) -> Iterator[Block]:
     """Read blocks of about a mebibyte of rows. An unreadable row is a separate block."""
     delimiter, quoted = dialect.delimiter, dialect.quoted
+    meta = {"columns": dialect.columns, "delimiter": delimiter, "quoted": quoted}
     buffer = b""
     line = 1
-    n_given_up = 0
+    n_unreadable = 0
     in_long_line = False
-    n_to_skip = 1 + dialect.n_before
+    n_to_skip = 1 + dialect.n_before  # the header and the lines before it
 
     def block_of(rows: bytes) -> Iterator[Block]:
         nonlocal line
         if rows.strip():
-            meta = {
-                "columns": dialect.columns,
-                "delimiter": delimiter,
-                "quoted": quoted,
-            }
             yield pack(path, line, "table", rows, **meta)
         line += count_lines(rows)
 
     for chunk in chain(chunks(path, encoding=encoding), [None]):
         last = chunk is None
         if chunk is not None:
-            following = _LINE_BREAK.search(chunk) if in_long_line else None
-            if in_long_line and following is None:
+            line_break = _LINE_BREAK.search(chunk) if in_long_line else None
+            if in_long_line and line_break is None:
                 continue
-            buffer += chunk[following.end() :] if following else chunk
+            buffer += chunk[line_break.end() :] if line_break else chunk
             in_long_line = False
-        at = start = 0
+
+        start = at = 0  # start of the next block, and of the next row
         while at < len(buffer):
             end = row_end(buffer, at, delimiter, quoted=quoted, last=last)
-            n_bytes = (len(buffer) if end in (None, -1) else end) - at
-            if end is not None and end > 0 and n_bytes <= MAX_RECORD_BYTES:
-                at = end
+            is_incomplete = end is None or end < 0
+            stop = len(buffer) if end is None or end < 0 else end
+            is_too_long = stop - at > MAX_RECORD_BYTES
+            if is_incomplete and not (is_too_long or last):
+                break  # the rest of the row is in the next chunk
+
+            if not (is_incomplete or is_too_long):
+                at = stop
                 if n_to_skip:
                     line += count_lines(buffer[start:at])
                     start = at
@@ -271,26 +281,28 @@ def table_blocks(
                     yield from block_of(buffer[start:at])
                     start = at
                 continue
-            if not last and n_bytes <= MAX_RECORD_BYTES:
-                break  # more may follow
+
             yield from block_of(buffer[start:at])
-            following = _LINE_BREAK.search(buffer, at)
-            in_long_line = following is None and not last
-            yield unreadable(
-                path, line, UNCLOSED if end == -1 and not in_long_line else TOO_LONG
-            )
-            n_given_up += 1
-            if n_given_up > MAX_GIVEN_UP:
-                raise DataError(
-                    f"{path}: more than {MAX_GIVEN_UP} rows have an unclosed quote or over "
-                    f"{MAX_RECORD_BYTES >> 20} MiB (the last at line {line}). The file is damaged, "
-                    "or uses quotes as ordinary characters. Export it again with standard CSV "
-                    "quoting, or as JSON lines."
-                )
+            line_break = _LINE_BREAK.search(buffer, at)
+            in_long_line = line_break is None and not last
+            is_unclosed = end == -1 and not in_long_line
+            yield unreadable_block(path, line, UNCLOSED if is_unclosed else TOO_LONG)
+            n_unreadable += 1
+            if n_unreadable > MAX_GIVEN_UP:
+                raise _damaged_table(path, line)
             line += 1
-            at = start = following.end() if following else len(buffer)
+            at = start = line_break.end() if line_break else len(buffer)
         yield from block_of(buffer[start:at])
         buffer = buffer[at:]
+
+
+def _damaged_table(path: Path, line: int) -> DataError:
+    return DataError(
+        f"{path}: more than {MAX_GIVEN_UP} rows have an unclosed quote or over "
+        f"{MAX_RECORD_BYTES >> 20} MiB (the last at line {line}). The file is damaged, "
+        "or uses quotes as ordinary characters. Export it again with standard CSV "
+        "quoting, or as JSON lines."
+    )
 
 
 def table_records(contents: Contents) -> Numbered:
@@ -298,25 +310,25 @@ def table_records(contents: Contents) -> Numbered:
     text, meta = contents.body, contents.meta
     columns: Sequence[str] = meta["columns"]
     delimiter, quoted = meta["delimiter"], meta["quoted"]
-    at, line = 0, contents.first
+    at = 0
+    line = contents.first
     while at < len(text):
         end = row_end(text, at, delimiter, quoted=quoted, last=True)
         if end is None or end <= at:
             end = _next_line(text, at)
             yield line, UNCLOSED
-        else:
+        elif not text[at:end].isspace():
             row = text[at:end]
-            if row.strip():
-                values = attempted(_row_values, row, delimiter, quoted=quoted)
-                if isinstance(values, list) and len(values) != len(columns):
-                    values = WRONG_COUNT
-                    if count_lines(row) > 1 and len(row) <= _MAX_RESPLIT:
-                        # A stray quote may have joined several rows: drop only the first line.
-                        end = _next_line(text, at)
-                if isinstance(values, list):
-                    yield line, dict(zip(columns, values, strict=True))
-                else:
-                    yield line, values
+            values = attempt(_row_values, row, delimiter, quoted=quoted)
+            if isinstance(values, str):
+                yield line, values
+            elif len(values) == len(columns):
+                yield line, dict(zip(columns, values, strict=True))
+            else:
+                yield line, WRONG_COUNT
+                if count_lines(row) > 1 and len(row) <= _MAX_RESPLIT:
+                    # A stray quote may have joined several rows. Drop only the first line.
+                    end = _next_line(text, at)
         line += count_lines(text[at:end])
         at = end
 

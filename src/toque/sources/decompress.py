@@ -1,6 +1,6 @@
 """Reading of plain and compressed source files in bounded memory.
 
-The compression is recognised by magic bytes. Other kinds of files, such as UTF-16, archives and
+The compression is detected by magic bytes. Other kinds of files, such as UTF-16, archives and
 workbooks, are refused with the command that converts them.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, cast
 
 from toque.errors import DataError, needing
 
@@ -25,16 +25,16 @@ CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 18
 """Decompressed bytes for the detection of the format."""
 SIZED_BYTES = 8 << 20
-"""Decompressed bytes for the estimate of a file's size."""
+"""Decompressed bytes for the estimate of a file's decompressed size."""
 MAX_RECORD_BYTES = 8 << 20
-"""Limit of a record. A longer one is dropped and never in memory as a whole."""
+"""Maximum bytes of a record. A longer record is dropped and is never in memory as a whole."""
 MAX_EXPANSION = 200
 """Largest compression ratio. Recipes have about 10, decompression bombs over 1000."""
 _MAGIC_BYTES = 10
 _SIGN_BYTES = 1 << 16
-"""Decompressed bytes for the recognition of archives."""
+"""Decompressed bytes for the detection of archives."""
 MIN_BOMB_BYTES = 256 << 20
-"""Decompressed bytes up to which the compression ratio is not checked."""
+"""Decompressed bytes above which the compression ratio is checked."""
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -49,7 +49,7 @@ _UTF_16 = (
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _WORKBOOK = "Export its sheet as CSV first"
 _DOCUMENT = "Save its text as .txt first"
-_IN_ZIP: Final[dict[tuple[bytes, ...], str]] = {
+_IN_ZIP: dict[tuple[bytes, ...], str] = {
     (
         b"xl/workbook",
         b"xl/worksheets",
@@ -71,8 +71,8 @@ _IN_ZIP: Final[dict[tuple[bytes, ...], str]] = {
         b"mimetypeapplication/vnd.oasis",
     ): f"an OpenDocument file (.odt or .odp). {_DOCUMENT}",
     (b"mimetypeapplication/epub",): f"an EPUB book. {_DOCUMENT}",
-    (b"AndroidManifest.xml",): "an Android app (.apk). Take it out of data.sources",
-    (b"META-INF/",): "a Java archive (.jar) or an app. Take it out of data.sources",
+    (b"AndroidManifest.xml",): "an Android app (.apk). Remove it from data.sources",
+    (b"META-INF/",): "a Java archive (.jar) or an app. Remove it from data.sources",
 }
 """Kinds of ZIP archives by the first characters of a file name, or of the file `mimetype`."""
 _NOT_READ = {
@@ -90,30 +90,28 @@ _NOT_READ = {
     b"\x89HDF\r\n": "an HDF5 file. Export its table as CSV or Parquet first",
     b"Obj\x01": "an Avro file. Export its records as JSON lines or Parquet first",
 }
-_ZIP_HEADER: Final = b"PK\x03\x04"
+_ZIP_HEADER = b"PK\x03\x04"
 _KEEP_BYTES = "toque.keep_bytes"
 """Name of an error handler for `codecs`."""
 LONG_LINE = b"\0line too long"
-"""Replacement of a line over MAX_RECORD_BYTES, so that it is counted."""
+"""Replacement of a line over MAX_RECORD_BYTES, so that the line is counted."""
 _BREAK = re.compile(rb"[\r\n]")
 
 
 def packed_as(path: Path) -> str:
     """Describe an archive, document or database and its conversion. "" for a readable file."""
-    with (
-        suppress(DataError),
-        opened(path) as (stream, *_),
-    ):  # the reader reports damaged files
+    # The reader reports a damaged file.
+    with suppress(DataError), opened(path) as (stream, *_):
         return _unread_kind(stream.read(_SIGN_BYTES))
     return ""
 
 
-def _has_member(start: bytes, names: tuple[bytes, ...]) -> bool:
-    """Check whether the name of a file in a ZIP archive begins with one of these."""
+def _has_member(start: bytes, prefixes: tuple[bytes, ...]) -> bool:
+    """Check whether the name of a file in a ZIP archive begins with one of these prefixes."""
     position = start.find(_ZIP_HEADER)
     while position != -1:
-        # A file consists of a header of 30 bytes, its name, and its content.
-        if start.startswith(names, position + 30):
+        # A file has a header of 30 bytes, its name, and its content.
+        if start.startswith(prefixes, position + 30):
             return True
         position = start.find(_ZIP_HEADER, position + 1)
     return False
@@ -135,11 +133,12 @@ def _unread_kind(start: bytes) -> str:
 def _is_tar(start: bytes) -> bool:
     """Check for a tar header by its checksum, because old headers lack magic bytes."""
     header = start[:512]
-    if len(header) < 512 or not header[148:156].strip(b" \0"):
+    octal = header[148:156].strip(b" \0")
+    if len(header) < 512 or not octal:
         return False
     with suppress(ValueError):
-        checksum = int(header[148:156].strip(b" \0"), 8)
-        return checksum == sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
+        # The field of the checksum counts as eight spaces.
+        return int(octal, 8) == sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
     return False
 
 
@@ -148,14 +147,14 @@ def chunks(
 ) -> Iterator[bytes]:
     """Read the decompressed bytes of a file as UTF-8, without a byte-order mark.
 
-    Bytes that are invalid in `encoding` do not change, so that they are counted as invalid UTF-8.
-    Invalid bytes of UTF-16 below 128 become 0xFF.
+    Bytes that are invalid in `encoding` stay unchanged, and are later counted as invalid UTF-8.
+    Invalid bytes of UTF-16 below 128 would be valid UTF-8. They become 0xFF.
 
     Raises:
         DataError: The file cannot be read, or its kind is not supported.
     """
     with opened(path) as (stream, packed_bytes, _):
-        plain = _bounded(path, stream, packed_bytes, size)
+        plain = _read_chunks(path, stream, packed_bytes, size)
         start = next(plain, b"")
         if encoding == UTF_8 or start.startswith(_NO_TEXT):
             kind = _UTF_16 if start.startswith(_UTF_16_MARKS) else _unread_kind(start)
@@ -182,23 +181,21 @@ def _escape_bytes(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
     invalid = error.object[error.start : error.end]
-    return "".join(
-        chr(0xDC00 + (byte if byte > 127 else 0xFF)) for byte in invalid
-    ), error.end
+    escapes = [chr(0xDC00 + (byte if byte > 127 else 0xFF)) for byte in invalid]
+    return "".join(escapes), error.end
 
 
-def _bounded(
+def _read_chunks(
     path: Path, stream: IO[bytes], packed_bytes: int, size: int
 ) -> Iterator[bytes]:
     """Read the chunks of a stream, and refuse a decompression bomb."""
+    max_bytes = max(MIN_BOMB_BYTES, MAX_EXPANSION * packed_bytes)
     plain_bytes = 0
     while chunk := stream.read(size):
         plain_bytes += len(chunk)
-        if packed_bytes and plain_bytes > max(
-            MIN_BOMB_BYTES, MAX_EXPANSION * packed_bytes
-        ):
+        if packed_bytes and plain_bytes > max_bytes:
             raise DataError(
-                f"{path} has {packed_bytes:,} bytes that expand to more than {plain_bytes:,}, over "
+                f"{path} expands from {packed_bytes:,} to more than {plain_bytes:,} bytes, over "
                 f"{MAX_EXPANSION} times as many. The file is damaged or a decompression bomb, "
                 "because texts do not compress that well. Remove it from data.sources, or "
                 "decompress it yourself if you trust it."
@@ -209,7 +206,7 @@ def _bounded(
 def head(
     path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8
 ) -> tuple[bytes, bool]:
-    """Read the first decompressed bytes of a file. Also return True if they are the entire file.
+    """Read the first decompressed bytes of a file. Also return whether they are the entire file.
 
     Raises:
         DataError: The file is empty or cannot be read.
@@ -227,10 +224,10 @@ def head(
     return start[:size], len(start) <= size
 
 
-def more_of(
+def longer_head(
     path: Path, start: bytes, *, is_entire_file: bool, encoding: str
 ) -> tuple[bytes, bool] | None:
-    """Read a longer head, up to the limit of a record. Return None if `start` is enough."""
+    """Read a head as long as the longest record. Return None if `start` is already long enough."""
     if is_entire_file or len(start) >= MAX_RECORD_BYTES:
         return None
     return head(path, MAX_RECORD_BYTES, encoding=encoding)
@@ -238,9 +235,9 @@ def more_of(
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
-    """Open a file. Return the decompressed stream, the compressed size and the raw file.
+    """Open a file. Yield the decompressed stream, the compressed size and the raw file.
 
-    The size is 0 if the file is not compressed.
+    The size is 0 for a file that is not compressed.
 
     Raises:
         DataError: The file does not exist, is damaged or cannot be read.
@@ -277,8 +274,8 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int, IO[bytes]]]:
         raise _damaged(path, program, error) from error
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}. Check that it is complete, its "
-            "permissions and the disk."
+            f"{path} cannot be read: {error.strerror or error}. Check the disk, the file's "
+            "permissions, and that the file is complete."
         ) from error
 
 
@@ -307,15 +304,17 @@ def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
 def plain_size(path: Path) -> int:
     """Estimate the decompressed bytes of a file from the compression ratio of its first bytes.
 
-    Sizes in gzip and zstd files may be missing or cover only a part. For a damaged file, which the
-    reader refuses later, return the size of the file.
+    The sizes that gzip and zstd record may be missing, or may cover only a part of the file. For a
+    damaged file, which the reader refuses later, return the size of the file.
     """
     with suppress(DataError), opened(path) as (stream, packed_bytes, packed):
         if packed_bytes:
-            plain = 0
-            while plain < SIZED_BYTES and (chunk := stream.read(CHUNK_BYTES)):
-                plain += len(chunk)
-            return plain if not chunk else round(plain * packed_bytes / packed.tell())
+            plain_bytes = 0
+            while chunk := stream.read(CHUNK_BYTES):
+                plain_bytes += len(chunk)
+                if plain_bytes >= SIZED_BYTES:
+                    return round(plain_bytes * packed_bytes / packed.tell())
+            return plain_bytes
     return path.stat().st_size
 
 
@@ -327,7 +326,7 @@ def _damaged(path: Path, program: str, error: Exception) -> DataError:
 
 
 def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Divide chunks after lines. A line that is too long is replaced by `LONG_LINE`."""
+    """Divide chunks after line breaks. A line that is too long is replaced by `LONG_LINE`."""
     pending = b""
     skipping = False
     for chunk in chunks:
@@ -339,18 +338,19 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             buffer = LONG_LINE + buffer[line_break.start() :]
             skipping = False
         # Find the end of the last complete line. CR at the end may be half of CR LF.
-        cut = (
-            max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(0, len(buffer) - 1)))
-            + 1
-        )
+        last_lf = buffer.rfind(b"\n")
+        last_cr = buffer.rfind(b"\r", 0, max(0, len(buffer) - 1))
+        cut = max(last_lf, last_cr) + 1
         pending = buffer[cut:]
         if len(pending) > MAX_RECORD_BYTES:
             pending = b""
             skipping = True
         if cut:
             yield buffer[:cut]
-    if skipping or pending:
-        yield LONG_LINE if skipping else pending
+    if skipping:
+        yield LONG_LINE
+    elif pending:
+        yield pending
 
 
 def count_lines(text: bytes) -> int:

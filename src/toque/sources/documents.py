@@ -2,9 +2,9 @@ r"""Readers of texts that are not recipes: plain files, documents, and prompts w
 
 A column of a source is a field of its records, or a template of fields: "{question}\n\n{hint}".
 
-The rows of a document are consecutive pieces. The side of the split depends on a hash of the
-document and of the piece number // 16, so that even a single book has both sides, while neighbours
-mostly stay together. Files over `PART_BYTES` are divided into parts after a paragraph.
+A document is divided into rows. A hash of the document and of row number // 16 assigns each row to
+training or validation. So even a single book has both, and neighbours mostly stay together. Files
+over `PART_BYTES` are divided into parts after a paragraph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 from string import Formatter
-from typing import Any, Final
+from typing import Any
 
 import xxhash
 
@@ -30,9 +30,9 @@ from toque.sources.records import (
     Block,
     BlockExamples,
     Example,
-    attempted,
+    add_encoding,
+    attempt,
     document_example,
-    in_encoding,
     is_filled,
     is_not_finite,
     replace_lone_surrogates,
@@ -48,7 +48,7 @@ SEPARATORS = "vertical tabs, form feeds and other separators made line breaks"
 HALF_CHARACTERS = "halves of characters (lone surrogates) made U+FFFD"
 _MARK = "\ufeff"
 # The lines around a book of Project Gutenberg, and the licence between two books. The line before a
-# book may be broken into several. Its length is limited, so that the search stays fast.
+# book may have line breaks. Its length is limited, so that the search stays fast.
 _GUTENBERG = r"\*\*\*\s{0,9}+%s OF TH(?:E|IS)(?: COPYRIGHTED)? PROJECT GUTENBERG"
 _BEGINS = _GUTENBERG % "START" + r"(?>.{0,999}?\*\*\*)[^\n]{0,99}+\n"
 _BOOK = re.compile(_BEGINS, re.DOTALL | re.IGNORECASE)
@@ -62,10 +62,10 @@ _SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
 _BLANK_LINES = re.compile(r"\n{4,}")
 _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
 # More combining marks than the thirty that UAX #15 allows in stream-safe text.
-_MARKS: Final = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
+_MARKS = re.compile(r"[^\w\s\x00-\u02ff]{31,}")
 # Beginnings of the recorded names of `DocumentReader` and `PairReader`.
-DOCUMENTS: Final = "toque.cooking.formats:text="
-PAIRS: Final = "toque.cooking.formats:pairs="
+DOCUMENTS = "toque.cooking.formats:text="
+PAIRS = "toque.cooking.formats:pairs="
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TextReader:
     @property
     def recorded_name(self) -> str:
         """Name in manifests, see `RecordReader`."""
-        return in_encoding("toque.data.text:text_reader", self.encoding)
+        return add_encoding("toque.data.text:text_reader", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read a file as one block, or as parts of about PART_BYTES after a paragraph or line."""
@@ -92,6 +92,7 @@ class TextReader:
                 payload, data = data[:cut], data[cut:]
                 yield Block(0, str(path), first_line, payload, last=False)
                 first_line += payload.count(b"\n")
+                # An early cut does not shift the limits of later parts in the file.
                 limit = limit - cut + 1 + PART_BYTES
         yield Block(0, str(path), first_line, data)
 
@@ -102,7 +103,7 @@ class TextReader:
     def examples(self, block: Block) -> BlockExamples:
         """Clean the document of a block. An empty one is dropped."""
         notes: Counter[str] = Counter()
-        example = attempted(_make_example, block, notes)
+        example = attempt(_make_example, block, notes)
         if isinstance(example, str):
             return BlockExamples([], 1, 0, {example: [block.first_line]}, dict(notes))
         return BlockExamples([example], 1, 1, {}, dict(notes))
@@ -114,7 +115,10 @@ def _make_example(block: Block, notes: Counter[str]) -> Example | str:
 
 
 def clean_document(data: bytes, notes: Counter[str]) -> str:
-    """Remove CR, control characters and Project Gutenberg's licence. Count them in `notes`."""
+    """Decode a document and remove control characters and Project Gutenberg's licence.
+
+    Line breaks become LF, and at most two blank lines are consecutive. `notes` counts the changes.
+    """
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -123,33 +127,41 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
     text = text.removeprefix(_MARK).replace("\r\n", "\n").replace("\r", "\n")
     text, n_separators = _SEPARATORS.subn("\n", text)
     text, n_controls = _CONTROLS.subn("", text)
-    for note, n in ((SEPARATORS, n_separators), (CONTROLS, n_controls)):
-        if n:
-            notes[note] += n
+    if n_separators:
+        notes[SEPARATORS] += n_separators
+    if n_controls:
+        notes[CONTROLS] += n_controls
+
     n_lines = text.count("\n")
     text = _LICENCE.sub("", text)
-    if book := _BOOK.search(
-        text
-    ):  # the first line before a book, also in the middle of a file
+    # A file may have a preface before the first line of a book.
+    if book := _BOOK.search(text):
         text = text[book.end() :]
-    if text.count("\n") < n_lines:
-        notes["lines of Project Gutenberg's licence"] += n_lines - text.count("\n")
+    n_removed = n_lines - text.count("\n")
+    if n_removed:
+        notes["lines of Project Gutenberg's licence"] += n_removed
     return _BLANK_LINES.sub("\n\n\n", _TRAILING.sub("", text)).strip("\n")
 
 
 def _last_break(data: bytes) -> int:
-    """Find the last position after a blank line, a line, a space or a character, in this order."""
+    """Find the last position after a blank line, a line, a space or a character, in this order.
+
+    Breaks in the first half are ignored.
+    """
     half = len(data) // 2
     for mark in (b"\n\n", b"\n", b" "):
         if (at := data.rfind(mark, half)) >= 0:
             return at + len(mark)
+
+    # In UTF-8, bytes 10xxxxxx continue a character, and 11xxxxxx begin one of several bytes.
     at = len(data)
-    while at > half and data[at - 1] & 0xC0 == 0x80:
+    while at > half and data[at - 1] & 0b1100_0000 == 0b1000_0000:
         at -= 1
-    return at - 1 if at > half and data[at - 1] & 0x80 else at
+    has_first_byte = at > half and data[at - 1] & 0b1000_0000
+    return at - 1 if has_first_byte else at
 
 
-def composed(text: str) -> str:
+def to_nfc(text: str) -> str:
     """Normalise a text to NFC in linear time.
 
     `unicodedata.normalize` needs quadratic time for a run of combining marks: 19.5 s for 256,000.
@@ -160,16 +172,15 @@ def composed(text: str) -> str:
 
 def _sort_marks(run: re.Match[str]) -> str:
     """Put the marks of a run in canonical order, after the decomposition of its characters."""
-    parts = (
-        part
-        for character in run.group()
-        for part in unicodedata.normalize("NFD", character)
-    )
-    groups = groupby(parts, key=lambda part: unicodedata.combining(part) > 0)
-    return "".join(
-        "".join(sorted(group, key=unicodedata.combining) if are_marks else group)
-        for are_marks, group in groups
-    )
+    # Each character is decomposed by itself, because a run takes quadratic time.
+    parts = "".join(unicodedata.normalize("NFD", mark) for mark in run.group())
+    ordered: list[str] = []
+    for are_marks, group in groupby(parts, key=lambda p: unicodedata.combining(p) > 0):
+        characters = list(group)
+        if are_marks:
+            characters.sort(key=unicodedata.combining)
+        ordered += characters
+    return "".join(ordered)
 
 
 @dataclass(frozen=True)
@@ -183,7 +194,7 @@ class DocumentReader:
     @property
     def recorded_name(self) -> str:
         """Name in manifests, see `RecordReader`."""
-        return in_encoding(f"{DOCUMENTS}{self.column}", self.encoding)
+        return add_encoding(f"{DOCUMENTS}{self.column}", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read blocks of records."""
@@ -215,8 +226,8 @@ class PairReader:
     """`RecordReader` of prompts and targets.
 
     Both may be templates, and a prompt may be a list of fields, see `text_of`. Control characters
-    are removed, and separators become line breaks. Pairs with the same prompt stay on one side of
-    the split, because the model would otherwise see the answer during training.
+    are removed, and separators become line breaks. Pairs with the same prompt are all for training
+    or all for validation, because the model would otherwise see the answer during training.
     """
 
     prompt: str | tuple[str, ...]
@@ -228,7 +239,7 @@ class PairReader:
     def recorded_name(self) -> str:
         """Name in manifests, see `RecordReader`."""
         columns = {"prompt": self.prompt, "target": self.target}
-        return in_encoding(f"{PAIRS}{json.dumps(columns)}", self.encoding)
+        return add_encoding(f"{PAIRS}{json.dumps(columns)}", self.encoding)
 
     @cached_property
     def _fields(self) -> tuple[str, ...]:
@@ -264,14 +275,14 @@ class PairReader:
             return NO_TARGET
         if unread:
             return f"{unread} is not a text"
-        # The side of the split does not depend on case, but duplicates must be equal in case.
+        # Prompts that differ in case stay on one side of the split, but are not duplicates.
         key = xxhash.xxh3_64_intdigest(prompt.casefold().encode())
         record_key = xxhash.xxh3_64_intdigest(f"{prompt}\0{target}".encode())
         return Example(prompt, target, key, 0, record_key)
 
 
 def named_columns(columns: Columns) -> dict[str, str]:
-    """Return the fields of a source's columns, by their name in errors."""
+    """Return the fields of a source's columns by their name in errors, e.g. "prompt, part 2"."""
     named: dict[str, str] = {}
     for role, column in columns.items():
         fields = fields_in(column)
@@ -331,11 +342,11 @@ def text_of(
     *,
     is_answer: bool = False,
 ) -> tuple[str, str]:
-    """Make the text of a column from a record. Also return a field that is not a text, or "".
+    """Make the text of a column from a record. Also return the first field without a text, or "".
 
-    Filled fields of a list are separated by a blank line. A paragraph of a template is left out if
-    all its fields are blank. A list in the only field of an answer has alternatives, and the
-    first is used. Any other list has lines.
+    Blank lines separate the fields of a list. A paragraph of a template is left out if all its
+    fields are blank. If the only field of an answer has a list, the list has alternatives, and the
+    first one is used. Any other list has lines.
     """
     fields = fields_in(column)
     has_alternatives = is_answer and len(fields) == 1
@@ -348,11 +359,12 @@ def text_of(
         if not texts[name] and is_filled(value):
             unread = unread or name
 
-    if isinstance(column, str):
-        text = texts[column] if fields == (column,) else _fill_template(column, texts)
-        return text, unread
-    filled = [texts[name] for name in column if texts[name].strip()]
-    return "\n\n".join(filled), unread
+    if isinstance(column, tuple):
+        filled = [texts[name] for name in column if texts[name].strip()]
+        return "\n\n".join(filled), unread
+    if fields == (column,):
+        return texts[column], unread
+    return _fill_template(column, texts), unread
 
 
 def _fill_template(template: str, texts: Mapping[str, str]) -> str:
@@ -362,14 +374,13 @@ def _fill_template(template: str, texts: Mapping[str, str]) -> str:
         parts = template_parts(paragraph)
         names = [name for _, name in parts if name]
         if not names or any(texts[name].strip() for name in names):
-            paragraphs.append(
-                "".join(text + texts.get(name, "") for text, name in parts)
-            )
+            filled = [text + texts.get(name, "") for text, name in parts]
+            paragraphs.append("".join(filled))
     return "\n\n".join(paragraphs)
 
 
 def _first_answer(value: object, notes: Counter[str]) -> object:
-    """Choose the first of several answers. SQuAD lists them under "text"."""
+    """Choose the first of several answers. In SQuAD they are in a field "text"."""
     if isinstance(value, dict):
         value = value.get("text")
     if not isinstance(value, list):
@@ -379,14 +390,16 @@ def _first_answer(value: object, notes: Counter[str]) -> object:
 
 
 def _join_lines(value: object) -> object:
-    """Join a list of texts, such as the choices of a question."""
+    """Join a list of texts, such as a question's choices. Return any other value unchanged."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     return value
 
 
 def plain_text(value: object, notes: Counter[str]) -> str:
-    """Convert a text, a number or a boolean to text without control characters. Otherwise "".
+    """Convert a text, a number or a boolean to a text without control characters.
+
+    Any other value becomes "".
 
     >>> [plain_text(value, Counter()) for value in (True, 1.5, None, float("nan"))]
     ['true', '1.5', '', '']

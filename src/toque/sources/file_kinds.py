@@ -1,7 +1,7 @@
-"""Choice of a reader for each source file, by its content.
+"""Choice of a reader for each source file by the file's content.
 
-In a folder with files of records, documentation, plain text and binary files are skipped and
-reported. A folder with text files only is read as plain text.
+In a folder with files of records, all other files (documentation, plain text, binary files) are
+skipped and reported. A folder with text files only is read as plain text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from toque.sources.token_arrays import TokenReader, is_array_file
 DOCUMENTATION = "documentation"
 NO_TEXT = "no text, such as a picture"
 PLAIN_TEXT = "plain text beside files of records"
-_MAX_SHOWN = 5  # names of skipped files per reason
+_MAX_SHOWN = 5  # reported names of skipped files per reason
 ReaderFor = Callable[..., RecordReader]
 """Function (columns, encoding=...) that returns the domain's reader of files with these columns.
 
@@ -43,55 +43,24 @@ RefusedFileError for other files.
 
 @dataclass(frozen=True)
 class FileJudge:
-    """Choice of readers for the files of a source, within its `format` and `columns` settings."""
+    """Choice of readers for a source's files, limited by its settings `format` and `columns`."""
 
     source: FilesConfig
     encoding: str
     reader_for: ReaderFor
 
-    def judged(self, files: Sequence[Located], say: Callable[[str], None]) -> Source:
+    def judge(self, files: Sequence[Located], say: Callable[[str], None]) -> Source:
         """Return the source with a reader for each file. `say` reports the skipped files."""
         path = self.source.path
         if len(files) == 1:
             return Source(path, self._reader_of(files[0]), tuple(files))
 
-        readers: dict[str, RecordReader] = {}
-        skipped: dict[str, str] = {}
-        first_error: RefusedFileError | None = None
-        for file in files:
-            try:
-                kind = self._kind_of(file)
-            except RefusedFileError as error:
-                kind = error.why
-                first_error = first_error or error
-            if isinstance(kind, str):
-                skipped[file.name] = kind
-            else:
-                readers[file.name] = kind
-
-        has_records = any(
-            not isinstance(reader, TextReader) for reader in readers.values()
-        )
-        if first_error is not None and not has_records:
-            raise first_error
-        if self.source.format == "auto" and has_records:
-            texts = [
-                name
-                for name, reader in readers.items()
-                if isinstance(reader, TextReader)
-            ]
-            for name in texts:
-                del readers[name]
-                skipped[name] = DOCUMENTATION if is_documentation(name) else PLAIN_TEXT
+        readers, skipped = self._readers_of(files)
         if not readers:
             raise DataError(
                 f"None of the {len(files)} files of the source {path} can be read: "
                 f"{_format_skipped(skipped)}. Correct data.sources."
             )
-        # Text files were added last. Restore the order of the files.
-        skipped = {
-            file.name: skipped[file.name] for file in files if file.name in skipped
-        }
         if skipped:
             notice = f"{path}: skipped {_format_skipped(skipped)}."
             if PLAIN_TEXT in skipped.values():
@@ -105,13 +74,42 @@ class FileJudge:
         return Source(
             path,
             common,
-            tuple(file for file in files if file.name in readers),
-            {name: reader for name, reader in readers.items() if reader != common},
-            skipped,
+            files=tuple(file for file in files if file.name in readers),
+            readers={name: r for name, r in readers.items() if r != common},
+            left_out=skipped,
         )
 
+    def _readers_of(
+        self, files: Sequence[Located]
+    ) -> tuple[dict[str, RecordReader], dict[str, str]]:
+        """Return the readers of a folder's files, and the reasons for skipping files, by name.
+
+        Raises:
+            RefusedFileError: The folder has no file of records, and a file was refused.
+        """
+        kinds: dict[str, RecordReader | str] = {}
+        first_error: RefusedFileError | None = None
+        for file in files:
+            try:
+                kinds[file.name] = self._kind_of(file)
+            except RefusedFileError as error:
+                kinds[file.name] = error.why
+                first_error = first_error or error
+
+        has_records = any(not isinstance(k, TextReader | str) for k in kinds.values())
+        if first_error is not None and not has_records:
+            raise first_error
+        if self.source.format == "auto" and has_records:
+            for name, kind in kinds.items():
+                if isinstance(kind, TextReader):
+                    is_readme = is_documentation(name)
+                    kinds[name] = DOCUMENTATION if is_readme else PLAIN_TEXT
+        readers = {name: k for name, k in kinds.items() if not isinstance(k, str)}
+        skipped = {name: k for name, k in kinds.items() if isinstance(k, str)}
+        return readers, skipped
+
     def _kind_of(self, file: Located) -> RecordReader | str:
-        """Return the reader of a file in a folder, or the reason for skipping the file."""
+        """Return the reader of one of several files, or the reason for skipping the file."""
         if not is_array_file(file.path) and (packed := packed_as(file.path)):
             return packed.partition(".")[0]
         if is_pickle(file.path) or self._is_binary(file):
@@ -146,33 +144,41 @@ class FileJudge:
                 return TextReader(encoding=encoding)
 
             reader = self.reader_for(columns, encoding=encoding)
-            if source.format == "auto":
-                try:
-                    if isinstance(reader, TaskReader):
-                        return reader.for_file(file.path)
-                    reader.schema(file.path)
-                except UnknownFormatError as error:
-                    if columns:
-                        raise RefusedFileError(str(error), PLAIN_TEXT) from error
-                    if not self._is_binary(file):
-                        return TextReader(encoding=encoding)
-                    start, _ = head(file.path)
-                    raise DataError(
-                        f"{file.name} is not a text file. It begins with {start[:12]!r}. Remove it "
-                        "from data.sources. docs/reference/formats.md lists the formats."
-                    ) from None
-                except TextRecordsError as error:
-                    return self.reader_for(error.columns, encoding=encoding)
+            if source.format != "auto":
+                return reader
+            try:
+                if isinstance(reader, TaskReader):
+                    return reader.for_file(file.path)
+                reader.schema(file.path)
+            except TextRecordsError as error:
+                return self.reader_for(error.columns, encoding=encoding)
+            except UnknownFormatError as error:
+                if columns:
+                    raise RefusedFileError(str(error), PLAIN_TEXT) from error
+                return self._text_reader_of(file)
         return reader
+
+    def _text_reader_of(self, file: Located) -> TextReader:
+        """Return the reader of a text file.
+
+        Raises:
+            DataError: The file is binary.
+        """
+        if not self._is_binary(file):
+            return TextReader(encoding=self.encoding)
+        start, _ = head(file.path)
+        raise DataError(
+            f"{file.name} is not a text file. It begins with {start[:12]!r}. Remove it "
+            "from data.sources. docs/reference/formats.md lists the formats."
+        ) from None
 
 
 def _format_skipped(skipped: dict[str, str]) -> str:
     """List the names of skipped files by reason, the most common reason first."""
     parts = []
     for reason, n in Counter(skipped.values()).most_common():
-        names = [
-            name.rpartition("/")[2] for name, why in skipped.items() if why == reason
-        ]
+        paths = [path for path, why in skipped.items() if why == reason]
+        names = ", ".join(path.rpartition("/")[2] for path in paths[:_MAX_SHOWN])
         more = f" and {n - _MAX_SHOWN} more" if n > _MAX_SHOWN else ""
-        parts.append(f"{', '.join(names[:_MAX_SHOWN])}{more} ({reason})")
+        parts.append(f"{names}{more} ({reason})")
     return "; ".join(parts)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from toque.errors import DataError, ToqueError, needing
 from toque.sources.records import Located
@@ -18,18 +18,16 @@ from toque.storage.download import CACHE_VARIABLE, cache_folder
 from toque.storage.json_files import json_object
 from toque.user_paths import named_path
 
-PREFIX: Final = "hf:"
-_FORM: Final = re.compile(
+PREFIX = "hf:"
+_FORM = re.compile(
     r"hf:(?P<name>[^:]+)(?::(?P<config>[^:\[\]]+)(?=:))?"
     r"(?::(?P<split>[^:\[\]]+)(?:\[:(?P<rows>[1-9][0-9]*)\])?)?"
 )
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_RECORDED: Final = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
-_STREAM_ROWS: Final = 1000  # rows read from a stream at a time
-_read_json: Final = partial(
-    json_object, error=DataError, todo="Save the dataset again."
-)
-_MAX_NAME_BYTES = 200  # file systems refuse 256 with an OSError
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_RECORDED = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
+_STREAM_ROWS = 1000  # rows per batch of a stream
+_read_json = partial(json_object, error=DataError, todo="Save the dataset again.")
+_MAX_NAME_BYTES = 200  # file systems raise an OSError from 256 bytes
 
 
 @dataclass(frozen=True)
@@ -49,23 +47,23 @@ class HubDataset:
         Raises:
             DataError: The path has another form.
         """
-        parts = _FORM.fullmatch(path)
-        name = sign = revision = ""
-        if parts is not None:
+        if parts := _FORM.fullmatch(path):
             name, sign, revision = parts["name"].partition("@")
-            if (
-                sign and named_path(parts["name"]).is_dir()
-            ):  # a folder with "@" in its name
+            if sign and named_path(parts["name"]).is_dir():
+                # The name of the folder has an "@", which does not begin a revision.
                 name = parts["name"]
                 sign = revision = ""
-        if parts is None or not name or (sign and not revision):
-            raise DataError(
-                f"The source {path!r} must have the form hf:NAME, hf:NAME:SPLIT, "
-                'hf:NAME:CONFIGURATION:SPLIT or hf:NAME@REVISION:..., e.g. "hf:openai/gsm8k:main:'
-                'train". To read only the first rows of a split, write "hf:NAME:train[:5000]".'
-            )
-        rows = None if parts["rows"] is None else int(parts["rows"])
-        return cls(name, revision or None, parts["config"], parts["split"], rows)
+            is_complete = name and (revision or not sign)
+            if is_complete:
+                rows = None if parts["rows"] is None else int(parts["rows"])
+                return cls(
+                    name, revision or None, parts["config"], parts["split"], rows
+                )
+        raise DataError(
+            f"The source {path!r} must have the form hf:NAME, hf:NAME:SPLIT, "
+            'hf:NAME:CONFIGURATION:SPLIT or hf:NAME@REVISION:..., e.g. "hf:openai/gsm8k:main:'
+            'train". To read only the first rows of a split, write "hf:NAME:train[:5000]".'
+        )
 
     def address(self, *, config: str | None = None, split: str | None = None) -> str:
         """Format the path with another configuration or split. An empty split is omitted."""
@@ -83,13 +81,13 @@ class HubDataset:
 
 
 def recorded_dataset(path: str) -> tuple[HubDataset, str] | None:
-    """Parse a file name from `dataset_files` into a dataset and a commit. None for other files."""
+    """Parse a name of `dataset_files` into its dataset and commit. Return None for other names."""
     parts = _RECORDED.fullmatch(path)
     return None if parts is None else (HubDataset.of(parts[1]), parts[2])
 
 
 def names_a_folder(path: str) -> bool:
-    """True if a path that begins with `hf:` names a local folder."""
+    """Check whether a path that begins with `hf:` names a local folder."""
     return named_path(HubDataset.of(path).name).is_dir()
 
 
@@ -104,15 +102,8 @@ def dataset_files(
     dataset = HubDataset.of(path)
     folder = named_path(dataset.name)
     if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        saved = saved_files(folder / (dataset.split or ""))
-        if saved is None or dataset.config or dataset.rows:
-            raise DataError(
-                f"{path}: {folder} was written by save_to_disk and is read in full, but the path "
-                "names a configuration, a range of rows or a split that does not exist. Name the "
-                f"folder or the folder of one split, such as {folder / 'train'}. To read fewer "
-                "examples, set data.max_examples."
-            )
-        return tuple(Located(str(file), file) for file in saved)
+        files = _files_of_saved(path, dataset, folder)
+        return tuple(Located(str(file), file) for file in files)
 
     with needing("data", path, raised=DataError):
         import datasets
@@ -122,11 +113,7 @@ def dataset_files(
             name, dataset.config, revision=dataset.revision
         )
         commit = _commit_of(builder, dataset)
-        splits = list(builder.info.splits or builder.config.data_files)
-        if dataset.split not in splits and (dataset.split or len(splits) > 1):
-            address = dataset.address(split="")
-            raise split_error(address, splits, sign=":", unknown=dataset.split)
-        split = dataset.split or splits[0]
+        split = _split_of(builder, dataset)
         if dataset.rows is not None:
             files = [_stream_rows(builder, dataset, split, commit, say)]
         else:
@@ -135,9 +122,8 @@ def dataset_files(
             files = [Path(entry["filename"]) for entry in cached]
     except ToqueError:
         raise
-    except (
-        Exception
-    ) as error:  # the library, its file readers and the network raise any type
+    # The library, its file readers and the network may raise any exception.
+    except Exception as error:
         raise _load_error(dataset, error) from error
 
     if not files:
@@ -147,6 +133,19 @@ def dataset_files(
         say(f"{path} is read at commit {commit}.")
         address += f"/{commit}"
     return tuple(Located(f"{address}/{file.name}", file) for file in files)
+
+
+def _files_of_saved(path: str, dataset: HubDataset, folder: Path) -> list[Path]:
+    """Return the files of a dataset that save_to_disk wrote to a folder."""
+    files = saved_files(folder / (dataset.split or ""))
+    if files is None or dataset.config or dataset.rows:
+        raise DataError(
+            f"{path}: {folder} was written by save_to_disk and is read in full, but the path "
+            "names a configuration, a range of rows or a split that does not exist. Name the "
+            f"folder or the folder of one split, such as {folder / 'train'}. To read fewer "
+            "examples, set data.max_examples."
+        )
+    return files
 
 
 def _stream_rows(
@@ -191,6 +190,19 @@ def _stream_rows(
             f"{address}: streamed the first {n_read:,} rows, which are not a random sample."
         )
     return path
+
+
+def _split_of(builder: Any, dataset: HubDataset) -> str:
+    """Return the split of a path, or the only split.
+
+    Raises:
+        DataError: The split does not exist, or the path names none of several splits.
+    """
+    splits = list(builder.info.splits or builder.config.data_files)
+    if dataset.split not in splits and (dataset.split or len(splits) > 1):
+        address = dataset.address(split="")
+        raise split_error(address, splits, sign=":", unknown=dataset.split)
+    return dataset.split or str(splits[0])
 
 
 def _commit_of(builder: Any, dataset: HubDataset) -> str | None:
@@ -265,10 +277,8 @@ def saved_files(folder: Path) -> list[Path] | None:
         if len(splits) > 1:
             raise split_error(str(folder), [split.name for split in splits], sign="/")
         return saved_files(splits[0])
-    if (
-        not (folder / "dataset_info.json").is_file()
-        or not (folder / "state.json").is_file()
-    ):
+    required_names = ("dataset_info.json", "state.json")
+    if not all((folder / name).is_file() for name in required_names):
         return None
     entries = _read_json(folder / "state.json").get("_data_files")
     if not isinstance(entries, list) or not entries:
@@ -288,26 +298,23 @@ def _listed_path(folder: Path, name: Any, list_name: str) -> Path:
     Raises:
         DataError: The name leads out of the folder or does not exist.
     """
-    is_text = isinstance(name, str) and "\0" not in name
-    is_valid = is_text and 0 < len(name.encode("utf-8", "replace")) < _MAX_NAME_BYTES
-    if (
-        not is_valid
-        or name == ".."
-        or Path(name).name != name
-        or not (folder / name).exists()
-    ):
-        shown = f"{name!r}"[:80]
-        raise DataError(
-            f"{folder} is a saved dataset, and its {list_name} lists {shown}, which is not in the "
-            "folder. Copy the entire folder, or save the dataset again."
-        )
-    return folder / str(name)
+    if isinstance(name, str) and "\0" not in name:
+        n_bytes = len(name.encode("utf-8", "replace"))
+        is_in_folder = name != ".." and Path(name).name == name
+        is_valid = 0 < n_bytes < _MAX_NAME_BYTES and is_in_folder
+        if is_valid and (folder / name).exists():
+            return folder / name
+    shown = f"{name!r}"[:80]
+    raise DataError(
+        f"{folder} is a saved dataset, and its {list_name} lists {shown}, which is not in the "
+        "folder. Copy the entire folder, or save the dataset again."
+    )
 
 
 def split_error(
     name: str, splits: list[Any], *, sign: str, unknown: str | None = None
 ) -> DataError:
-    """Return the error for a dataset with several splits if none or an unknown one is named."""
+    """Return the error for a dataset with several splits if no split or an unknown one is named."""
     suffix = f", not {unknown}" if unknown else ""
     return DataError(
         f"The dataset {name} has the splits {', '.join(map(str, splits))}{suffix}. Name one split, "

@@ -2,8 +2,8 @@
 
 A file has one object per line, an array, an object with records by id, an array under a key such as
 "recipes", or objects over several lines. More arrays or objects may follow. Anything else after
-them counts as an unreadable record. In a large value, only brackets and strings are scanned, so a
-gigabyte takes seconds, and the memory has one record and one chunk.
+them counts as an unreadable record. In a large value only brackets and strings are scanned, so a
+gigabyte takes seconds. Only one record and one chunk are in memory.
 """
 
 from __future__ import annotations
@@ -36,20 +36,23 @@ from toque.sources.records import (
     Contents,
     Numbered,
     Raw,
-    attempted,
+    attempt,
     pack,
-    unreadable,
+    unreadable_block,
 )
 
 MAX_CUT_BYTES = 1 << 20
-"""Limit of an incomplete last record. A larger one means that a bracket is missing earlier."""
+"""Maximum bytes of an incomplete last record. A larger one means that a bracket is missing."""
 MAX_NESTED = 1000
 _DECODER = msgspec.json.Decoder()
 _RECORD_KEYS = {"title", "name", "ingredients", "@type", "@graph", "@context", "text"}
-_SAMPLE = 20
+"""Keys of a record, which an object of records does not have."""
+_SAMPLE = 20  # records
+_SAMPLE_LINES = 50
+_SAMPLE_KEYS = 50
 
 Depth = Literal[0, 1, 2]
-"""Brackets around a record: 0 for single objects, 1 in an array, 2 in an array under a key."""
+"""Number of brackets around a record: 0 for an object, 1 in an array, 2 in an array under a key."""
 JsonForm = Literal["lines", "array", "dict", "wrapped", "objects"]
 _DEPTHS: dict[JsonForm, Depth] = {"array": 1, "dict": 1, "wrapped": 2, "objects": 0}
 _ENTRY = re.compile(
@@ -61,69 +64,75 @@ _SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
 
 
 def form_of(start: bytes, *, is_entire_file: bool) -> JsonForm:
-    """Recognise the form of a file by its first bytes ("{" or "[" after white space)."""
+    """Detect the form of a file by its first bytes, which begin with "{" or "["."""
     if start.lstrip().startswith(b"["):
         return "array"
     lines = [line for line in start.splitlines() if line.strip()]
     has_several = len(lines) > 1
     if not is_entire_file and has_several:
         lines.pop()  # it may be incomplete
-    sample = lines[:50]
-    complete = sum(
-        line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample
-    )
-    # A few damaged lines do not matter.
-    if (
-        has_several
-        and 2 * complete >= len(sample)
-        and not sample[0].rstrip().endswith(b"{")
-    ):
+    if has_several and _are_records(lines[:_SAMPLE_LINES]):
         return "lines"
 
-    # The first keys and their values distinguish a record from an object of records.
-    at = start.index(b"{") + 1
-    keys = set[str]()
-    kinds: list[tuple[bytes, bytes]] = []
-    while len(kinds) < 50 and (match := _ENTRY.match(start, at)):
-        key, opening, inner = match.groups()
-        keys.add(key.decode("utf-8", "replace"))
-        # A list of messages is the conversation of one record, not a list of records.
-        are_messages = _MESSAGES.match(start, match.start(2)) is not None
-        kinds.append((b"", b"") if are_messages else (opening, inner))
-        value = (_WHOLE_RECORD if opening in (b"{", b"[") else _SCALAR).match(
-            start, match.start(2)
-        )
-        at = value.end() if value else len(start)
-    n_objects = sum(opening == b"{" for opening, _ in kinds)
+    keys, kinds = _first_entries(start)
     if not keys & _RECORD_KEYS:
         if (b"[", b"{") in kinds:
             return "wrapped"
-        # An object of records may also have a version or a count; a record may have metadata.
+        # An object of records may also have a version or a count. A record may have metadata.
+        n_objects = sum(opening == b"{" for opening, _ in kinds)
         if n_objects > len(kinds) / 2:
             return "dict"
     # If the first line is longer than the sample, each line probably has a record.
     return "objects" if is_entire_file or has_several else "lines"
 
 
+def _are_records(lines: list[bytes]) -> bool:
+    """Check that at least half of the lines are objects. The others may be damaged."""
+    n_objects = sum(
+        line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in lines
+    )
+    is_one_over_lines = lines[0].rstrip().endswith(b"{")
+    return n_objects >= len(lines) / 2 and not is_one_over_lines
+
+
+def _first_entries(start: bytes) -> tuple[set[str], list[tuple[bytes, bytes]]]:
+    """Return the first keys of an object, and the first two characters of each value.
+
+    They distinguish a record from an object of records.
+    """
+    at = start.index(b"{") + 1
+    keys = set[str]()
+    kinds: list[tuple[bytes, bytes]] = []
+    while len(kinds) < _SAMPLE_KEYS and (match := _ENTRY.match(start, at)):
+        key, opening, inner = match.groups()
+        keys.add(key.decode("utf-8", "replace"))
+        value_at = match.start(2)
+        # A list of messages is the conversation of one record, not a list of records.
+        are_messages = _MESSAGES.match(start, value_at) is not None
+        kinds.append((b"", b"") if are_messages else (opening, inner))
+        pattern = _WHOLE_RECORD if opening in (b"{", b"[") else _SCALAR
+        value = pattern.match(start, value_at)
+        at = value.end() if value else len(start)
+    return keys, kinds
+
+
 def sample_records(
     start: bytes, form: JsonForm, *, is_entire_file: bool
 ) -> list[dict[str, Any]]:
-    """Decode the first readable records of a file, for the recognition of its schema."""
+    """Decode the first readable records of a file, for the detection of its schema."""
     sample: list[dict[str, Any]] = []
+    texts: Iterator[bytes | None]
     if form == "lines":
-        lines = (
-            start.splitlines() if is_entire_file else start.splitlines()[:-1] or [start]
-        )
-        texts: Iterator[bytes | None] = (line for line in lines if line.strip())
+        lines = start.splitlines()
+        if not is_entire_file and len(lines) > 1:
+            lines.pop()  # it may be incomplete
+        texts = (line for line in lines if line.strip())
     else:
-        texts = (
-            piece.text
-            for piece in JsonSplitter(_DEPTHS[form]).pieces([start])
-            if piece.whole
-        )
+        pieces = JsonSplitter(_DEPTHS[form]).pieces([start])
+        texts = (piece.text for piece in pieces if piece.whole)
     with suppress(DamagedJsonError):  # reported later, when the file is read
         for text in islice(texts, 5 * _SAMPLE):
-            value = attempted(_decode_record, text) if text is not None else ""
+            value = attempt(_decode_record, text) if text is not None else ""
             if isinstance(value, dict) and value:
                 sample.append(value)
             if len(sample) == _SAMPLE:
@@ -150,7 +159,8 @@ def json_blocks(
     splitter = JsonSplitter(_DEPTHS[form])
     texts: list[bytes] = []
     numbers: list[int] = []
-    size = n_records = 0
+    size = 0
+    n_records = 0
 
     try:
         for piece in splitter.pieces(chunks(path, encoding=encoding)):
@@ -165,7 +175,7 @@ def json_blocks(
                 size = 0
 
             if reason:
-                yield unreadable(path, number, reason)
+                yield unreadable_block(path, number, reason)
             elif piece.text is not None:
                 # JSON allows line breaks only as white space outside of strings.
                 texts.append(piece.text.replace(b"\n", b" ").replace(b"\r", b" "))
@@ -190,6 +200,11 @@ def _records_block(path: Path, texts: list[bytes], numbers: list[int]) -> Block:
 
 
 def _why_unreadable(path: Path, piece: JsonPiece) -> str:
+    """Return the reason why a record cannot be read, or "".
+
+    Raises:
+        DataError: The file ends inside a record that is too large for a truncated one.
+    """
     if not piece.whole and (piece.text is None or len(piece.text) > MAX_CUT_BYTES):
         raise DataError(
             f"{path}: the record at line {piece.line} has no end. A quote or bracket is missing, "
@@ -204,11 +219,10 @@ def _why_unreadable(path: Path, piece: JsonPiece) -> str:
 def json_records(contents: Contents) -> Numbered:
     """Decode the records of a block."""
     for number, line in _numbered_lines(contents):
-        if line.strip():
-            yield (
-                number,
-                TOO_LONG if line == LONG_LINE else attempted(_decode_record, line),
-            )
+        if line == LONG_LINE:
+            yield number, TOO_LONG
+        elif line.strip():
+            yield number, attempt(_decode_record, line)
 
 
 def line_of(contents: Contents, number: int) -> bytes:
@@ -218,10 +232,9 @@ def line_of(contents: Contents, number: int) -> bytes:
 
 def _numbered_lines(contents: Contents) -> Iterator[tuple[int, bytes]]:
     lines = contents.body.splitlines()
-    numbers = contents.meta.get("numbers") or range(
-        contents.first, contents.first + len(lines)
-    )
-    return zip(numbers, lines, strict=True)
+    if numbers := contents.meta.get("numbers"):
+        return zip(numbers, lines, strict=True)
+    return enumerate(lines, start=contents.first)
 
 
 def _decode_record(line: bytes) -> Raw:
@@ -303,7 +316,10 @@ class JsonPiece:
 
 @dataclass
 class JsonSplitter:
-    """Splitter of a JSON file into its records at a nesting depth."""
+    """Splitter of a JSON file into the records at a nesting depth.
+
+    The buffer has the bytes that are not yet part of a piece. All positions are in the buffer.
+    """
 
     depth: Depth
     max_bytes: int = MAX_RECORD_BYTES
@@ -312,13 +328,17 @@ class JsonSplitter:
     _first: bytes = b""
     """Opening bracket of the first value of the file."""
     _around: int = 0
-    """Number of brackets around a record in the present value."""
+    """Number of brackets around a record in the current value."""
     _buffer: bytes = b""
     _scan: int = 0
+    """Position up to which the buffer was scanned."""
     _counted: int = 0
+    """Position up to which line breaks were counted."""
     _start: int | None = None
+    """Start of the current record, or None outside of records and in one that is too long."""
     _start_line: int = 0
     _too_long: bool = False
+    """True inside a record that is too long."""
     _string: int | None = None
     """Position up to which an unfinished string was scanned."""
     _beheaded: bool = False
@@ -345,18 +365,11 @@ class JsonSplitter:
         return not self._open
 
     def _feed(self, chunk: bytes) -> Iterator[JsonPiece]:
+        """Return the records that end in a chunk."""
         self._buffer += chunk
-        if self._string is not None:
-            rest = _STRING_REST.match(self._buffer, self._string)
-            end = rest.end() if rest else self._string
-            ended = self._buffer[end : end + 1] == b'"'
-            self._string = None if ended else end
-            if self._beheaded:
-                self._scan = end + ended
-                self._beheaded = not ended
-            if not ended:
-                self._drop_scanned()
-                return
+        if self._string is not None and not self._finish_string(self._string):
+            self._drop_scanned()
+            return
         while True:
             if self._start is not None or self._too_long:
                 piece = self._finish_record()
@@ -371,6 +384,17 @@ class JsonSplitter:
                     yield JsonPiece(self._start_line, word)
         self._drop_scanned()
 
+    def _finish_string(self, position: int) -> bool:
+        """Continue to scan an unfinished string. Return whether it ends in the buffer."""
+        rest = _STRING_REST.match(self._buffer, position)
+        end = rest.end() if rest else position
+        is_finished = self._buffer[end : end + 1] == b'"'
+        self._string = None if is_finished else end
+        if self._beheaded:
+            self._scan = end + 1 if is_finished else end
+            self._beheaded = not is_finished
+        return is_finished
+
     def _find_record(self) -> bytes | None:
         """Move to the next record.
 
@@ -378,21 +402,18 @@ class JsonSplitter:
         """
         for match in _TOKEN.finditer(self._buffer, self._scan):
             kind, at = match.lastgroup, match.start()
-            if kind == "cut" or (kind == "word" and match.end() == len(self._buffer)):
-                self._scan, self._string = at, at + 1 if kind == "cut" else None
+            if kind == "cut":
+                self._scan, self._string = at, at + 1
+                return None
+            if kind == "word" and match.end() == len(self._buffer):
+                self._scan = at  # the word may continue in the next chunk
                 return None
 
             self._scan = match.end()
-            if kind == "open" and self.closed:
-                self._around = self._depth_in(match[0])
-
-            innermost = self._open[-1:]
-            inside = len(self._open) == self._around and (
-                self._around < 2 or innermost == [b"["]
-            )
-
             if kind == "open":
-                if inside and (self._around or match[0] == b"{"):
+                if self.closed:
+                    self._around = self._depth_in(match[0])
+                if self._is_between_records and (self._around or match[0] == b"{"):
                     self._begin(at)
                     self._scan = at
                     return b""
@@ -400,16 +421,15 @@ class JsonSplitter:
                 continue
 
             if kind == "close":
-                fits = innermost == [_OPENING[match[0]]]
-                if fits or len(self._open) > self._around:
-                    self._open.pop()
-                counts = not fits
-            else:
-                counts = self.closed or (
-                    inside and (kind == "word" or innermost == [b"["])
-                )
-
-            if counts:  # an unreadable record, after which the search continues
+                is_unreadable = not self._close(match[0])
+            elif self.closed:
+                is_unreadable = True
+            else:  # a string in an object is the key of a record
+                is_value = kind == "word" or self._open[-1] == b"["
+                is_unreadable = is_value and self._is_between_records
+            if (
+                is_unreadable
+            ):  # it counts as a record, and the search continues after it
                 self._begin(at)
                 self._start = None
                 return match[0]
@@ -417,15 +437,33 @@ class JsonSplitter:
         self._scan = len(self._buffer)
         return None
 
+    @property
+    def _is_between_records(self) -> bool:
+        """True directly inside the brackets around records."""
+        if len(self._open) != self._around:
+            return False
+        return self._around < 2 or self._open[-1] == b"["
+
+    def _close(self, bracket: bytes) -> bool:
+        """Close the innermost bracket. Return whether the closing bracket fits.
+
+        A bracket that does not fit never closes the brackets around records.
+        """
+        fits = self._open[-1:] == [_OPENING[bracket]]
+        if fits or len(self._open) > self._around:
+            self._open.pop()
+        return fits
+
     def _depth_in(self, bracket: bytes) -> int:
         """Return the number of brackets around a record in the next value."""
         self._first = self._first or bracket
         if bracket == self._first:
             return self.depth
-        return 0 if bracket == b"{" else 1  # a record after an array, or another array
+        # Single records may follow an array, and an array may follow single records.
+        return 0 if bracket == b"{" else 1
 
     def _finish_record(self) -> JsonPiece | None:
-        """Return the present record if it ends in the buffer."""
+        """Return the current record if it ends in the buffer."""
         if self._scan == self._start and (
             record := _WHOLE_RECORD.match(self._buffer, self._scan)
         ):
@@ -447,15 +485,15 @@ class JsonSplitter:
             nested -= 1
             if nested <= 0:
                 self._scan = match.end()
-                text = (
-                    None if self._too_long else self._buffer[self._start : self._scan]
-                )
+                start, is_too_long = self._start, self._too_long
                 self._start, self._too_long = None, False
+                text = None if is_too_long else self._buffer[start : self._scan]
                 return JsonPiece(self._start_line, text)
         self._scan = len(self._buffer)
         return None
 
     def _begin(self, at: int) -> None:
+        """Begin a record at a position, and count the lines before it."""
         self.line += self._buffer.count(b"\n", self._counted, at)
         self._counted = at
         self._start, self._start_line = at, self.line
@@ -478,7 +516,9 @@ class JsonSplitter:
             if not self._too_long:
                 self._begin(self._scan)
                 self._start, self._too_long = None, len(self._open) == self._around
-            keep = len(self._buffer) - (len(rest) - len(rest.rstrip(b"\\"))) % 2
+            # An odd number of backslashes at the end may escape the next character.
+            n_backslashes = len(rest) - len(rest.rstrip(b"\\"))
+            keep = len(self._buffer) - n_backslashes % 2
         self.line += self._buffer.count(b"\n", self._counted, max(keep, self._counted))
         self._buffer = self._buffer[keep:]
         self._counted = max(self._counted - keep, 0)

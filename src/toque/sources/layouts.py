@@ -19,7 +19,7 @@ from toque.sources.columnar import (
     columns_of,
 )
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
-from toque.sources.decompress import UTF_8, head, more_of, opened
+from toque.sources.decompress import UTF_8, head, longer_head, opened
 from toque.sources.json_records import (
     form_of,
     json_blocks,
@@ -33,7 +33,7 @@ from toque.sources.records import (
     Contents,
     Example,
     Numbered,
-    attempted,
+    attempt,
     shortened,
     unpack,
     unused_in,
@@ -42,22 +42,21 @@ from toque.sources.token_arrays import BROKEN_ARCHIVE
 
 Columns = Mapping[str, str | tuple[str, ...]]
 """Field names of a source by role. A prompt may have several fields."""
-_CHECKED_BYTES = 8192
-# JSON searched for a missing field, which takes seconds.
+_CHECKED_BYTES = 8192  # bytes checked for control characters
+# JSON searched for a missing field. It takes seconds.
 _MAX_SEARCHED_BYTES = 256 << 20
 _ALONE = ("text", "Text", "TEXT", "messages", "conversations")
-"""Names accepted as the only column of a table. A plain text often begins with a recipe's names."""
-_CONTROLS = bytes([*range(9), *range(14, 27), 127])  # separators are common in texts
+"""Names accepted as the only column of a table. Plain text may begin with names such as "title"."""
+# Control characters without tab, line breaks and separators, which are common in texts.
+_CONTROLS = bytes([*range(9), *range(14, 27), 127])
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """First bytes of pickles by protocol. Protocols 0 and 1 are text and obsolete since 2003."""
-READ: Mapping[str, Callable[[Contents], Numbered]] = {
+RECORD_FUNCTIONS: Mapping[str, Callable[[Contents], Numbered]] = {
     "json-lines": json_records,
     "json": json_records,
     "table": table_records,
     "parquet": columnar_records,
-    "unreadable": lambda contents: iter(
-        [(contents.first, str(contents.meta["reason"]))]
-    ),
+    "unreadable": lambda block: iter([(block.first, str(block.meta["reason"]))]),
 }
 """Functions that read the records of a block, by the block's kind."""
 _DESCRIPTIONS = {
@@ -77,7 +76,11 @@ def read_records(
 ) -> BlockExamples:
     """Read the records of a block and make examples of each.
 
-    `make` returns examples, or the reason for dropping the record, and counts repairs.
+    Args:
+        block: The block.
+        make: Function that makes the examples of a record and counts repairs. It may return the
+            reason for dropping the record.
+        used: Names of the fields that `make` uses.
     """
     examples: list[Example] = []
     per_record: list[int] = []
@@ -85,30 +88,29 @@ def read_records(
     texts: dict[int, str] = {}
     notes: Counter[str] = Counter()
     contents = unpack(block)
-    records = list(READ[contents.kind](contents))
+    records = list(RECORD_FUNCTIONS[contents.kind](contents))
     for number, record in records:
-        result = record if isinstance(record, str) else attempted(make, record, notes)
-        if not isinstance(result, str):
+        result = record if isinstance(record, str) else attempt(make, record, notes)
+        if isinstance(result, str):
+            numbers = dropped.setdefault(result, [])
+            if len(numbers) < PER_REASON and isinstance(record, dict):
+                texts[number] = shortened(str(record))
+            numbers.append(number)
+        else:
             new_examples = result if isinstance(result, list) else [result]
             examples += new_examples
             per_record.append(len(new_examples))
-            continue
-        numbers = dropped.setdefault(result, [])
-        if len(numbers) < PER_REASON and not isinstance(record, str):
-            texts[number] = shortened(str(record))
-        numbers.append(number)
 
     unread_columns = contents.meta.get("unread", ())
-    unused = unused_in((record for _, record in records), used, unread_columns)
     return BlockExamples(
         examples,
-        len(records),
-        len(per_record),
-        dropped,
-        dict(notes),
-        unused,
-        texts,
-        per_record,
+        read=len(records),
+        kept=len(per_record),
+        dropped=dropped,
+        notes=dict(notes),
+        unused=unused_in((record for _, record in records), used, unread_columns),
+        texts=texts,
+        per_record=per_record,
     )
 
 
@@ -118,12 +120,10 @@ def columns_in_words(columns: Columns) -> str:
     >>> columns_in_words({"prompt": ("question", "hint"), "target": "answer"})
     'columns: {prompt: [question, hint], target: answer}'
     """
-    entries = [
-        f"{role}: {field}"
-        if isinstance(field, str)
-        else f"{role}: [{', '.join(field)}]"
-        for role, field in columns.items()
-    ]
+    entries = []
+    for role, field in columns.items():
+        value = field if isinstance(field, str) else f"[{', '.join(field)}]"
+        entries.append(f"{role}: {value}")
     return f"columns: {{{', '.join(entries)}}}"
 
 
@@ -132,10 +132,10 @@ class UnknownFormatError(DataError):
 
 
 class RefusedFileError(DataError):
-    """Error for a file that cannot be read with the current settings. A folder skips the file.
+    """Error for a file that cannot be read with the current settings. In a folder it is skipped.
 
     Attributes:
-        why: Reason in a few words, for the list of skipped files.
+        why: Short reason for the list of skipped files.
         columns: Suggested columns of the source with which the file can be read.
     """
 
@@ -148,7 +148,8 @@ class RefusedFileError(DataError):
 class TextRecordsError(DataError):
     """Error for records that are texts or pairs, not records of the domain.
 
-    `columns` has the fields by their role in a source.
+    Attributes:
+        columns: Fields of the records by their role in a source.
     """
 
     def __init__(self, message: str, columns: Columns) -> None:
@@ -165,9 +166,8 @@ class FileLayout:
     """Column names. For JSON, the field names of the first records."""
     blocks: Callable[[Sequence[str]], Iterator[Block]]
     """Function that reads the blocks. For Parquet and Arrow it reads the given columns only."""
-    text_columns: tuple[
-        str, ...
-    ] = ()  # columns of Parquet or Arrow that do not hold bytes
+    # Columns of Parquet or Arrow that do not hold bytes.
+    text_columns: tuple[str, ...] = ()
     sample: tuple[dict[str, Any], ...] = ()  # first JSON records that can be decoded
     in_dict: bool = False  # True if JSON records are the values of one object, by id
     # True if most of a table's first rows have as many fields as its header.
@@ -192,22 +192,20 @@ def structured_layout(
     """
     if name := columnar_format(start):
         columns = columns_of(path)
-        return FileLayout(
-            name,
-            tuple(columns),
-            lambda read: columnar_blocks(path, read),
-            text_columns=tuple(
-                column for column, is_data in columns.items() if not is_data
-            ),
-        )
+        texts = tuple(column for column, is_bytes in columns.items() if not is_bytes)
+        blocks = partial(columnar_blocks, path)
+        return FileLayout(name, tuple(columns), blocks, text_columns=texts)
     if start.lstrip()[:1] not in (b"{", b"["):
         return None
 
     form = form_of(start, is_entire_file=is_entire_file)
     sample = tuple(sample_records(start, form, is_entire_file=is_entire_file))
     if not sample and (
-        more := more_of(path, start, is_entire_file=is_entire_file, encoding=encoding)
+        more := longer_head(
+            path, start, is_entire_file=is_entire_file, encoding=encoding
+        )
     ):
+        # The first record is longer than the head of the file.
         return structured_layout(
             path, more[0], is_entire_file=more[1], encoding=encoding
         )
@@ -229,7 +227,7 @@ def table_layout(
     alone: Collection[str] = _ALONE,
     encoding: str = UTF_8,
 ) -> FileLayout | None:
-    """Return the layout of a CSV or TSV file, or None if the file has no header.
+    """Return the layout of a CSV or TSV file, or None for a file without a header.
 
     Args:
         path: The file.
@@ -239,21 +237,17 @@ def table_layout(
         alone: Names accepted as a table's only column.
         encoding: The file's text encoding.
     """
-    dialect = dialect_of(
-        path, start, is_entire_file=is_entire_file, n_known=n_known, alone=alone
-    )
+    choose_dialect = partial(dialect_of, path, n_known=n_known, alone=alone)
+    dialect = choose_dialect(start, is_entire_file=is_entire_file)
     if dialect is None:
         return None
     if not dialect.n_rows and (
-        more := more_of(path, start, is_entire_file=is_entire_file, encoding=encoding)
-    ):
-        start, is_entire_file = more
-        dialect = (
-            dialect_of(
-                path, start, is_entire_file=is_entire_file, n_known=n_known, alone=alone
-            )
-            or dialect
+        more := longer_head(
+            path, start, is_entire_file=is_entire_file, encoding=encoding
         )
+    ):
+        # The first row is longer than the head of the file.
+        dialect = choose_dialect(more[0], is_entire_file=more[1]) or dialect
     blocks = partial(table_blocks, path, dialect, encoding=encoding)
     return FileLayout(
         dialect.name, dialect.columns, lambda _: blocks(), fits=dialect.fits
@@ -311,19 +305,19 @@ def refuse_missing(path: Path, layout: FileLayout, columns: Mapping[str, str]) -
     missing = [f"{role}: {name}" for role, name in columns.items() if name in absent]
     if missing:
         raise DataError(
-            f"{path} is {layout.described} without the column named for {', '.join(missing)}. "
+            f"{path} ({layout.described}) has no column for {', '.join(missing)}. "
             f"Its columns are {shown_names(layout.fields) or 'none'}. Correct the columns of this "
             "source in data.sources, or the templates in data.tasks."
         )
 
 
 def absent_fields(layout: FileLayout, names: set[str]) -> set[str]:
-    """Return the given fields that no record has. A long JSON file is searched in part."""
+    """Return the names of fields that no record has. A long JSON file is searched in part."""
     absent = names.difference(layout.fields)
     if not absent or not layout.name.startswith("json"):
         return absent
 
-    # A JSON record may have a field that the first records lack.
+    # A JSON record may have a field that the first records do not have.
     n_records = 0
     n_bytes = 0
     for block in layout.blocks(()):
@@ -341,7 +335,10 @@ def absent_fields(layout: FileLayout, names: set[str]) -> set[str]:
 
 def shown_names(names: Sequence[str]) -> str:
     """Quote up to twenty names for an error."""
-    return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
+    quoted = [repr(name) for name in names[:20]]
+    if len(names) > 20:
+        quoted.append("...")
+    return ", ".join(quoted)
 
 
 def first_line(start: bytes) -> bytes:
@@ -350,7 +347,7 @@ def first_line(start: bytes) -> bytes:
 
 
 def is_binary(start: bytes) -> bool:
-    """True if bytes contain NUL or more control characters than a damaged text.
+    """Check whether bytes contain NUL, or more control characters than a damaged text.
 
     >>> is_binary(bytes(4)), is_binary("crème fraîche".encode("latin-1"))
     (True, False)
@@ -361,14 +358,14 @@ def is_binary(start: bytes) -> bool:
 
 
 def is_columnar(path: Path) -> bool:
-    """True if the file is Parquet or Arrow, which cannot be read as plain text."""
+    """Check whether the file is Parquet or Arrow, which cannot be read as plain text."""
     with opened(path) as (stream, *_):
         return bool(columnar_format(stream.read(8)))
 
 
 def is_pickle(path: Path) -> bool:
-    """True if a file is a pickle or a torch archive that contains a pickle."""
-    with suppress(*BROKEN_ARCHIVE):  # the reader reports it
+    """Check whether a file is a pickle, or a torch archive that contains a pickle."""
+    with suppress(*BROKEN_ARCHIVE):  # the reader reports a broken archive
         with path.open("rb") as file:
             start = file.read(2)
             if start in _PICKLES:

@@ -1,6 +1,6 @@
-"""Files of rows that a program passes in memory. They are read like any other source.
+"""Files of the rows that a program passes in memory. Like any other source, they are then read.
 
-Rows are written as JSON lines one by one, so they do not need much memory. The file name is a hash
+The rows are written one by one as JSON lines, so they need little memory. The file name is a hash
 of the content, so equal rows are the same source and reuse its store.
 """
 
@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -24,16 +24,16 @@ from toque.storage.atomic import atomic_file, disk_faults, sha256_of
 from toque.storage.bucket_lock import died_here, this_machine
 from toque.storage.no_follow import refuse_links
 
-ROWS: Final = "rows"  # folder of the files, inside the store
-_NAME: Final = re.compile(r"[0-9a-f]{16}\.jsonl")
-_NEW: Final = re.compile(
+ROWS = "rows"  # folder of the files, inside the store
+_NAME = re.compile(r"[0-9a-f]{16}\.jsonl")
+_NEW = re.compile(
     r"\.?new-(.+)-([0-9]+)(\.[0-9a-f]{8})?\.jsonl(\.[0-9a-f]{16}\.partial)?"
 )
 """Name of an unfinished file, with the machine and the id of the process that writes it."""
-_BATCH_ROWS: Final = 4096  # rows converted from a frame at a time
-_MISSING: Final = ("NAType", "NaTType")  # types of pandas for missing values
-_BYTES: Final = (bytes, bytearray, memoryview)
-_FORMS: Final = (
+_BATCH_ROWS = 4096  # rows per conversion of a frame
+_MISSING = ("NAType", "NaTType")  # types of pandas for missing values
+_BYTES = (bytes, bytearray, memoryview)
+_FORMS = (
     "a list of dicts, another iterable of dicts or texts, a datasets.Dataset, or a frame of pandas "
     "or polars"
 )
@@ -48,7 +48,7 @@ def write_rows(
         data: The rows. A text becomes the row {"text": ...}.
         store: The folder of the store.
         name: The name of the argument with `data`, for errors.
-        say: Function that reports data that is not read.
+        say: Function that reports unread data, such as an index.
 
     Raises:
         DataError: The rows cannot be read or written.
@@ -62,11 +62,10 @@ def write_rows(
 
     with disk_faults(store, "saving the rows"):
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-        # The random part separates threads.
-        unfinished = (
-            folder / f"new-{_host()}-{os.getpid()}.{secrets.token_hex(4)}.jsonl"
-        )
+        _remove_unfinished(folder)
+        # The random part makes the names of a process's threads unique.
+        process = f"{_host()}-{os.getpid()}.{secrets.token_hex(4)}"
+        unfinished = folder / f"new-{process}.jsonl"
         with atomic_file(unfinished) as file:
             for number, row in enumerate(_report_failure(rows, name), start=1):
                 line = _encode_row(encoder, row, f"Row {number:,} of {argument(name)}")
@@ -79,10 +78,11 @@ def write_rows(
         return path
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the unfinished files of killed processes. Other ranks of a run may be writing.
+def _remove_unfinished(folder: Path) -> None:
+    """Remove the unfinished files of killed processes on this machine.
 
-    The folder has no lock, because a program may take long to produce its rows.
+    Other ranks of the run may be writing their files. A lock would make them wait for each other,
+    and a program may take long to produce its rows.
     """
     for path in folder.iterdir():
         match = _NEW.fullmatch(path.name)
@@ -97,9 +97,9 @@ def _host() -> str:
 
 
 def forget_rows(store: Path, retained_names: Collection[str]) -> None:
-    """Remove the files of rows from a store's folder, except the names in `retained_names`.
+    """Remove the files of rows from a store's folder, except `retained_names`.
 
-    Also remove the folders if they are then empty.
+    Folders that are then empty are removed, too.
     """
     for path in (store / ROWS).glob("*.jsonl"):
         if _NAME.fullmatch(path.name) and path.name not in retained_names:
@@ -110,7 +110,7 @@ def forget_rows(store: Path, retained_names: Collection[str]) -> None:
 
 
 def verify_rows(store: Path) -> int:
-    """Compare each file of rows in a store with the hash in its name, and count the files.
+    """Compare each file of rows in a store with the hash in its name. Return the number of files.
 
     Raises:
         DataError: The content of a file does not match its name.
@@ -121,7 +121,7 @@ def verify_rows(store: Path) -> int:
     for path in paths:
         if sha256_of(path)[:16] != path.stem:
             raise DataError(
-                f"{path} was damaged: its SHA-256 does not match its name. The prepared store is "
+                f"{path} is damaged: its SHA-256 does not match its name. The prepared store is "
                 "not affected. To write the file again, pass the same rows from Python."
             )
     return len(paths)
@@ -132,26 +132,14 @@ def _iterate_rows(
 ) -> Iterator[object]:
     """Iterate over the rows of a list, another iterable, a dataset or a frame."""
     label = argument(name)
+    _refuse_path_or_dict(data, label)
+
     frame = cast("Any", data)
-
-    if isinstance(data, str | bytes | Path):
-        path = f"{str(data)[:60]!r}"
-        raise DataError(
-            f"{label} must be rows, not {path}. To read a file, name it in the configuration: "
-            f"data={{'sources': [{{'path': {path}}}]}}. To pass rows, use {_FORMS}."
-        )
-    if isinstance(data, Mapping):
-        raise DataError(
-            f"{label} is a dict of {', '.join(map(str, data))[:200]}. Pass one split of a "
-            "DatasetDict, e.g. data=splits['train'], validation=splits['test']. Convert a dict of "
-            "columns with datasets.Dataset.from_dict(columns)."
-        )
-
-    if hasattr(data, "iloc") and hasattr(data, "columns"):
+    if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas
         return _pandas_rows(frame, label, say)
-    if hasattr(data, "iter_rows"):
+    if hasattr(data, "iter_rows"):  # polars
         return cast("Iterator[object]", frame.iter_rows(named=True))
-    if hasattr(data, "to_batches"):
+    if hasattr(data, "to_batches"):  # pyarrow
         batches = frame.to_batches(max_chunksize=_BATCH_ROWS)
         return (row for batch in batches for row in batch.to_pylist())
 
@@ -166,9 +154,26 @@ def _iterate_rows(
         ) from error
 
 
+def _refuse_path_or_dict(data: object, label: str) -> None:
+    """Raise a DataError for a path, and for a dict of splits or of columns."""
+    if isinstance(data, str | bytes | Path):
+        path = f"{str(data)[:60]!r}"
+        raise DataError(
+            f"{label} must be rows, not {path}. To read a file, name it in the configuration: "
+            f"data={{'sources': [{{'path': {path}}}]}}. To pass rows, use {_FORMS}."
+        )
+    if isinstance(data, Mapping):
+        raise DataError(
+            f"{label} is a dict of {', '.join(map(str, data))[:200]}. Pass one split of a "
+            "DatasetDict, e.g. data=splits['train'], validation=splits['test']. Convert a dict of "
+            "columns with datasets.Dataset.from_dict(columns)."
+        )
+
+
 def _pandas_rows(
     frame: Any, label: str, say: Callable[[str], None]
 ) -> Iterator[object]:
+    """Iterate over the rows of a DataFrame. `say` reports an index that is not read."""
     names = list(frame.columns)
     for name in names:
         if not isinstance(name, str) or names.count(name) > 1:
@@ -184,11 +189,9 @@ def _pandas_rows(
             f"{label} is a DataFrame with an index ({shown}), which is not read. To read it as "
             "a column, pass frame.reset_index()."
         )
-    return (
-        row
-        for start in range(0, len(frame), _BATCH_ROWS)
-        for row in frame.iloc[start : start + _BATCH_ROWS].to_dict("records")
-    )
+    starts = range(0, len(frame), _BATCH_ROWS)
+    batches = (frame.iloc[start : start + _BATCH_ROWS] for start in starts)
+    return (row for batch in batches for row in batch.to_dict("records"))
 
 
 def _report_failure(rows: Iterator[object], name: str) -> Iterator[object]:
@@ -224,9 +227,8 @@ def _encode_row(encoder: msgspec.json.Encoder, row: object, label: str) -> bytes
             )
         try:
             return encoder.encode(value) + b"\n"
-        except (
-            UnicodeEncodeError
-        ):  # a lone surrogate, which the reader replaces and counts
+        except UnicodeEncodeError:
+            # The reader replaces and counts lone surrogates, which `json` escapes.
             return json.dumps(value).encode() + b"\n"
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
@@ -236,7 +238,7 @@ def _encode_row(encoder: msgspec.json.Encoder, row: object, label: str) -> bytes
 
 
 def _find_bytes(value: object) -> str:
-    """Return the keys that lead to the first bytes in a row, or "". JSON would use base64.
+    """Return the keys that lead to the first bytes in a row, or "". msgspec would write base64.
 
     >>> _find_bytes({"messages": [{"content": b"x"}]}), _find_bytes({"text": "x"})
     ("'messages', 0, 'content'", '')

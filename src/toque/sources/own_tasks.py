@@ -1,4 +1,4 @@
-"""Tasks of the user: templates that make prompts and targets from the fields of a record."""
+"""User-defined tasks: templates that make prompts and targets from the fields of a record."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from toque.sources.records import (
     Example,
     Source,
     TaskTemplate,
+    add_encoding,
     examples_note,
-    in_encoding,
     missing_note,
 )
 
 
 @dataclass(frozen=True)
 class TaskReader:
-    """`RecordReader` of one example per task from every record.
+    """`RecordReader` that makes one example per task of every record.
 
-    The prompt of the first example decides on the side of the split for all examples of a record,
-    so records with this prompt in common stay together.
+    The prompt of a record's first example assigns all its examples to training or validation, so
+    records with the same first prompt stay together.
     """
 
     tasks: Mapping[str, TaskTemplate]
     first_code: int
     """Number of the first task in the column `task`."""
     fit: tuple[str, ...] | None = None
-    """Tasks with all columns in the files, or None if unknown."""
+    """Tasks whose columns are all in the file, or None if unknown."""
     version: int = 3
     encoding: str = UTF_8
 
@@ -62,7 +62,7 @@ class TaskReader:
             )
             if name in self._pairs
         }
-        return in_encoding(f"{PAIRS}{json.dumps({'tasks': tasks})}", self.encoding)
+        return add_encoding(f"{PAIRS}{json.dumps({'tasks': tasks})}", self.encoding)
 
     @property
     def task_names(self) -> dict[int, str]:
@@ -78,14 +78,14 @@ class TaskReader:
         }
 
     def columns_of(self, name: str) -> dict[str, str]:
-        """Return the columns of a task's templates, by their name in errors."""
+        """Return the columns of a task's templates by their name in errors."""
         task = self.tasks[name]
         return named_columns(
             {f"prompt of {name}": task.prompt, f"target of {name}": task.target}
         )
 
     def for_file(self, path: Path) -> Self:
-        """Select the tasks with all columns in a file.
+        """Select the tasks whose columns are all in a file.
 
         Raises:
             DataError: The file lacks a column of every task.
@@ -101,7 +101,7 @@ class TaskReader:
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read blocks of rows."""
-        return self._layout(path).blocks(tuple(self._used))
+        return self._layout(path).blocks(tuple(dict.fromkeys(self._columns.values())))
 
     def schema(self, path: Path) -> str:
         """Return the layout of a file and its tasks, for the report."""
@@ -109,21 +109,18 @@ class TaskReader:
 
     def examples(self, block: Block) -> BlockExamples:
         """Make the examples of each record with the texts of at least one task."""
-        return read_records(block, self._examples_of, self._used)
+        return read_records(block, self._examples_of, {*self._columns.values()})
 
     @cached_property
-    def _used(self) -> dict[str, None]:
-        return {
-            column: None
-            for name in self._pairs
-            for column in self.columns_of(name).values()
-        }
+    def _columns(self) -> dict[str, str]:
+        """Columns of all tasks by their name in errors."""
+        columns: dict[str, str] = {}
+        for name in self._pairs:
+            columns |= self.columns_of(name)
+        return columns
 
     def _layout(self, path: Path) -> FileLayout:
-        columns = {
-            k: v for name in self._pairs for k, v in self.columns_of(name).items()
-        }
-        return layout_with(path, columns, encoding=self.encoding)
+        return layout_with(path, self._columns, encoding=self.encoding)
 
     def _examples_of(
         self, record: Mapping[str, Any], notes: Counter[str]
@@ -145,13 +142,11 @@ class TaskReader:
         notes.update(missing_note(name, reason) for name, reason in missing.items())
         # The key includes the tasks, because records of different tasks are not duplicates.
         parts = [part for e in examples for part in (str(e.task), e.prompt, e.target)]
-        record_key = xxhash.xxh3_64_intdigest(
-            b"\0".join(part.encode() for part in parts)
-        )
-        key = examples[0].key
-        return [
-            msgspec.structs.replace(e, key=key, record_key=record_key) for e in examples
-        ]
+        keys = {
+            "key": examples[0].key,
+            "record_key": xxhash.xxh3_64_intdigest("\0".join(parts).encode()),
+        }
+        return [msgspec.structs.replace(example, **keys) for example in examples]
 
     def _example_of(
         self, name: str, record: Mapping[str, Any], notes: Counter[str]
@@ -174,7 +169,7 @@ def class_note(task: str, answer: str) -> str:
 
 
 def refuse_absent(sources: Iterable[Source], tasks: Iterable[str]) -> None:
-    """Check that at least one file has all columns of each task.
+    """Check for each task that at least one file has all its columns.
 
     Raises:
         DataError: No file has all columns of a task.
@@ -193,7 +188,7 @@ def refuse_absent(sources: Iterable[Source], tasks: Iterable[str]) -> None:
         }
         shown = f" {', '.join(sorted(columns))}" if columns else ""
         raise DataError(
-            f"data.tasks.{task} needs the columns{shown}, but no file of data.sources has all of "
+            f"data.tasks.{task} needs the columns{shown}, but no file in data.sources has all of "
             "them. Correct its templates, or add records with these columns. Sources of plain text "
-            "and sources with `columns` have no examples of tasks of the user."
+            "and sources with `columns` have no examples of user-defined tasks."
         )

@@ -1,8 +1,8 @@
 """Records between a source file and the store: raw blocks, then examples.
 
-A record is one entry of a source, such as a recipe or a document. It may give one example per task,
-so both are counted. A new domain needs a new `RecordReader`. This module does not import torch or
-tokenizers, so that worker processes start fast.
+A record is one entry of a source, such as a recipe or a document. A record may give one example per
+task, so records and examples are counted separately. A new domain needs a new `RecordReader`. This
+module does not import torch or tokenizers, so that worker processes start fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import xxhash
@@ -25,22 +25,22 @@ _ENCODING = ";encoding="
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _FATAL_ERRORS = (ToqueError, MemoryError)
-"""Errors that end the program. If a lack of memory dropped a record, the rows of a store would
-depend on the machine."""
+"""Errors that end the program. MemoryError is one of them, because the rows of a store must not
+depend on the machine's memory."""
 
-NO_TASK: Final = 255
+NO_TASK = 255
 """Task number of documents, conversations, and columns with prompts and answers."""
 NO_LABEL = "no label"
 """Prefix of the reason for dropping a record without a label for a requested task."""
 TOO_LONG, NOT_UTF_8 = "too long", "not UTF-8"
 _MARK = b"\0toque "
 _MAX_NAMES = 100
-"""Limit of the reported fields, and of the characters of their names. Some exports have a field per
-value."""
+"""Maximum number of fields in a report, and of characters in their names. Some exports have a field
+per value."""
 MAX_CHARS = 600
-"""Characters of a text in a report. A record may have megabytes."""
+"""Maximum characters of a text in a report. A record may have megabytes."""
 PER_REASON = 5
-"""Dropped records per reason with a text in the report."""
+"""Maximum number of dropped records per reason with a text in the report."""
 Raw = dict[str, Any] | str
 """Fields of a record by name, or the reason why it cannot be read."""
 Numbered = Iterator[tuple[int, Raw]]
@@ -111,9 +111,9 @@ class Example(msgspec.Struct, frozen=True):
     columns: Mapping[str, int | float] = {}
     """Numbers to store as float32. All examples of a reader have the same names."""
     document: bool = False
-    """True for a text without a prompt, which may be divided into several rows."""
+    """True for a text without a prompt. It may be divided into several rows."""
     ends: bool = True
-    """False if the text continues after the target, so that no end token is written."""
+    """False if the text continues after the target, so that the store adds no end token."""
     ids: bytes = b""
     """Token ids of a document without text, as little-endian uint32."""
     turns: tuple[Turn, ...] = ()
@@ -133,14 +133,14 @@ def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> 
     )
 
 
-def attempted(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | str:
+def attempt(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | str:
     """Call a function. If it raises, return the reason for dropping its record.
 
-    Every reader processes records through this function or `survivors`, so that a strange record
-    costs only itself. A bug in Toque appears in the report as a count with the function's name.
+    Every reader uses this function or `records_until_error`, so that a strange record cannot stop
+    the others. A bug in Toque is reported as a count with the function's name.
 
-    >>> attempted(int, "12"), attempted(int, "twelve")
-    (12, 'raised ValueError in toque.sources.records.attempted')
+    >>> attempt(int, "12"), attempt(int, "twelve")
+    (12, 'raised ValueError in toque.sources.records.attempt')
     """
     try:
         return make(*args, **kwargs)
@@ -150,8 +150,8 @@ def attempted(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T
         return _reason(error)
 
 
-def survivors(records: Iterator[_T]) -> Iterator[_T | str]:
-    """Iterate over the records in a record. An error ends them, with a reason as the last item."""
+def records_until_error(records: Iterator[_T]) -> Iterator[_T | str]:
+    """Iterate over the records inside a record. On an error, return its reason as the last item."""
     while True:
         try:
             record = next(records)
@@ -166,7 +166,7 @@ def survivors(records: Iterator[_T]) -> Iterator[_T | str]:
 
 
 def _reason(error: Exception) -> str:
-    """Format the type of an exception and the last function of Toque in its traceback."""
+    """Format the type of an exception and the innermost function of Toque in its traceback."""
     function = ""
     package = __name__.partition(".")[0]
     traceback = error.__traceback__
@@ -181,7 +181,7 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class BlockExamples:
-    """Examples of a block. `read` equals `kept` plus the number of dropped records."""
+    """Examples of a block. `read` is the sum of `kept` and the number of dropped records."""
 
     examples: list[Example]
     """Examples in the order of their records."""
@@ -203,10 +203,10 @@ class BlockExamples:
     @property
     def sizes(self) -> list[int]:
         """Number of examples per used record."""
-        return self.per_record or [1] * len(self.examples)
+        return self.per_record or [1 for _ in self.examples]
 
     @property
-    def by_record(self) -> Iterator[list[Example]]:
+    def examples_by_record(self) -> Iterator[list[Example]]:
         """Examples of each used record."""
         remaining = iter(self.examples)
         return (list(islice(remaining, n)) for n in self.sizes)
@@ -215,17 +215,17 @@ class BlockExamples:
 class RecordReader(Protocol):
     """Reader of files of one kind.
 
-    A reader is a frozen dataclass, which the main process pickles once per worker. A reader of
-    several tasks also has `task_names`, by which examples are counted.
+    A reader is a frozen dataclass. The main process pickles it once per worker. A reader of several
+    tasks also has `task_names`, by which examples are counted.
     """
 
     @property
     def recorded_name(self) -> str:
-        """Name in manifests and fingerprints. A store is reused only if it does not change."""
+        """Name in manifests and fingerprints. A store is reused only if the name is the same."""
 
     @property
     def version(self) -> int:
-        """Number to increase when the same bytes give other examples. Stores are then rebuilt."""
+        """Version of the reader. A new version gives other examples, so stores are rebuilt."""
 
     def schema(self, path: Path) -> str:
         """Return the name of a file's schema in the report, such as "recipenlg" or "text"."""
@@ -259,18 +259,17 @@ def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
         ) from error
 
 
-def in_encoding(recorded_name: str, encoding: str) -> str:
+def add_encoding(recorded_name: str, encoding: str) -> str:
     """Add an encoding to the recorded name of a reader, unless it is UTF-8."""
-    return (
-        recorded_name if encoding == UTF_8 else f"{recorded_name}{_ENCODING}{encoding}"
-    )
+    if encoding == UTF_8:
+        return recorded_name
+    return f"{recorded_name}{_ENCODING}{encoding}"
 
 
-def encoding_in(recorded_name: str) -> str:
-    """Return the encoding in a recorded name, by default UTF-8."""
-    return (
-        recorded_name.rpartition(_ENCODING)[2] if _ENCODING in recorded_name else UTF_8
-    )
+def encoding_of(recorded_name: str) -> str:
+    """Return the encoding in a recorded name, or UTF-8 without an encoding."""
+    _, separator, encoding = recorded_name.rpartition(_ENCODING)
+    return encoding if separator else UTF_8
 
 
 @dataclass(frozen=True)
@@ -297,7 +296,7 @@ class Source:
     readers: Mapping[str, RecordReader] = field(default_factory=dict)
     """Readers of files of another kind, by file name."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Reason for each file that is not read, by name."""
+    """Reasons for skipping files, by file name."""
 
     @property
     def versions(self) -> list[int]:
@@ -308,14 +307,13 @@ class Source:
     def for_tasks(self, tasks: tuple[str, ...]) -> Source:
         """Return the source with readers for these tasks, if the readers have tasks."""
 
-        def for_tasks(reader: RecordReader) -> RecordReader:
-            select: Callable[..., RecordReader] = getattr(
-                reader, "for_tasks", lambda _: reader
-            )
-            return select(tasks)
+        def select(reader: RecordReader) -> RecordReader:
+            for_tasks: Callable[..., RecordReader] | None
+            for_tasks = getattr(reader, "for_tasks", None)
+            return reader if for_tasks is None else for_tasks(tasks)
 
-        readers = {name: for_tasks(reader) for name, reader in self.readers.items()}
-        return replace(self, reader=for_tasks(self.reader), readers=readers)
+        readers = {name: select(reader) for name, reader in self.readers.items()}
+        return replace(self, reader=select(self.reader), readers=readers)
 
 
 @dataclass(frozen=True)
@@ -332,7 +330,7 @@ class Contents:
 def unused_in(
     records: Iterable[Raw], used: Collection[str], unread: Collection[str] = ()
 ) -> dict[str, int]:
-    """Count the records per filled but unused field. `unread` columns count in all records."""
+    """Count the records with a value in each unused field. Columns in `unread` count fully."""
     readable = [record for record in records if isinstance(record, dict)]
     counts = Counter(
         name
@@ -341,11 +339,11 @@ def unused_in(
         if name not in used and is_filled(value)
     )
     counts.update(dict.fromkeys(unread, len(readable)))
-    return most_named(counts)
+    return most_frequent(counts)
 
 
 def is_filled(value: Any) -> bool:
-    """Check that a field is not empty: neither blank, null or NaN nor an empty list or object."""
+    """Check that a value is not blank, null, NaN, infinite, or an empty list or object."""
     if isinstance(value, str):
         return bool(value.strip())
     return value not in (None, [], {}) and not is_not_finite(value)
@@ -356,8 +354,11 @@ def is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def most_named(counts: Counter[str]) -> dict[str, int]:
-    """Return the most frequent fields. The entry "(others)" is an upper limit for the rest."""
+def most_frequent(counts: Counter[str]) -> dict[str, int]:
+    """Return the counts of the most frequent fields.
+
+    The count of "(others)" is an upper limit for each other field.
+    """
     frequent = counts.most_common(_MAX_NAMES)
     result = {name[:_MAX_NAMES]: n for name, n in frequent}
     if len(frequent) < len(counts):
@@ -365,10 +366,12 @@ def most_named(counts: Counter[str]) -> dict[str, int]:
     return result
 
 
-def count_named(notes: Counter[str], note: str, name: str) -> None:
-    """Count a note about a field. The name replaces "{}", and after 100 notes "other fields" does.
+def count_field_note(notes: Counter[str], note: str, name: str) -> None:
+    """Count a note about a field. The field's name replaces "{}".
 
-    >>> count_named(notes := Counter(), "messages with {}", "name"); notes
+    After 100 different notes, "other fields" replaces further names.
+
+    >>> count_field_note(notes := Counter(), "messages with {}", "name"); notes
     Counter({"messages with 'name'": 1})
     """
     key = note.format(repr(name[:_MAX_NAMES]))
@@ -406,7 +409,7 @@ def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:
     return Block(0, str(path), number, b"".join((_MARK, header, b"\n", body)))
 
 
-def unreadable(path: Path, number: int, reason: str) -> Block:
+def unreadable_block(path: Path, number: int, reason: str) -> Block:
     """Make a block for a record that cannot be read."""
     return pack(path, number, "unreadable", b"", reason=reason)
 

@@ -25,7 +25,7 @@ from toque.storage.atomic import sha256_of
 from toque.storage.bucket import is_remote
 from toque.user_paths import named_path
 
-GROUP_BYTES = 8 << 20  # raw bytes per shard: about 6,000 recipes
+GROUP_BYTES = 8 << 20  # raw bytes per shard, with about 6,000 recipes
 _DOCUMENTATION = re.compile(
     r"(?:readme|licen[cs]e|copying|copyright|notice|change(?:s|log)|history|news|authors|credits"
     r"|contribut(?:ors|ing)|code[_-]of[_-]conduct|citation|security|install)"
@@ -39,9 +39,7 @@ class SourceFile:
     """One file to read."""
 
     path: Path
-    name: (
-        str  # name in reports and errors: the path, or the address it was fetched from
-    )
+    name: str  # name in reports and errors: the path, or the address of a download
     source: int  # index of the source
     reader: RecordReader
     sha256: str
@@ -52,8 +50,8 @@ class SourceFile:
         """Decompressed size in bytes, from Parquet's metadata or an estimate by `plain_size`."""
         with self.path.open("rb") as stream:
             is_parquet = columnar_format(stream.read(8)) == "parquet"
-        measure = decompressed_bytes if is_parquet else plain_size
-        return max(self.bytes, measure(self.path))
+        size = decompressed_bytes(self.path) if is_parquet else plain_size(self.path)
+        return max(self.bytes, size)
 
 
 def find_files(sources: Sequence[Source]) -> list[SourceFile]:
@@ -68,7 +66,7 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
         )
     source_files: list[SourceFile] = []
     for number, source in enumerate(sources):
-        files = located(source.path) if source.files is None else source.files
+        files = locate_files(source.path) if source.files is None else source.files
         for file in files:
             try:
                 size = file.path.stat().st_size
@@ -91,11 +89,11 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
 
 
 def is_documentation(name: str) -> bool:
-    """True if a file name is typical of documentation: README.md, LICENSE, CHANGELOG.txt."""
+    """Check for a typical name of documentation, such as README.md, LICENSE or CHANGELOG.txt."""
     return _DOCUMENTATION.fullmatch(name.rpartition("/")[2]) is not None
 
 
-def located(
+def locate_files(
     pattern: str, say: Callable[[str], None] = lambda _: None
 ) -> tuple[Located, ...]:
     """List the files of a source's path, which is a file, folder, pattern or dataset.
@@ -110,6 +108,11 @@ def located(
 
 
 def _list_files(pattern: str) -> list[Path]:
+    """List the files of a path or pattern, sorted by name.
+
+    Raises:
+        DataError: There are none.
+    """
     path = named_path(pattern)
     if path.is_file():
         return [path]
@@ -137,7 +140,7 @@ def _list_files(pattern: str) -> list[Path]:
 
 
 def _matching_paths(pattern: Path) -> list[Path]:
-    """Return the paths that match a pattern. Folder names in the pattern may contain brackets."""
+    """Return the paths that match a pattern. Folder names in it may contain literal brackets."""
     folder = Path(pattern.anchor)
     parts = list(pattern.relative_to(folder).parts)
     while parts and (folder / parts[0]).is_dir():
@@ -147,7 +150,7 @@ def _matching_paths(pattern: Path) -> list[Path]:
 
 
 def brackets_as_names(pattern: str) -> str:
-    """Escape the brackets in a pattern, so that they match brackets.
+    """Escape the brackets in a pattern, so that they match literal brackets.
 
     >>> brackets_as_names("data[old]/*.csv")
     'data[[]old]/*.csv'
@@ -158,14 +161,15 @@ def brackets_as_names(pattern: str) -> str:
 def _files_inside(folder: Path) -> list[Path]:
     """List the files below a folder and its linked folders, without hidden files.
 
-    Each folder is read once, under its real name rather than a link's if possible. Links to the
-    folder's parents are not followed.
+    Each folder is read once, if possible under its real name rather than a link's name. Links to
+    the folder's parents are not followed.
     """
     files: list[Path] = []
     visited: set[Path] = set()
     root = folder.resolve()
     tops = [folder]
-    for top in tops:  # linked folders are appended, so that real folders come first
+    # Linked folders are appended during the loop, so that real folders come first.
+    for top in tops:
         for parent_name, folder_names, file_names in os.walk(top):
             parent = Path(parent_name)
             real = parent.resolve()
@@ -180,8 +184,8 @@ def _files_inside(folder: Path) -> list[Path]:
     return files
 
 
-def is_here(path: str) -> bool:
-    """True if a source can be read on this machine without a download."""
+def is_local(path: str) -> bool:
+    """Check whether a source can be read on this machine without a download."""
     if path.startswith(PREFIX):
         return names_a_folder(path)
     if is_remote(path):
@@ -193,7 +197,7 @@ def is_here(path: str) -> bool:
 
 
 def blocks_of(file: SourceFile) -> Iterator[Block]:
-    """Read the blocks of a file and add its name and the index of its source."""
+    """Read the blocks of a file, with its name and the index of its source."""
     try:
         with named(file.path, file.name):
             for block in file.reader.blocks(file.path):

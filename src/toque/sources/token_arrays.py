@@ -1,9 +1,9 @@
 """Token files (`.npy`, `.npz`): documents as token ids.
 
-The array is `ids` (or `tokens`, `input_ids`, `token_ids`, or the only array). A one-dimensional
-array is one document, or several with an array `ends`. Each row of a two-dimensional array is text
-without an end. The ids are streamed, because `numpy.load` would read an entire `.npz` member into
-memory. Nothing is unpickled, and the size in a header is checked first.
+The array is `ids` (or `tokens`, `input_ids`, `token_ids`, or the only array). One dimension is one
+document, or several documents with an array `ends`. Each row of a two-dimensional array is a
+document without an end token. The ids are streamed, because `numpy.load` would read an entire
+`.npz` member into memory. Nothing is unpickled, and the size in a header is checked first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar, Final, NamedTuple
+from typing import IO, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,14 @@ from toque.storage.array_headers import read_npy_header
 
 Ids = NDArray[np.uint32]
 PART_TOKENS = 1 << 19
-"""Limit of ids per block. Longer documents are divided into parts."""
+"""Maximum number of ids per block. Longer documents are divided into parts."""
 _IDS = ("ids", "tokens", "input_ids", "token_ids")
 _NOT_READ = ("offsets", "attention_mask")
 _HOW = (
     "Save flat ids and the ends of the documents: numpy.savez(file, "
     "ids=numpy.concatenate(documents), ends=numpy.cumsum([len(d) for d in documents]))."
 )
-BROKEN_ARCHIVE: Final = (
+BROKEN_ARCHIVE = (
     OSError,
     EOFError,
     zipfile.BadZipFile,
@@ -48,6 +48,8 @@ BROKEN_ARCHIVE: Final = (
     UnicodeDecodeError,  # the name of a member
 )
 """Exceptions that zipfile raises for an archive that it cannot read."""
+_PART_FIELDS = np.dtype(("<i8", 3))
+"""Type of a `_Part` in a block."""
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
 MAX_ID = (1 << 32) - 1
@@ -77,30 +79,34 @@ class TokenReader:
     def blocks(self, path: Path) -> Iterator[Block]:
         """Read blocks of about PART_TOKENS ids: documents, or parts of long ones."""
         with _array_file(path) as file, file.stream(_name_of_ids(file)) as ids:
-            yield from (_row_blocks if len(ids.shape) == 2 else _document_blocks)(
-                file, ids
-            )
+            if len(ids.shape) == 2:
+                yield from _row_blocks(file, ids)
+            else:
+                yield from _document_blocks(file, ids)
 
     def examples(self, block: Block) -> BlockExamples:
-        """Make the documents of a block. Empty ones are dropped."""
-        count = int(np.frombuffer(block.payload, "<i8", count=1)[0])
-        parts = np.frombuffer(block.payload, "<i8", count=3 * count, offset=24).reshape(
-            count, 3
-        )
-        ids = np.frombuffer(block.payload, "<u4", offset=24 * (count + 1))
-        documents = np.split(ids, np.cumsum(parts[:, 1])[:-1])
+        """Make the documents of a block, which `_pack_parts` wrote. Empty documents are dropped."""
+        n_parts = int(np.frombuffer(block.payload, "<i8", count=1)[0])
+        header = np.frombuffer(block.payload, _PART_FIELDS, count=n_parts + 1)
+        ids = np.frombuffer(block.payload, "<u4", offset=header.nbytes)
+        numbers, lengths, ends = header[1:].T
+        documents = np.split(ids, np.cumsum(lengths)[:-1])
         examples = [
-            document_example(ids=document.tobytes(), ends=bool(ends))
-            for document, ends in zip(documents, parts[:, 2].tolist(), strict=True)
+            document_example(ids=document.tobytes(), ends=bool(is_end))
+            for document, is_end in zip(documents, ends, strict=True)
             if len(document)
         ]
-        empty = parts[parts[:, 1] == 0, 0].tolist()
-        return BlockExamples(
-            examples, count, len(examples), {"no tokens": empty} if empty else {}
-        )
+        empty = numbers[lengths == 0].tolist()
+        dropped = {"no tokens": empty} if empty else {}
+        return BlockExamples(examples, n_parts, len(examples), dropped)
 
 
 def _name_of_ids(file: ArrayFile) -> str:
+    """Return the name of the array with the token ids.
+
+    Raises:
+        DataError: The file has no such array, or also an array that is not supported.
+    """
     if other := next((name for name in _NOT_READ if name in file.names), None):
         raise DataError(
             f"{file.path} has the array {other}, which is not supported. Use flat ids with an "
@@ -119,18 +125,18 @@ def _name_of_ids(file: ArrayFile) -> str:
 
 
 def _document_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
+    """Read blocks of documents, or of parts of long documents."""
     n_ids = ids.shape[0]
     if n_ids == 0:
         raise DataError(
-            f"{file.path} has no token ids. Write it again, or leave it out."
+            f"{file.path} has no token ids. Write it again, or remove it from data.sources."
         )
     group: list[_Part] = []
     size = 0
     for number, length in enumerate(_document_lengths(file, n_ids).tolist(), start=1):
         for at in range(0, max(1, length), PART_TOKENS):
-            part = _Part(
-                number, min(PART_TOKENS, length - at), ends=at + PART_TOKENS >= length
-            )
+            n_tokens = min(PART_TOKENS, length - at)
+            part = _Part(number, n_tokens, ends=at + n_tokens == length)
             if group and size + part.tokens > PART_TOKENS:
                 yield _pack_parts(file.path, group, ids.take(size))
                 group = []
@@ -150,13 +156,14 @@ def _document_lengths(file: ArrayFile, n_ids: int) -> NDArray[np.int64]:
         return np.array([n_ids], np.int64)
     with file.stream("ends") as stream:
         count = stream.shape[0]
-        # Some documents may be empty, but many more ends than ids are an error.
+        # Some documents may be empty, but many more documents than ids are an error.
         if len(stream.shape) != 1 or count == 0 or count > 2 * n_ids + 2:
             raise _bad_ends(file, f"its shape is {stream.shape} for {n_ids:,} ids")
         ends = stream.take(count).astype(np.int64)
     lengths = np.diff(ends, prepend=0)
-    if (lengths < 0).any():
-        at = int(np.flatnonzero(lengths < 0)[0])
+    decreases = np.flatnonzero(lengths < 0)
+    if len(decreases):
+        at = int(decreases[0])
         raise _bad_ends(file, f"it decreases to {ends[at]:,} at document {at + 1:,}")
     if ends[-1] != n_ids:
         raise _bad_ends(
@@ -165,14 +172,14 @@ def _document_lengths(file: ArrayFile, n_ids: int) -> NDArray[np.int64]:
     return lengths
 
 
-def _bad_ends(file: ArrayFile, what: str) -> DataError:
+def _bad_ends(file: ArrayFile, problem: str) -> DataError:
     return DataError(
-        f"The array ends of {file.path} must increase to the number of ids, but {what}. {_HOW}"
+        f"The array ends of {file.path} must increase to the number of ids, but {problem}. {_HOW}"
     )
 
 
 def _row_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
-    """Read blocks of rows [R, L]."""
+    """Read blocks of an array's rows."""
     n_rows, width = ids.shape
     if n_rows == 0 or not 0 < width <= PART_TOKENS:
         raise DataError(
@@ -188,8 +195,8 @@ def _row_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
 
 def _pack_parts(path: Path, parts: list[_Part], ids: Ids) -> Block:
     """Make a block of the number of parts, the fields of each part, and the ids."""
-    head = np.array([(len(parts), 0, 0), *parts], np.dtype("<i8"))
-    payload = head.tobytes() + ids.astype("<u4", copy=False).tobytes()
+    header = np.array([(len(parts), 0, 0), *parts], np.dtype("<i8"))
+    payload = header.tobytes() + ids.astype("<u4", copy=False).tobytes()
     return Block(0, str(path), parts[0].document, payload, last=parts[-1].ends)
 
 
@@ -231,7 +238,7 @@ class ArrayStream:
         values = np.frombuffer(data, self.dtype)
         is_invalid = (values < 0) | (values > MAX_ID)
         if is_invalid.any():
-            at = int(np.flatnonzero(is_invalid)[0])
+            at = int(is_invalid.argmax())  # the first invalid id
             raise DataError(
                 f"{self.path} has {values[at]} at position {self.position + at:,} of its array "
                 f"{self.name}. Token ids are integers from 0. Marks such as -100 are labels, not "
@@ -264,18 +271,7 @@ class ArrayFile(NamedTuple):
                     "or write the file again."
                 ) from error
 
-            problem = ""
-            if dtype.hasobject:
-                problem = "has Python objects. They are not read, because unpickling may run code"
-            elif dtype.kind not in "iu":
-                problem = f"has the type {dtype}. Token ids are integers, e.g. uint16 or int32"
-            elif len(shape) not in (1, 2) or (fortran and len(shape) == 2):
-                order = " in Fortran order" if fortran else ""
-                problem = (
-                    f"has the shape {shape}{order}. Token ids have one dimension, or two in C "
-                    "order (numpy.ascontiguousarray)"
-                )
-            if problem:
+            if problem := _problem_of_array(shape, dtype, fortran=fortran):
                 raise DataError(f"{self.path}: the array {name} {problem}. {_HOW}")
 
             body_bytes = n_bytes - file.tell()
@@ -291,6 +287,7 @@ class ArrayFile(NamedTuple):
 
     @contextmanager
     def _open_member(self, name: str) -> Iterator[tuple[IO[bytes], int]]:
+        """Open the file of an array. Also return its size in bytes."""
         if self.archive is None:
             with self.path.open("rb") as file:
                 yield file, self.path.stat().st_size
@@ -304,6 +301,23 @@ class ArrayFile(NamedTuple):
             )
         with self.archive.open(member) as packed:
             yield packed, member.file_size
+
+
+def _problem_of_array(
+    shape: tuple[int, ...], dtype: np.dtype[np.generic], *, fortran: bool
+) -> str:
+    """Describe why an array cannot have token ids, or return ""."""
+    if dtype.hasobject:
+        return "has Python objects. They are not read, because unpickling may run code"
+    if dtype.kind not in "iu":
+        return f"has the type {dtype}. Token ids are integers, e.g. uint16 or int32"
+    if len(shape) == 1 or (len(shape) == 2 and not fortran):
+        return ""
+    order = " in Fortran order" if fortran else ""
+    return (
+        f"has the shape {shape}{order}. Token ids have one dimension, or two in C "
+        "order (numpy.ascontiguousarray)"
+    )
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import pytest
 from fixtures.hostile_texts import HUGE, LARGEST, superlinear
 from toque.cooking.ingredients.names import has_quantity, ingredient_name
 from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.labels.difficulty import judged_difficulty
-from toque.cooking.labels.features import line_facts, read
+from toque.cooking.labels.difficulty import estimate_difficulty
+from toque.cooking.labels.features import line_facts, read_features
 from toque.cooking.labels.nutrition import nutrition_of
 from toque.cooking.labels.quality import quality_of
 from toque.cooking.recipe import Recipe, parse_text
@@ -42,7 +42,7 @@ ENDS = ("", "x")
 
 def on_recipe(label: Callable[[Any], object]) -> Callable[[str], object]:
     return lambda text: label(
-        read(Recipe(text, (text, "1 egg"), (text, "Boil the egg.")))
+        read_features(Recipe(text, (text, "1 egg"), (text, "Boil the egg.")))
     )
 
 
@@ -64,7 +64,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "has_quantity": has_quantity.__wrapped__,
     "line_facts": line_facts.__wrapped__,
     "quality": on_recipe(quality_of),
-    "difficulty": on_recipe(judged_difficulty),
+    "difficulty": on_recipe(estimate_difficulty),
     "nutrition": on_recipe(nutrition_of),
     "parse_text": parse_text,
     "scores of a text": lambda text: text_metrics(

@@ -3,8 +3,8 @@ import csv
 
 import pytest
 
-from toque.cooking.labels.difficulty import DifficultyReport, judged_difficulty
-from toque.cooking.labels.features import read
+from toque.cooking.labels.difficulty import DifficultyReport, estimate_difficulty
+from toque.cooking.labels.features import read_features
 from toque.cooking.recipe import Recipe
 
 WORDY = "Stir the pot gently with a wooden spoon and look at it now and then while it simmers. "
@@ -24,7 +24,7 @@ def dish(
 
 
 def judged(recipe: Recipe) -> DifficultyReport:
-    return judged_difficulty(read(recipe))
+    return estimate_difficulty(read_features(recipe))
 
 
 @pytest.mark.parametrize(

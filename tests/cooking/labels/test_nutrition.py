@@ -8,12 +8,12 @@ import xxhash
 
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.labels.features import read
+from toque.cooking.labels.features import read_features
 from toque.cooking.labels.foods import NUTRIENTS, find_food, foods, grams_of, is_food
 from toque.cooking.labels.nutrition import (
     Nutrition,
     class_of,
-    estimate,
+    estimate_nutrition,
     nutrition_of,
     servings_of,
     traffic_lights,
@@ -22,11 +22,11 @@ from toque.cooking.recipe import NUTRITION_CLASSES, Recipe
 
 
 def classed(recipe: Recipe) -> Nutrition:
-    return nutrition_of(read(recipe))
+    return nutrition_of(read_features(recipe))
 
 
 def estimated(recipe: Recipe) -> Nutrition:
-    return estimate(read(recipe))
+    return estimate_nutrition(read_features(recipe))
 
 
 def dish(*ingredients: str, steps: tuple[str, ...] = ("Cook.",), **more) -> Recipe:
@@ -238,7 +238,9 @@ def test_guessed_servings_grow_with_the_dish():
     assert small.servings is not None
     assert large.servings is not None
     assert 1.0 <= small.servings < large.servings <= 40.0
-    assert servings_of(read(dish()), [], energy_kcal=0.0, usual_kcal=0.0) >= 1.0
+    assert (
+        servings_of(read_features(dish()), [], energy_kcal=0.0, usual_kcal=0.0) >= 1.0
+    )
 
 
 def test_the_cookbook_is_estimated_from_what_it_measures():

@@ -7,7 +7,7 @@ import pytest
 
 from toque.cooking.cookbook.recipes import recipes
 from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.labels.features import read
+from toque.cooking.labels.features import read_features
 from toque.cooking.labels.quality import ESSENTIAL, WEIGHTS, Quality, quality_of
 from toque.cooking.recipe import Recipe
 
@@ -32,7 +32,7 @@ OTHER_STEPS = (
 
 
 def scored(recipe: Recipe) -> Quality:
-    return quality_of(read(recipe))
+    return quality_of(read_features(recipe))
 
 
 def names_only(recipe: Recipe) -> tuple[str, ...]:

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from toque.cooking.examples import BY_FIGURES, BY_RULE, BY_SOURCE, UNKNOWN, examples_of
-from toque.cooking.labels.features import read
+from toque.cooking.labels.features import read_features
 from toque.cooking.labels.quality import quality_of
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.schemas.fields import records_of
@@ -145,7 +145,7 @@ def test_the_example():
     )
     assert example.target == to_text(_recipe())
     assert example.columns == {
-        "n_ingredients": 3, "n_steps": 2, "quality": quality_of(read(_recipe())).score,
+        "n_ingredients": 3, "n_steps": 2, "quality": quality_of(read_features(_recipe())).score,
         "difficulty": 0, "difficulty_from": BY_RULE, "nutrition": 1, "nutrition_from": BY_RULE,
         "nutrition_coverage": 1.0, "cuisine": UNKNOWN,
     }  # fmt: skip

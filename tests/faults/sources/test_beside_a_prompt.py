@@ -14,7 +14,7 @@ from toque.cooking.schemas.reader import reader_for
 from toque.errors import ConfigError
 from toque.sources.file_kinds import FileJudge
 from toque.sources.records import BlockExamples
-from toque.sources.source_files import located
+from toque.sources.source_files import locate_files
 
 Record = dict[str, Any]
 ALPACA = {"instruction": "Say it in German.", "input": "bread", "output": "Brot"}
@@ -28,7 +28,7 @@ SQUAD = {
 def read_in(path: Path, columns: Record | None = None) -> BlockExamples:
     """What the first block of a file gives, by the reader that `auto` finds for it."""
     source = SourceConfig.model_validate({"path": str(path), "columns": columns or {}})
-    found = FileJudge(source, "utf-8", reader_for).judged(located(str(path)), print)
+    found = FileJudge(source, "utf-8", reader_for).judge(locate_files(str(path)), print)
     return found.reader.examples(next(iter(found.reader.blocks(path))))
 
 
@@ -158,8 +158,8 @@ def test_a_list_of_columns_is_for_a_prompt_only(tmp_path: Path) -> None:
     )
     (tmp_path / "x").write_text("{}")
     with pytest.raises(ConfigError, match="a list for title; only a prompt"):
-        FileJudge(source, "utf-8", reader_for).judged(
-            located(str(tmp_path / "x")), print
+        FileJudge(source, "utf-8", reader_for).judge(
+            locate_files(str(tmp_path / "x")), print
         )
 
 

@@ -59,8 +59,8 @@ def test_fault_54_whatever_raises_is_dropped_with_its_place_and_line(
             raise RecursionError("as deep as can be")
         return whole(recipe)
 
-    whole = examples.read
-    monkeypatch.setattr(examples, "read", spoilt)
+    whole = examples.read_features
+    monkeypatch.setattr(examples, "read_features", spoilt)
     (tmp_path / "a.jsonl").write_bytes(as_lines([record(n) for n in range(20)]))
     code, said, err = prepare_files(tmp_path / "a.jsonl")
     assert code == 0, err

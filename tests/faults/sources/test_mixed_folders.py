@@ -17,7 +17,7 @@ from toque.data.prepare.data_report import Report
 from toque.data.store.store_manifest import read_manifest
 from toque.sources.documents import DocumentReader, PairReader, TextReader
 from toque.sources.file_kinds import FileJudge
-from toque.sources.source_files import located
+from toque.sources.source_files import locate_files
 
 README = "# Recipes\n\nTen recipes, with thanks to everyone.\n"
 LICENCE = "Copyright nobody. Do as you like, at your own risk.\n"
@@ -145,7 +145,7 @@ def test_the_reader_of_most_files_is_found_in_one_pass(
 
     monkeypatch.setattr(DocumentReader, "__eq__", counted)
     judge = FileJudge(FilesConfig(path=str(tmp_path)), "utf-8", reader_for)
-    source = judge.judged(located(str(tmp_path)), print)
+    source = judge.judge(locate_files(str(tmp_path)), print)
     assert source.reader.recorded_name == DocumentReader("text").recorded_name
     assert [Path(name).name for name in source.readers] == ["00.jsonl"]
     assert n_compared <= 2 * 30
@@ -167,7 +167,9 @@ def test_a_linked_folder_is_read_once_and_one_around_the_source_never(
         (source / name).symlink_to(target, target_is_directory=True)
     (source / "b.txt").symlink_to(other / "deep" / "a.txt")
     (source / "nowhere.txt").symlink_to(tmp_path / "nowhere")
-    found = [file.path.relative_to(source).as_posix() for file in located(str(source))]
+    found = [
+        file.path.relative_to(source).as_posix() for file in locate_files(str(source))
+    ]
     assert found == ["again/deep/a.txt", "b.txt", "own/a.txt"]
 
 
@@ -212,7 +214,7 @@ def test_ids_and_recipes_of_one_folder(tmp_path: Path, prepare_files: Prepare) -
     np.save(folder / "ids.npy", np.arange(5, 300))
     code, _, err = prepare_files(folder)
     assert code == 2
-    assert "a tokenizer cannot be learnt from ids" in err
+    assert "a tokenizer cannot be trained on ids" in err
 
 
 def test_a_foreign_file_of_records_is_left_out_by_name(

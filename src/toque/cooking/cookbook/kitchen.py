@@ -1,4 +1,4 @@
-"""Interpreter of the dishes in the cookbook (`dishes/README.md`).
+"""Interpreter of the cookbook's dishes. `dishes/README.md` describes their language.
 
 It scales amounts, uses the same names of foods in the steps and in the list, and checks that the
 steps use exactly the foods of the list.
@@ -7,12 +7,13 @@ steps use exactly the foods of the list.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from string import Template
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -31,23 +32,23 @@ from toque.cooking.labels.nutrition import (
 from toque.cooking.recipe import NutritionClass, Recipe, difficulty_of
 from toque.keyed_random import GOLDEN, mix
 
-SOURCE: Final = "toque cookbook (synthetic)"
-CHAPTERS: Final = (  # the order determines the dish of a recipe
+SOURCE = "toque cookbook (synthetic)"
+CHAPTERS = (  # the order determines the dish of a recipe
     "soups", "stews", "pasta", "grains", "mains", "handheld", "vegetables", "breakfast", "baking",
     "sweets", "simple",
 )  # fmt: skip
 
-_FOLDER: Final = Path(__file__).with_name("dishes")
+_FOLDER = Path(__file__).with_name("dishes")
 # Ten times faster with LibYAML, which some builds of PyYAML do not have.
-_Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_CHANCE: Final = re.compile(r"(\d+)%")
-_RANGE: Final = re.compile(r"(\d+)-(\d+)(?: by (\d+))?")
-_GROUP: Final = re.compile(r"(\w+) (\d)(?:-(\d))?")
-_SLOT: Final = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
-_SMALL_WORDS: Final = {"with", "and", "of", "in", "the", "a", "on", "for"}
-_SINGULAR_IN_S: Final = {"asparagus", "couscous", "swiss"}
-_RICH_KCAL: Final = 600.0
-"""Energy of a serving that adds a point to its class: 30 % of 2,000 kcal."""
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_CHANCE = re.compile(r"(\d+)%")
+_RANGE = re.compile(r"(\d+)-(\d+)(?: by (\d+))?")
+_GROUP = re.compile(r"(\w+) (\d)(?:-(\d))?")
+_SLOT = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
+_SMALL_WORDS = {"with", "and", "of", "in", "the", "a", "on", "for"}
+_SINGULAR_IN_S = {"asparagus", "couscous", "swiss"}
+_RICH_KCAL = 600.0
+"""Energy above which a serving gets a point: 30 % of 2,000 kcal."""
 
 _T = TypeVar("_T")
 Entry = Any
@@ -55,7 +56,7 @@ Entry = Any
 
 
 class Draw:
-    """Random numbers of a recipe. The k-th number is a function of seed, index and k."""
+    """Random number generator of a recipe. The k-th number is a function of seed, index and k."""
 
     def __init__(self, seed: int, index: int) -> None:
         self._state = mix(mix(seed - GOLDEN) + index * GOLDEN)
@@ -128,33 +129,20 @@ class _Kitchen:
 
     def cook(self, dish: Dish) -> Recipe:
         """Create the recipe, and check that its steps use all foods."""
-        if dish.serves:
-            self._servings = self._pick(dish.serves)
-            self._scale = float(self._servings)
-        else:
-            self._scale = self._pick(dish.batches)
-            self._servings = round(dish.makes * self._scale)
-        self._words["servings"] = str(self._servings)
-        self._follow(dish.foods, self._list)
-        words = self._fill_foods(
-            self._pick(self._options(dish.title)), used=None
-        ).split()
-        self._title = " ".join(
-            word if word in _SMALL_WORDS and index else word[:1].upper() + word[1:]
-            for index, word in enumerate(words)
-        )
+        # The order of these calls determines the random numbers, and so every recipe.
+        self._choose_servings(dish)
+        self._follow(dish.foods, self._list_foods)
+        title = self._pick(self._options(dish.title))
+        self._title = _capitalise(self._fill_foods(title, used=None))
         tags = self._options(dish.tags)
-        self._follow(dish.steps, lambda text: self._step([text]))
+        self._follow(dish.steps, lambda text: self._add_step([text]))
         unused = [key for key in self._lines if key not in self._used]
         assert not unused, f"the steps of {self._title} do not use {unused}"
 
         facts, grams = self._nutrition()
+        # Preparation takes 4 minutes and a minute per food. The total is a multiple of 5.
         minutes = 5 * round((self._minutes + 4 + len(self._lines)) / 5)
-        origins = {PANTRY[key].origin for key in self._lines}
-        if not origins & {"meat", "fish"}:
-            tags.append("vegetarian")
-            if not origins - {"plant"}:
-                tags.append("vegan")
+        tags += self._diet_tags()
         if minutes <= 30:
             tags.append("quick")
         return Recipe(
@@ -170,20 +158,35 @@ class _Kitchen:
             nutrition_class=nutrition_class(facts, grams),
         )
 
+    def _choose_servings(self, dish: Dish) -> None:
+        if dish.serves:
+            self._servings = self._pick(dish.serves)
+            self._scale = float(self._servings)
+        else:
+            self._scale = self._pick(dish.batches)
+            self._servings = round(dish.makes * self._scale)
+        self._words["servings"] = str(self._servings)
+
+    def _diet_tags(self) -> list[str]:
+        origins = {PANTRY[key].origin for key in self._lines}
+        if origins & {"meat", "fish"}:
+            return []
+        return ["vegetarian"] if origins - {"plant"} else ["vegetarian", "vegan"]
+
     def _follow(self, entries: Sequence[Entry], write: Callable[[str], None]) -> None:
         """Execute entries. `write` receives texts: foods of the list, or steps."""
         for entry in entries:
             if isinstance(entry, str):
                 write(self._fill_words(entry))
             elif isinstance(entry, list):
-                self._step(self._options(entry))
+                self._add_step(self._options(entry))
             else:
                 self._execute(entry, write)
 
     def _execute(
         self, entry: Mapping[str, Entry], write: Callable[[str], None]
     ) -> None:
-        """Execute a command."""
+        """Execute a command, which is the first key of an entry. `write` is as in `_follow`."""
         key, value = next(iter(entry.items()))
         verb, _, rest = key.partition(" ")
 
@@ -192,35 +195,35 @@ class _Kitchen:
         elif verb == "let":
             self._let(rest, value)
         elif verb == "call":
-            self._groups[rest] = [
-                food for food in value.split("; ") if food in self._lines
-            ]
+            foods = value.split("; ")
+            self._groups[rest] = [food for food in foods if food in self._lines]
         elif verb == "use":
             for name, argument in entry.items():
                 self._let(name, argument)
             self._follow(_chapter("techniques")[value], write)
         elif verb == "eaten":
-            self._list(value, eaten=int(rest.rstrip("%")) / 100)
+            self._list_foods(value, eaten=int(rest.rstrip("%")) / 100)
         elif key.endswith(" min"):
-            minutes = self._time(key.removesuffix(" min"))
-            self._step(self._options(value), minutes=minutes)
+            minutes = self._choose_time(key.removesuffix(" min"))
+            self._add_step(self._options(value), minutes=minutes)
         elif group := _GROUP.fullmatch(key):
-            name = group[1]
-            low, high = int(group[2]), int(group[3] or group[2])
-            foods = [
-                food for foods in self._options(value) for food in foods.split("; ")
-            ]
-            pool = list(enumerate(foods))
-            n = low + self._draw.below(high - low + 1)
-            chosen = sorted(pool.pop(self._draw.below(len(pool))) for _ in range(n))
-            specs = [specification(text) for _, text in chosen]
-            self._groups[name] = [spec.key for spec in specs]
-            for spec in specs:
-                self._add(spec, 1.0)
+            name, low, high = group.groups()
+            self._list_group(name, self._options(value), int(low), int(high or low))
         else:
             raise ValueError(
                 f"{key!r} is not a command, a time or a group such as 'herb 1-2'"
             )
+
+    def _list_group(self, name: str, options: list[str], low: int, high: int) -> None:
+        """Add `low` to `high` of the optional foods to the list, as a group with a name."""
+        foods = [food for option in options for food in option.split("; ")]
+        n = low + self._draw.below(high - low + 1)
+        pool = list(enumerate(foods))
+        chosen = [pool.pop(self._draw.below(len(pool))) for _ in range(n)]
+        specs = [specification(food) for _, food in sorted(chosen)]
+        self._groups[name] = [spec.key for spec in specs]
+        for spec in specs:
+            self._list_food(spec, 1.0)
 
     def _let(self, name: str, value: Entry) -> None:
         """Define a word, a random choice or number, or a random flag."""
@@ -234,12 +237,14 @@ class _Kitchen:
             return
         word = str(self._number(text)) if _RANGE.fullmatch(text) else text
         self._words[name] = word
-        self._words[name.capitalize()] = word[:1].upper() + word[1:]
+        self._words[name.capitalize()] = _upper_first(word)
 
     def _fill_words(self, text: str) -> str:
+        """Replace each "$name" with its word."""
         return Template(text).substitute(self._words) if "$" in text else text
 
     def _options(self, value: Entry) -> list[str]:
+        """List the texts of a value: a text, a list, or the first true case of a mapping."""
         if isinstance(value, str):
             return [self._fill_words(value)]
         entries = self._first_true(value) if isinstance(value, dict) else value
@@ -256,7 +261,8 @@ class _Kitchen:
         """Evaluate a condition such as "a or b and no c". "and" and "no" apply after "or"."""
         for part in self._fill_words(condition).split(" and "):
             names = part.removeprefix("no ")
-            if any(map(self._is_true, names.split(" or "))) != (names == part):
+            is_negated = names != part
+            if any(map(self._is_true, names.split(" or "))) == is_negated:
                 return False
         return True
 
@@ -265,13 +271,14 @@ class _Kitchen:
         if chance := _CHANCE.fullmatch(name):
             return self._draw.below(100) < int(chance[1])
         word, equals, value = name.partition(" = ")
-        if equals:
-            return self._words.get(word, str(len(self._groups.get(word, ())))) == value
+        if equals:  # of a word, or of the number of foods in a group
+            group_size = len(self._groups.get(word, ()))
+            return self._words.get(word, str(group_size)) == value
         if name in self._flags:
             return self._flags[name]
         return name in self._lines or bool(self._groups.get(name))
 
-    def _time(self, cases: str) -> int:
+    def _choose_time(self, cases: str) -> int:
         """Choose the minutes of "8-10", or of "3-4 if shrimp, else 5-6"."""
         for case in cases.split(", "):
             minutes, _, condition = case.removeprefix("else ").partition(" if ")
@@ -280,6 +287,7 @@ class _Kitchen:
         raise ValueError(f"no time of {cases!r} applies")
 
     def _pick(self, options: Sequence[_T]) -> _T:
+        """Choose an option at random."""
         return options[self._draw.below(len(options))]
 
     def _number(self, text: str) -> int:
@@ -290,12 +298,12 @@ class _Kitchen:
         low, high, step = (int(limit or 1) for limit in limits.groups())
         return low + step * self._draw.below((high - low) // step + 1)
 
-    def _list(self, foods: str, eaten: float = 1.0) -> None:
-        """Add foods to the list. `eaten` is below 1 for salt in pasta water, for example."""
+    def _list_foods(self, foods: str, eaten: float = 1.0) -> None:
+        """Add foods to the list. `eaten` is their eaten share, e.g. of the salt in pasta water."""
         for text in foods.split("; "):
-            self._add(specification(text), eaten)
+            self._list_food(specification(text), eaten)
 
-    def _add(self, spec: Specification, eaten: float) -> None:
+    def _list_food(self, spec: Specification, eaten: float) -> None:
         assert spec.key not in self._lines, f"{spec.key} is listed twice"
         measured = measure(spec, self._scale)
         preparation = self._pick(spec.preparations)
@@ -305,74 +313,92 @@ class _Kitchen:
         self._measured[spec.key] = measured
         self._eaten[spec.key] = eaten
 
-    def _step(self, phrasings: Sequence[str], minutes: int = 0) -> None:
+    def _add_step(self, phrasings: Sequence[str], minutes: int = 0) -> None:
+        """Add a step in one of several phrasings."""
         self._minutes += minutes
         template = self._pick(phrasings).replace("{min}", write_minutes(minutes))
         text = self._fill_foods(template, used=self._used)
-        self._steps.append(text[:1].upper() + text[1:])
+        self._steps.append(_upper_first(text))
 
     def _fill_foods(self, template: str, used: set[str] | None) -> str:
-        """Fill a template with names of foods. {food:one} is the singular, {food:is} is or are."""
+        """Fill a template with names of foods. {food:one} is the singular, {food:is} is or are.
+
+        The keys of the foods are added to `used`, which is None for a title.
+        """
 
         def fill(match: re.Match[str]) -> str:
-            keys = self._keys(match[1])
+            keys = self._listed_keys(match[1])
             if match[2] == "is":
-                name = self._name(keys[0], None)
-                plural = name.endswith("s") and name not in _SINGULAR_IN_S
-                return "are" if plural or len(keys) > 1 else "is"
-            if used is not None:
+                name = self._name_of(keys[0], None)
+                is_plural = name.endswith("s") and name not in _SINGULAR_IN_S
+                return "are" if is_plural or len(keys) > 1 else "is"
+            if used is None:
+                names = [
+                    PANTRY[key].title or self._name_of(key, match[2]) for key in keys
+                ]
+            else:
                 used.update(keys)
-            names = [self._name(key, match[2], in_title=used is None) for key in keys]
+                names = [self._name_of(key, match[2]) for key in keys]
             return join_words(list(dict.fromkeys(names)))
 
         return _SLOT.sub(fill, template)
 
-    def _keys(self, names: str) -> list[str]:
-        keys: list[str] = []
+    def _listed_keys(self, names: str) -> list[str]:
+        """Return the keys of the foods and groups in `names` that are in the list."""
+        keys: dict[str, None] = {}
         for name in names.split(", "):
             candidates = self._groups.get(name, [name])
-            keys += [
-                key for key in candidates if key in self._lines and key not in keys
-            ]
-        assert keys, (
-            f"{{{names}}} in {self._title or 'a title'} is not in the list of ingredients"
-        )
-        return keys
+            keys |= dict.fromkeys(key for key in candidates if key in self._lines)
+        place = self._title or "a title"
+        assert keys, f"{{{names}}} in {place} is not in the list of ingredients"
+        return list(keys)
 
-    def _name(self, key: str, form: str | None, *, in_title: bool = False) -> str:
-        food = PANTRY[key]
-        if in_title and food.title:
-            return food.title
-        return (
-            food.name if form == "one" or self._measured[key].is_single else food.plural
-        )
+    def _name_of(self, key: str, form: str | None) -> str:
+        is_single = form == "one" or self._measured[key].is_single
+        return PANTRY[key].name if is_single else PANTRY[key].plural
 
     def _nutrition(self) -> tuple[dict[str, float], float]:
-        """Estimate kcal and grams of fat, sugar and salt per serving, and the weight in grams."""
+        """Compute kcal and grams of fat, sugar and salt per serving, and the weight in grams."""
         weight = 0.0
-        totals: dict[str, float] = {}
+        totals: defaultdict[str, float] = defaultdict(float)
         for key, measured in self._measured.items():
             hundred_grams = self._eaten[key] * measured.grams / 100.0
             weight += 100.0 * hundred_grams / self._servings
             for name, amount in PANTRY[key].per_100_g.items():
-                totals[name] = (
-                    totals.get(name, 0.0) + hundred_grams * amount / self._servings
-                )
+                totals[name] += hundred_grams * amount / self._servings
         return {name: round(total, 1) for name, total in totals.items()}, weight
 
 
+def _capitalise(title: str) -> str:
+    """Capitalise the words of a title, except small words after the first."""
+    first, *others = title.split()
+    words = [word if word in _SMALL_WORDS else _upper_first(word) for word in others]
+    return " ".join([_upper_first(first), *words])
+
+
+def _upper_first(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def nutrition_class(facts: Mapping[str, float], grams: float) -> NutritionClass:
-    """Classify a serving: 1 point per amber light, 2 per red light, 1 for much energy."""
-    points = int(facts["energy_kcal"] > _RICH_KCAL)
+    """Classify a serving: 1 point per amber light, 2 per red light, 1 for much energy.
+
+    A serving is Healthy up to 2 points, Moderate with 3, and Indulgent with more.
+    """
+    points = 1 if facts["energy_kcal"] > _RICH_KCAL else 0
     for name in ("fat_g", "sugar_g", "salt_g"):
         per_100_g = 100.0 * facts[name] / max(grams, 1.0)
-        is_red = per_100_g > RED_PER_100_G[name] or facts[name] > RED_PER_SERVING[name]
-        points += 2 if is_red else int(per_100_g > GREEN_PER_100_G[name])
-    return "Healthy" if points <= 2 else "Moderate" if points == 3 else "Indulgent"
+        if per_100_g > RED_PER_100_G[name] or facts[name] > RED_PER_SERVING[name]:
+            points += 2
+        elif per_100_g > GREEN_PER_100_G[name]:
+            points += 1
+    if points <= 2:
+        return "Healthy"
+    return "Moderate" if points == 3 else "Indulgent"
 
 
 def join_words(words: list[str]) -> str:
-    """Join words as in a sentence: "a, b, and c"."""
+    """Join words as in a sentence: "a", "a and b", "a, b, and c"."""
     if len(words) < 3:
         return " and ".join(words)
     return f"{', '.join(words[:-1])}, and {words[-1]}"

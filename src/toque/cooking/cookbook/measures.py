@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
 
 from toque.cooking.labels.nutrition import SALT_PER_SODIUM
 
-_TABLE: Final = Path(__file__).with_name("pantry.tsv")
-_CAN_OUNCES: Final = "15"
+_TABLE = Path(__file__).with_name("pantry.tsv")
+_CAN_OUNCES = "15"
+"""Ounces per can of a food without its own size."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,23 @@ class PantryFood:
 
 def _pantry() -> dict[str, PantryFood]:
     lines = _TABLE.read_text(encoding="utf-8").splitlines()
-    rows = csv.DictReader(
-        (line for line in lines if not line.startswith("#")), delimiter="\t"
-    )
+    table = (line for line in lines if not line.startswith("#"))
     foods: dict[str, PantryFood] = {}
-    for row in rows:
+    for row in csv.DictReader(table, delimiter="\t"):
         name, ending = row["food"], row["ending"]
-        facts = {fact: float(row[fact]) for fact in ("energy_kcal", "fat_g", "sugar_g")}
+        is_entire_plural = len(ending) > 2  # "leaves", not "s" or "es"
+        per_100_g = {
+            "energy_kcal": float(row["energy_kcal"]),
+            "fat_g": float(row["fat_g"]),
+            "sugar_g": float(row["sugar_g"]),
+            "salt_g": float(row["sodium_mg"]) * SALT_PER_SODIUM / 1000.0,
+        }
         foods[name] = PantryFood(
             name=name,
-            plural=ending if len(ending) > 2 else name + ending,
+            plural=ending if is_entire_plural else name + ending,
             listed_as=row["listed_as"],
             title=row["title"],
-            per_100_g=facts
-            | {"salt_g": float(row["sodium_mg"]) * SALT_PER_SODIUM / 1000.0},
+            per_100_g=per_100_g,
             cup_g=float(row["cup_g"] or 0),
             piece_g=float(row["piece_g"] or 0),
             origin=row["origin"],
@@ -68,10 +71,11 @@ def _pantry() -> dict[str, PantryFood]:
     return {food.plural: food for food in foods.values()} | foods
 
 
-PANTRY: Final[Mapping[str, PantryFood]] = _pantry()
+PANTRY: Mapping[str, PantryFood] = _pantry()
 """Foods by singular and plural."""
 
 GRAMS_PER_POUND = 453.6
+OUNCES_PER_POUND = 16.0
 TEASPOONS_PER_CUP = 48.0
 VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}
 """Units of volume in teaspoons."""
@@ -79,15 +83,18 @@ VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}
 PIECES = {"clove", "stalk", "slice", "can", "sprig"}
 """Units that count pieces."""
 
-_GLYPHS = {0.25: "1/4", 1 / 3: "1/3", 0.5: "1/2", 2 / 3: "2/3", 0.75: "3/4"}
-_CUPS = tuple(
-    whole + part
-    for whole in (0.0, 1.0, 2.0, 3.0)
-    for part in (0.0, 0.25, 1 / 3, 0.5, 2 / 3, 0.75)
-    if 0.0 < whole + part <= 3.0
+_FRACTIONS = {0.25: "1/4", 1 / 3: "1/3", 0.5: "1/2", 2 / 3: "2/3", 0.75: "3/4"}
+_CUPS = (
+    *_FRACTIONS,
+    *(1.0 + part for part in (0.0, *_FRACTIONS)),
+    *(2.0 + part for part in (0.0, *_FRACTIONS)),
+    3.0,
 )
+"""Usual numbers of cups."""
 _TABLESPOONS = (1.0, 1.5, 2.0, 3.0)
 _TEASPOONS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.25)
+_PINCHES_PER_TEASPOON = 16.0
+_PINCH_G = 0.4
 
 
 @dataclass(frozen=True)
@@ -136,10 +143,14 @@ def measure(spec: Specification, scale: float) -> Measured:
     food, amount = PANTRY[spec.key], spec.amount * scale
     if spec.unit in VOLUMES:
         return _volume(food, amount * VOLUMES[spec.unit])
-    if spec.unit == "pinch" and amount > 2.0:
-        return _volume(food, amount / 16.0)
-    if spec.unit in {"lb", "oz"}:
-        return _weight(food, amount * (16.0 if spec.unit == "lb" else 1.0))
+    if spec.unit == "pinch":
+        if amount > 2.0:
+            return _volume(food, amount / _PINCHES_PER_TEASPOON)
+        return Measured(f"1 pinch {food.name}", _PINCH_G, is_single=False)
+    if spec.unit == "lb":
+        return _weight(food, amount * OUNCES_PER_POUND)
+    if spec.unit == "oz":
+        return _weight(food, amount)
     return _pieces(spec, food, amount)
 
 
@@ -148,6 +159,7 @@ def _name_in_list(food: PantryFood, *, plural: bool = True) -> str:
 
 
 def _nearest(value: float, choices: tuple[float, ...]) -> float:
+    """Return the choice with the smallest relative error."""
     return min(choices, key=lambda choice: abs(math.log(choice / value)))
 
 
@@ -155,13 +167,13 @@ def write_number(value: float) -> str:
     """Format a number with a fraction: 1.5 is "1 1/2"."""
     integer = math.floor(value + 1e-9)
     part = value - integer
-    glyph = next(
-        (text for size, text in _GLYPHS.items() if abs(size - part) < 0.02), ""
-    )
-    return " ".join(filter(None, (str(integer) if integer else "", glyph))) or "0"
+    parts = [str(integer)] if integer else []
+    parts += [text for size, text in _FRACTIONS.items() if abs(size - part) < 0.02]
+    return " ".join(parts) or "0"
 
 
 def _volume(food: PantryFood, teaspoons: float) -> Measured:
+    """Measure a volume in teaspoons up to 2 1/4, tablespoons up to 3, or cups."""
     if teaspoons < 2.6:
         count = _nearest(teaspoons, _TEASPOONS)
         name, size = "teaspoon", 1.0
@@ -170,23 +182,24 @@ def _volume(food: PantryFood, teaspoons: float) -> Measured:
         name, size = "tablespoon", 3.0
     else:
         cups = teaspoons / TEASPOONS_PER_CUP
-        count = _nearest(cups, _CUPS) if cups <= 3.0 else math.floor(2 * cups + 0.5) / 2
+        half_cups = math.floor(2 * cups + 0.5)
+        count = _nearest(cups, _CUPS) if cups <= 3.0 else half_cups / 2
         name, size = "cup", TEASPOONS_PER_CUP
     unit = name if count <= 1.0 else name + "s"
     line = f"{write_number(count)} {unit} {_name_in_list(food)}"
-    return Measured(
-        line, count * size * food.cup_g / TEASPOONS_PER_CUP, is_single=False
-    )
+    grams = count * size * food.cup_g / TEASPOONS_PER_CUP
+    return Measured(line, grams, is_single=False)
 
 
 def _weight(food: PantryFood, ounces: float) -> Measured:
+    """Measure a weight in ounces up to 8, in quarters of a pound, or from 3 pounds in halves."""
     if ounces < 9.0:
         count = max(1.0, math.floor(ounces + 0.5))
-        unit, grams = "ounce", GRAMS_PER_POUND / 16.0
+        unit, grams = "ounce", GRAMS_PER_POUND / OUNCES_PER_POUND
     else:
-        # In ounces: 1/4 pound, or 1/2 from about 3 pounds.
-        step = 4.0 if ounces < 44.0 else 8.0
-        count = max(0.75, math.floor(ounces / step + 0.5) * step / 16.0)
+        step = 4.0 if ounces < 44.0 else 8.0  # in ounces
+        n_steps = math.floor(ounces / step + 0.5)
+        count = max(0.75, n_steps * step / OUNCES_PER_POUND)
         unit, grams = "pound", GRAMS_PER_POUND
     if count > 1.0:
         unit += "s"
@@ -195,13 +208,12 @@ def _weight(food: PantryFood, ounces: float) -> Measured:
 
 
 def _pieces(spec: Specification, food: PantryFood, amount: float) -> Measured:
+    """Measure whole pieces, cans, cloves and so on, or half a piece."""
     count = float(max(1, math.floor(amount + 0.5)))
     if amount < 0.75 and food.halved and not spec.unit:
         count = 0.5
     is_plural = count > 1.0
     ending = "s" if is_plural else ""
-    if spec.unit == "pinch":
-        return Measured(f"1 pinch {food.name}", 0.4, is_single=False)
     if spec.unit == "can":
         noun = f"({food.can} ounce) can{ending} {food.plural}"
     elif spec.unit:

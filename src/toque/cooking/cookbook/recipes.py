@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -44,13 +44,13 @@ def recipes(n: int, seed: int) -> Iterator[Recipe]:
 def write_cookbook(
     path: Path, n: int, seed: int, *, unseen: Collection[str] = ()
 ) -> None:
-    """Write a cookbook as JSON lines. Equal arguments write equal bytes.
+    """Write a cookbook as JSON lines. Equal arguments give equal bytes.
 
     Args:
         path: The file to write. It is compressed if its name ends in ".gz".
         n: Number of recipes.
         seed: Seed of the cookbook.
-        unseen: Titles to leave out, as prompts for dishes that a model was not trained on.
+        unseen: Titles to leave out, so that they can test a model on new dishes.
 
     Raises:
         ConfigError: `n` is negative.
@@ -62,12 +62,7 @@ def write_cookbook(
         with atomic_file(path) as file, _compressed(file, path) as stream:
             for dish in book:
                 if dish.title not in unseen:
-                    record = asdict(dish)
-                    record = {
-                        "directions" if k == "steps" else k: v
-                        for k, v in record.items()
-                    }
-                    stream.write(msgspec.json.encode(record) + b"\n")
+                    stream.write(msgspec.json.encode(_record_of(dish)) + b"\n")
     except OSError as error:
         raise DataError(
             f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
@@ -76,11 +71,17 @@ def write_cookbook(
         ) from error
 
 
+def _record_of(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of a recipe, with the steps under the usual name "directions"."""
+    fields = asdict(recipe)
+    return {"directions" if name == "steps" else name: fields[name] for name in fields}
+
+
 def _compressed(file: BinaryIO, path: Path) -> AbstractContextManager[BinaryIO]:
-    """Compress to a file if the name of its path ends in ".gz"."""
+    """Return a stream that compresses to `file` if the path ends in ".gz", otherwise `file`."""
     if path.suffix != ".gz":
         return nullcontext(file)
-    # Without name and time in the header, so that equal contents have equal bytes.
+    # The header has no name and no time, so that equal contents have equal bytes.
     return io.BufferedWriter(
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
     )

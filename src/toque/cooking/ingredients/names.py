@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Final
 
 from toque.cooking.ingredients.number_words import WORDS
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.segments import is_quality
 from toque.cooking.ingredients.vocabulary import ADJECTIVES, PREPARED, SPELLINGS
-from toque.cooking.text_keys import ACTION_VERBS
+from toque.cooking.normalised_words import ACTION_VERBS
 
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")
@@ -26,26 +25,29 @@ _NO_FOODS = frozenset({"homemade", "prepared", "purchased", "store-bought"})
 # The end of a name before a remark.
 _SENTENCE = re.compile(r"(?<=[a-z]{3})[.!?] (?=[A-Z])")
 _SIGNS = " .;:/<>*_#"
-_NOT_IN_NAMES: Final = re.compile(
+_NOT_IN_NAMES = re.compile(
     r"[\d%()\[\]{}½¼¾⅓⅔⅛⅜⅝⅞\"“”@?|~…=+\u2190-\u2bff\U0001f000-\U0001faff]"
 )
 # An adverb without its participle, or a unit that lost the space after it.
-_NO_NAME: Final = re.compile(
+_NO_NAME = re.compile(
     r"(?:co[a-z]{1,3}se|fine|fresh|thin|thick|rough|light|firm|tight|loose)ly "
     r"(?![a-z]+(?:ed|en|ing)\b)"
     r"|(?:cups?|recipes?|teaspoons?|tablespoons?)(?!s?\b|cake|ful)[^\W\d_]"
 )
-_DASH: Final = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
-_OPEN_REMARKS: Final = (" to ", " for ", " of ", " or ", " depending", " not")
-_ADVERB: Final = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
-MAX_NAME_WORDS: Final = 7  # maximum words of a food's name in a prompt
+_DASH = re.compile(r"- (?!(?:and|or|oder|to)\b)|''")
+_OPEN_REMARKS = (
+    " to ", " for ", " of ", " or ", " depending", " not", " per ", " gosto", " gusto", " goût",
+    " smaak", " Geschmack",
+)  # fmt: skip
+_ADVERB = re.compile(r"(?!bar|jel|par|gado|treva)[a-z]{2,}ly")
+MAX_NAME_WORDS = 7  # maximum words of a food's name in a prompt
 # Units that also begin the name of a food: "rib eye", "cube steak", "leaf lettuce"
-_UNIT_OR_FOOD: Final = frozenset(
+_UNIT_OR_FOOD = frozenset(
     "ball chunk clove cloves cube leaf pot rib ribs square stick strip".split()  # noqa: SIM905
 )
-_FOOD_OPENINGS: Final = frozenset({"bottle gourd", "part skim", "pound cake"})
-# Words of a remark about an ingredient; no food's name contains them.
-_SENTENCE_WORDS: Final = frozenset(
+_FOOD_OPENINGS = frozenset({"bottle gourd", "part skim", "pound cake"})
+# Words of a remark about an ingredient. No food's name contains them.
+_SENTENCE_WORDS = frozenset(
     """
     any anything are available be choice click could desired each enough favorite favourite
     following for has have here include includes is kind made may might need needs preferred
@@ -53,8 +55,8 @@ _SENTENCE_WORDS: Final = frozenset(
     your yourself
     """.split()  # noqa: SIM905
 )
-# First words of a remark; no food's name begins with them.
-_OPENINGS: Final = frozenset(
+# First words of a remark. No food's name begins with them.
+_OPENINGS = frozenset(
     """
     about additional amount and any as assembly at by desired enough for from give if ingredients
     into instead my note of on one optionally or other pot remaining some special the through tip to
@@ -62,49 +64,43 @@ _OPENINGS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 # A measure that the parser leaves at the start of a name.
-_MEASURE: Final = re.compile(
-    r"(?:(?:branch(?:es)?|bushels?|capfuls?|couple|enough|fluid|hint|jiggers?|links?"
+_MEASURE = re.compile(
+    r"(?:(?:(?:a )?little bit|(?:good )?shakes?|glugs?|branch(?:es)?|bushels?|capfuls?|couple"
+    r"|enough|fluid|hint|jiggers?|links?"
     r"|little(?! gem| neck| smok)|metric cups?|pecks?|pony|ponies|shots?"
     r"|(?:soup )?spoon(?:ful)?s?|thumb|twists?|wheels?|your fav(?:ou?rite)?"
     r"|any flavou?r)(?: of)? )++(?=[^\W\d_])",
     re.IGNORECASE,
 )
 # A remark after a name that the parser leaves there.
-_PURPOSE: Final = re.compile(
+_PURPOSE = re.compile(
     r"(?<![Rr]eady) (?:(?:to|for) (?=[a-z])"
+    r"|per (?:serving|person)\b|(?:a gosto|al gusto|au goût|naar smaak|nach Geschmack)\Z"
     r"|(?:of (?:your )?choice|depending|or (?:any|similar|something))\b|not\Z)"
 )
-_ORDERED: Final = frozenset(
+_ORDERED = frozenset(
     {"a", "all", "an", "in", "into", "it", "the", "to", "until", "with"}
 )
-_NO_ENDINGS: Final = frozenset(
+_NO_ENDINGS = frozenset(
     """
     a add-ins and combined de di en fitted garnish in lid lids no of or pinch plus removed reserved
     toppings van von with
     """.split()  # noqa: SIM905
 )
 # Last words of inedible things.
-_TOOLS: Final = frozenset(
+_TOOLS = frozenset(
     """
     bowl briquettes charcoal chopsticks cutter dish foil freezer grill jars machine nail oven pan
     pans parchment picks platter pot rack skewers skillet sticks straws string thermometer thermos
     toothpicks
     """.split()  # noqa: SIM905
 )
-_EDIBLE_TOOLS: Final = frozenset(
-    {
-        "bread",
-        "candy",
-        "carrot",
-        "celery",
-        "cheese",
-        "chocolate",
-        "cinnamon",
-        "crab",
-        "fish",
-    }
-    | {"mozzarella", "peppermint", "pretzel"}
-)  # "cinnamon sticks"
+_EDIBLE_TOOLS = frozenset(
+    """
+    bread candy carrot celery cheese chocolate cinnamon crab fish mozzarella peppermint pretzel
+    """.split()  # noqa: SIM905
+)
+"""Words that make such a thing edible: "cinnamon sticks"."""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -127,7 +123,7 @@ def ingredient_name(line: str) -> str:
 
 
 def is_clean_name(name: str) -> bool:
-    """Return whether a name is only a food, without an amount, a unit or a sentence.
+    """Check that a name is only a food, without an amount, a unit or a sentence.
 
     >>> is_clean_name("olive oil"), is_clean_name("Other seasonings may include pepper")
     (True, False)
@@ -135,11 +131,9 @@ def is_clean_name(name: str) -> bool:
     words = name.casefold().split()
     if not words or len(words) > MAX_NAME_WORDS or _NOT_IN_NAMES.search(name):
         return False
-    if (
-        name[-1] == "!"
-        or _NO_NAME.match(name)
-        or (not name.isalpha() and _DASH.search(name))
-    ):
+    if name[-1] == "!" or _NO_NAME.match(name):
+        return False
+    if not name.isalpha() and _DASH.search(name):
         return False
     first, last = words[0], words[-1]
     is_unit = first in SPELLINGS and first not in _UNIT_OR_FOOD
@@ -153,10 +147,10 @@ def is_clean_name(name: str) -> bool:
         return False  # "Grind the spices"
     if last in _TOOLS and _EDIBLE_TOOLS.isdisjoint(words):
         return False
-    if all(map(ADJECTIVES.__contains__, words)) or (
-        len(words) == 1 and _ADVERB.fullmatch(first)
-    ):
-        return False  # "boneless", "optionally"
+    if all(map(ADJECTIVES.__contains__, words)):
+        return False  # "boneless"
+    if len(words) == 1 and _ADVERB.fullmatch(first):
+        return False  # "optionally"
     return _SENTENCE_WORDS.isdisjoint(words[1:])
 
 
@@ -171,8 +165,10 @@ def _with_noun_of_choice(name: str, line: str) -> str:
     *before, last = one_name(parse_line(choice["other"]).name).split()
     if not name[0].isupper() or not before or not last.islower():
         return name
-    named = [n for n, word in enumerate(before) if word[0].isupper()]
-    noun = [*before[named[-1] + 1 :], last] if named else [last]
+    noun = [last]
+    capitalised = [n for n, word in enumerate(before) if word[0].isupper()]
+    if capitalised:  # "bay leaf" of "California bay leaf"
+        noun = [*before[capitalised[-1] + 1 :], last]
     return f"{name} {' '.join(noun)}"
 
 
@@ -185,13 +181,16 @@ def one_name(name: str) -> str:
     _, _, rest = name.partition(",")
     if len(foods) > 1 and _LISTED.search(parts[-1]) and not _NO_LIST.search(rest):
         return " and ".join(food.removeprefix("and ") for food in foods)
-    name = next(iter(foods), parts[-1].strip()) or name.replace(",", " ").strip()
-    return name[match.end() :] if (match := _JOINS.match(name)) else name
+    food = foods[0] if foods else parts[-1].strip()
+    food = food or name.replace(",", " ").strip()
+    if joining := _JOINS.match(food):
+        return food[joining.end() :]
+    return food
 
 
 @lru_cache(maxsize=1 << 16)
 def head_of_line(line: str) -> str:
-    """Return the head noun of an ingredient line's food. Lines repeat, so results are cached."""
+    """Return the head noun of an ingredient line's food, singular and in lower case."""
     return head_noun(ingredient_name(line))
 
 
@@ -205,7 +204,7 @@ def head_noun(name: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
-    """Return the singular of a lower-case English noun, accurate enough to compare two texts."""
+    """Return the singular of an English noun in lower case, accurate enough to compare texts."""
     if len(word) < 4 or word.endswith(("ss", "us", "is")):
         return word
     if word.endswith("ies"):
@@ -220,9 +219,9 @@ def stem(word: str) -> str:
 @lru_cache(maxsize=1 << 14)
 def forms(noun: str) -> frozenset[str]:
     """Return all words that have this singular noun as their `stem`."""
-    # Invert each rule of `stem`.
-    maybe = {noun, noun + "s", noun + "es", noun[:-1] + "ies", noun[:-1] + "ves"}
-    return frozenset(word for word in maybe if stem(word) == noun)
+    # The inverse of each rule of `stem`.
+    candidates = {noun, noun + "s", noun + "es", noun[:-1] + "ies", noun[:-1] + "ves"}
+    return frozenset(word for word in candidates if stem(word) == noun)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -233,8 +232,8 @@ def forms_in_line(line: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 16)
 def has_quantity(line: str) -> bool:
-    """Return whether a line gives an amount: a number, a fraction or words ("a pinch of salt")."""
-    read = parse_line(line)
-    if not (read.amounts or _AT_WILL.search(line)):
+    """Check for an amount (a number, a fraction, "a pinch of" or "to taste") of a named food."""
+    parsed = parse_line(line)
+    if not (parsed.amounts or _AT_WILL.search(line)):
         return False
-    return any(word not in WORDS for word in _WORD.findall(read.name.casefold()))
+    return any(word not in WORDS for word in _WORD.findall(parsed.name.casefold()))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 
-WORDS: Final[dict[str, float]] = {  # includes some words of other languages; "few" is 3
+WORDS: dict[str, float] = {  # includes some words of other languages; "few" is 3
     "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8,
     "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14,
     "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20,
@@ -15,50 +14,46 @@ WORDS: Final[dict[str, float]] = {  # includes some words of other languages; "f
     "ninety": 90, "half": 0.5, "quarter": 0.25, "couple": 2,
     "few": 3, "several": 3, "een": 1, "eine": 1, "una": 1, "halve": 0.5, "meia": 0.5, "mezza": 0.5,
 }  # fmt: skip
-_PARTS: Final = {
+_PARTS = {
     "half": 2, "halves": 2, "quarter": 4, "quarters": 4, "third": 3, "thirds": 3, "fourth": 4,
     "fourths": 4, "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8,
     "tenth": 10, "tenths": 10, "twelfth": 12, "sixteenth": 16, "sixteenths": 16,
 }  # fmt: skip
-_ORDINALS: Final = ("third", "fourth", "fifth", "xth", "ighth", "enth", "lfth")
+_ORDINALS = ("third", "fourth", "fifth", "xth", "ighth", "enth", "lfth")
 
 
 def _either(words: list[str]) -> str:
     return "|".join(sorted(words, key=len, reverse=True))
 
 
-_SMALL: Final = _either(
-    [word for word, value in WORDS.items() if value in range(1, 20)]
-)
-_ONES: Final = _either("one two three four five six seven eight nine".split())  # noqa: SIM905
-_TENS: Final = _either([word for word in WORDS if word.endswith("ty")])
-_UNITS: Final = _either(
+_SMALL = _either([word for word, value in WORDS.items() if value in range(1, 20)])
+_ONES = _either("one two three four five six seven eight nine".split())  # noqa: SIM905
+_TENS = _either([word for word in WORDS if word.endswith("ty")])
+_UNITS = _either(
     [word for word, unit in SPELLINGS.items() if unit.size and len(word) > 1]
 )
-_START: Final = r"(?<![\w-])"
+_START = r"(?<![\w-])"
 # Text after a comma describes the preparation: "bacon, three-quarters minced"
-_FRACTION: Final = re.compile(
+_FRACTION = re.compile(
     rf"{_START}(?<!, )(?:(?P<whole>{_SMALL}|\d+) (?:and|&|\+) )?(?:(?P<top>an?|{_SMALL})[ -])?"
     rf"(?P<part>{_either([*_PARTS])})\b(?! and half| & half)"
     rf"(?P<of> of an? | an? )?(?P<unit>[ -]?(?:{_UNITS}|c|t)\b)?",
     re.IGNORECASE,
 )
-_LARGE: Final = re.compile(
+_LARGE = re.compile(
     rf"{_START}(?:(?P<hundreds>a|{_ONES})[ -]hundred(?:(?: and)? (?P<rest>"
     rf"(?:{_TENS})(?:[ -](?:{_ONES}))?|{_SMALL})\b)?|(?P<tens>(?:{_TENS})[ -](?:{_ONES})))"
     r"\b(?![\w-]| percent| ?%| \d+/)",
     re.IGNORECASE,
 )
-_HYPHENATED: Final = re.compile(
+_HYPHENATED = re.compile(
     rf"(\A|\A\w+ )(?:(?P<low>{_SMALL})-(?=(?:{_SMALL})\b)(?P<high>{_SMALL})\b(?!-)"
     rf"|(?P<word>{_SMALL}|half|quarter)-(?=(?:{_UNITS})\b))",
     re.IGNORECASE,
 )
 
-_DIGITS_OR_WORD: Final = (
-    rf"(?:\d+(?: \d/\d{{1,2}}|/\d{{1,2}})?|(?:{_SMALL}|half|quarter)\b)"
-)
-_RANGE: Final = re.compile(
+_DIGITS_OR_WORD = rf"(?:\d+(?: \d/\d{{1,2}}|/\d{{1,2}})?|(?:{_SMALL}|half|quarter)\b)"
+_RANGE = re.compile(
     rf"\A(?:between (?P<low>{_DIGITS_OR_WORD}) and|from (?P<low_2>{_DIGITS_OR_WORD}) to"
     rf"|(?P<low_3>{_SMALL}),(?: (?:{_SMALL}),?)? or|(?P<low_4>{_SMALL})-(?:to|or)-"
     rf"|(?P<low_5>{_DIGITS_OR_WORD}) (?:to|or)(?= an? dozen| \d))"
@@ -66,10 +61,10 @@ _RANGE: Final = re.compile(
     re.IGNORECASE,
 )
 # Not "a cup or two tablespoons"
-_OR_TWO: Final = re.compile(
+_OR_TWO = re.compile(
     rf"\A(?:an?|one) (?P<item>[^\W\d_]+) or two\b(?! (?:{_UNITS})\b)", re.IGNORECASE
 )
-_RANGE_MARKS: Final = ("between ", "from ", " or ", " to ", "-to-", "-or-")
+_RANGE_MARKS = ("between ", "from ", " or ", " to ", "-to-", "-or-")
 
 
 def digits_for_words(text: str) -> str:
@@ -116,13 +111,14 @@ def _in_digits(number: str) -> str:
 
 def _value(words: str) -> int:
     """Return the sum of number words, e.g. 24 for "twenty-four". "a" counts as one."""
-    parts = words.lower().replace("-", " ").split()
-    return sum(
-        int(part) if part.isdecimal() else int(WORDS.get(part, 1)) for part in parts
-    )
+    total = 0
+    for word in words.lower().replace("-", " ").split():
+        total += int(word) if word.isdecimal() else int(WORDS.get(word, 1))
+    return total
 
 
 def _fraction(match: re.Match[str]) -> str:
+    """Replace "three-quarters of a cup" with "3/4 cup". Other matches stay unchanged."""
     integer, top, part, of, unit = match.group("whole", "top", "part", "of", "unit")
     bottom = _PARTS[part.lower()]
     if top is None and integer is None:
@@ -134,17 +130,20 @@ def _fraction(match: re.Match[str]) -> str:
     number = f"{count}/{bottom}"
     if integer is not None:
         return f"{_value(integer)} {number}{of or ''}{unit or ''}"
-    after = unit if unit is not None else ""
-    return number + (" " + after.lstrip() if of else after)
+    if of:
+        return f"{number} {(unit or '').lstrip()}"
+    return f"{number}{unit or ''}"
 
 
 def _large(match: re.Match[str]) -> str:
+    """Replace "two hundred fifty" with "250", or "twenty-four" with "24"."""
     if match["hundreds"] is None:
         return str(_value(match["tens"]))
     return str(100 * _value(match["hundreds"]) + _value(match["rest"] or ""))
 
 
 def _hyphenated(match: re.Match[str]) -> str:
+    """Replace "two-three" with "2-3", or "half-pint" with "1/2-pint"."""
     if match["low"] is not None:
         return f"{match[1]}{_value(match['low'])}-{_value(match['high'])}"
     part = _PARTS.get(match["word"].lower())

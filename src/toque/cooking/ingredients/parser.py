@@ -28,7 +28,12 @@ from toque.cooking.ingredients.segments import (
     remarks,
     segments,
 )
-from toque.cooking.ingredients.tokens import CLOSING, Tokens, plain, rewritten
+from toque.cooking.ingredients.tokens import (
+    CLOSING,
+    Tokens,
+    replace_glyphs,
+    rewrite_line,
+)
 from toque.cooking.ingredients.vocabulary import (
     ADVERBS,
     AFTER_NAME,
@@ -50,7 +55,8 @@ _AFTER_JOINS = (
 )
 _AT_END = AFTER_NAME | ADVERBS | {"small", "large"}
 _NO_BRACKETS = str.maketrans("()", "  ")
-MAX_CHARS = 2000  # parsed characters per line; the longest of 90,000 real lines has 604
+MAX_CHARS = 2000
+"""Maximum parsed characters per line. The longest of 90,000 real lines has 604."""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -63,14 +69,14 @@ def parse_line(line: str) -> IngredientLine:
     >>> parse_line("2-3 large garlic cloves, minced (optional)").amounts
     (Amount(quantity=(2.0, 3.0), unit='clove', role='whole'),)
     """
-    return _Line(" ".join(plain(line[:MAX_CHARS]).split())).read()
+    return _Line(" ".join(replace_glyphs(line[:MAX_CHARS]).split())).read()
 
 
 class _Line:
     __slots__ = ("amounts", "name", "remarks", "sizes", "tokens")
 
     def __init__(self, text: str) -> None:
-        self.tokens = Tokens(rewritten(text))
+        self.tokens = Tokens(rewrite_line(text))
         self.amounts: list[Amount] = []
         self.sizes: list[str] = []
         self.remarks: list[tuple[RemarkKind, str]] = []
@@ -78,22 +84,25 @@ class _Line:
 
     def read(self) -> IngredientLine:
         tokens = self.tokens
-        start = self._part_of() if "of" in tokens.words or "from" in tokens.words else 0
-        start = self._head(start)
+        start = 0
+        if "of" in tokens.words or "from" in tokens.words:
+            start = self._read_part_of()
+        start = self._read_amounts(start)
 
         while self._is_unsaid(start):
             self.remarks.append(("comment", tokens.words[start]))
-            start += 1 + (tokens.words[start + 1] == ":")
-            start = start if self.amounts else self._head(start)
+            start += 2 if tokens.words[start + 1] == ":" else 1
+            if not self.amounts:
+                start = self._read_amounts(start)
 
         runs = segments(tokens, start)
         while len(runs) > 1 and tokens.words[runs[0][0]] in {"preferably", "ideally"}:
-            self._file(*runs.pop(0))  # "small, preferably Greek, capers"
+            self._read_remarks(*runs.pop(0))  # "small, preferably Greek, capers"
         if runs:
             named = n_named(tokens, runs)
-            self._name(runs[0][0], runs[named - 1][1])
+            self._read_name(runs[0][0], runs[named - 1][1])
             for run in runs[named:]:
-                self._file(*run)
+                self._read_remarks(*run)
 
         if not self.name and "(" in tokens.words:  # "1/2 stick ((4 tbsp) butter)"
             return _Line(" ".join(tokens.text.translate(_NO_BRACKETS).split())).read()
@@ -108,13 +117,14 @@ class _Line:
             tuple(self.amounts),
         )
 
-    def _head(self, i: int) -> int:
+    def _read_amounts(self, i: int) -> int:
+        """Read the amounts and sizes at `i`. Return the index after them."""
         reader = AmountReader(self.tokens, i)
-        reader.head()
+        reader.read_all()
         self.amounts, self.sizes = reader.amounts, reader.sizes
         return reader.i
 
-    def _part_of(self) -> int:
+    def _read_part_of(self) -> int:
         """Read "Grated zest and juice of" before an amount. Return the index after it."""
         words, kinds = self.tokens.words, self.tokens.kinds
         for i in range(1, min(7, len(self.tokens))):
@@ -126,7 +136,7 @@ class _Line:
         return 0
 
     def _is_unsaid(self, i: int) -> bool:
-        """Return whether the name follows "additional", "optional:" or "garnish:"."""
+        """Check whether the word at `i` is "additional", "optional:" or "garnish:"."""
         words = self.tokens.words
         if i + 1 >= len(self.tokens):
             return False
@@ -135,7 +145,7 @@ class _Line:
             return words[i] in PURPOSES and words[i + 1] == ":"
         return words[i + 1] not in {",", ";", "virgin", "sharp"}
 
-    def _name(self, i: int, end: int) -> None:
+    def _read_name(self, i: int, end: int) -> None:
         """Split a run of tokens into leading preparations, the name and the text after it."""
         words, kinds = self.tokens.words, self.tokens.kinds
         name_indexes: list[int] = []
@@ -145,89 +155,86 @@ class _Line:
                 name_indexes.append(i)
                 i += 1
                 continue
-            if (name_indexes and word in ENDS and ends_name(self.tokens, i)) or (
-                name_indexes and self._opens_preparation(i, end, name_indexes)
+            is_end = word in ENDS and ends_name(self.tokens, i)
+            if name_indexes and (
+                is_end or self._opens_preparation(i, end, name_indexes)
             ):
-                self._file(i, end)
+                self._read_remarks(i, end)
                 break
-            i = self._skip(i, end, name_indexes)
-        name_indexes = self._without_unit(name_indexes)
-        at = 0
-        while at < len(name_indexes) - 1 and (
-            words[name_indexes[at]] in BEFORE_NAME
-            or (at and words[name_indexes[at]] in _AFTER_JOINS)
-            or (
-                at
-                and kinds[name_indexes[at]] == "N"
-                and not self._begins_name(name_indexes[at])
-            )
-        ):
-            at += 1
-        del name_indexes[:at]
-        name_indexes = self._without_measure(name_indexes)
-        while len(name_indexes) > 1 and (
-            words[name_indexes[-1]] in _AT_END or words[name_indexes[-1] + 1] == "%"
-        ):
+            i = self._read_special(i, end, name_indexes)
+
+        self._move_unit(name_indexes)
+        self._drop_joining_words(name_indexes)
+        self._move_measure(name_indexes)
+        while len(name_indexes) > 1:
+            last = name_indexes[-1]
+            if words[last] not in _AT_END and words[last + 1] != "%":
+                break
             del name_indexes[-1]
         self.name = join(self.tokens, name_indexes)
 
-    def _without_measure(self, name_indexes: list[int]) -> list[int]:
-        """Remove "slices of" from a name: "4 toasted slices of bread", "can of beans"."""
+    def _drop_joining_words(self, name_indexes: list[int]) -> None:
+        """Remove the words and numbers between amounts and the name: "of", "x", "or 2 cups"."""
+        words, kinds = self.tokens.words, self.tokens.kinds
+        n_dropped = 0
+        for i in name_indexes[:-1]:
+            is_number = kinds[i] == "N" and not self._begins_name(i)
+            after_joint = n_dropped and (words[i] in _AFTER_JOINS or is_number)
+            if words[i] not in BEFORE_NAME and not after_joint:
+                break
+            n_dropped += 1
+        del name_indexes[:n_dropped]
+
+    def _move_measure(self, name_indexes: list[int]) -> None:
+        """Move "slices of" to the amounts: "4 toasted slices of bread", "can of beans"."""
         words = self.tokens.words
-        unit = SPELLINGS.get(words[name_indexes[0]]) if name_indexes else None
-        if len(name_indexes) < 3 or unit is None or words[name_indexes[1]] != "of":
-            return name_indexes
+        if len(name_indexes) < 3 or words[name_indexes[1]] != "of":
+            return
+        unit = SPELLINGS.get(words[name_indexes[0]])
+        if unit is None:
+            return
         if not self.amounts:
             self.amounts.append(Amount(None, unit.name))
         elif self.amounts[0].unit is None:
             self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
-        return name_indexes[
-            2
-            + (words[name_indexes[2]] in {"a", "an", "the"} and len(name_indexes) > 3) :
-        ]
+        has_article = words[name_indexes[2]] in {"a", "an", "the"}
+        del name_indexes[: 3 if has_article and len(name_indexes) > 3 else 2]
 
     def _begins_name(self, i: int) -> bool:
-        """Return whether a number begins a name, as in "7-Up" but not in "6-pack"."""
-        return (
-            self.tokens.words[i + 1] == "-"
-            and self.tokens.words[i + 2] not in SPELLINGS
-        )
+        """Check whether a number begins a name, as in "7-Up" but not in "6-pack"."""
+        words = self.tokens.words
+        return words[i + 1] == "-" and words[i + 2] not in SPELLINGS
 
     def _opens_preparation(self, i: int, end: int, name_indexes: list[int]) -> bool:
-        """Return whether "chopped" or "sliced into rings" begins at `i`, after the name."""
+        """Check whether "chopped" or "sliced into rings" begins at `i`, after the name."""
+        words = self.tokens.words
         j = participles_end(self.tokens, i, end)
-        if j == i or belongs_to_name(
-            self.tokens.words[name_indexes[-1]], self.tokens.words[i]
-        ):
+        if j == i or belongs_to_name(words[name_indexes[-1]], words[i]):
             return False
-        after = self.tokens.words[j]
+        after = words[j]
         if after == "or" and self.tokens.is_number(j + 1):
             return True  # "green beans drained or 2 pounds fresh"
         return j >= end or after in {"into", "in", "(", "with", "for", "from", "until"}
 
-    def _skip(self, i: int, end: int, name_indexes: list[int]) -> int:
-        """Skip a token or add it to `name_indexes`, and return the next index."""
+    def _read_special(self, i: int, end: int, name_indexes: list[int]) -> int:
+        """Read a bracket, measure, preparation or size, or add the token to `name_indexes`.
+
+        Return the next index.
+        """
         words, tokens = self.tokens.words, self.tokens
         word = words[i]
         if word in CLOSING:
             close = tokens.closing(i, end)
-            for part in self._inside(i, close):
-                self._file(*part)
+            for part in self._parts_inside(i, close):
+                self._read_remarks(*part)
             return close + 1
         if name_indexes and tokens.kinds[i] == "N":
             close = next((k for k in range(i, end) if words[k] in CLOSING), end)
-            if self._measure(i, close):  # "heavy cream 2 cups"
+            if self._read_measures(i, close):  # "heavy cream 2 cups"
                 return close
         if word in PREPARED or word in ADVERBS:
-            j = participles_end(tokens, i, end)
-            of_name = bool(name_indexes) and belongs_to_name(
-                words[name_indexes[-1]], word
-            )
-            if i < j < end and not of_name and words[j] not in {"or", "and", "("}:
-                self.remarks.append(("preparation", tokens.stripped(i, j)))
-                *before, last = [words[k] for k in name_indexes] or [""]
-                if last in {"and", "or"} and all(map(QUALITIES.__contains__, before)):
-                    name_indexes.pop()  # "pitted and finely chopped dates"
+            j = self._read_preparation(i, end, name_indexes)
+            if j > i:
                 return j
         elif (
             word in SIZES
@@ -236,63 +243,75 @@ class _Line:
             and all(words[k] in QUALITIES for k in name_indexes)
         ):
             self.sizes.append(word)  # "ripe large avocados", "medium size"
-            return i + 1 + (words[i + 1] in {"size", "sized"})
+            return i + 2 if words[i + 1] in {"size", "sized"} else i + 1
         name_indexes.append(i)
         return i + 1
 
-    def _without_unit(self, name_indexes: list[int]) -> list[int]:
-        """Move the unit of "2 garlic cloves" from the name to the amounts."""
+    def _read_preparation(self, i: int, end: int, name_indexes: list[int]) -> int:
+        """Read a preparation inside a name. Return the index after it, or `i` without one."""
         words = self.tokens.words
-        if len(name_indexes) < 2 or LATE_SPELLINGS.isdisjoint(
-            words[k] for k in name_indexes
-        ):
-            return name_indexes
+        j = participles_end(self.tokens, i, end)
+        if not i < j < end or words[j] in {"or", "and", "("}:
+            return i
+        if name_indexes and belongs_to_name(words[name_indexes[-1]], words[i]):
+            return i
+        self.remarks.append(("preparation", self.tokens.stripped(i, j)))
+        *before, last = [words[k] for k in name_indexes] or [""]
+        if last in {"and", "or"} and all(map(QUALITIES.__contains__, before)):
+            name_indexes.pop()  # "pitted and finely chopped dates"
+        return j
+
+    def _move_unit(self, name_indexes: list[int]) -> None:
+        """Move the unit of "2 garlic cloves" from the name to the amounts."""
+        name_words = [self.tokens.words[k] for k in name_indexes]
+        if len(name_words) < 2 or LATE_SPELLINGS.isdisjoint(name_words):
+            return
         if self.amounts and self.amounts[0].unit is not None:
-            if (
-                words[name_indexes[-1]] in {"clove", "cloves"}
-                and words[name_indexes[-2]] == "garlic"
-            ):
+            if name_words[-2:] in (["garlic", "clove"], ["garlic", "cloves"]):
                 # "50 g garlic cloves"
                 self.amounts.append(Amount(None, "clove", "same"))
                 name_indexes.pop()
-            return name_indexes
-        for at in range(len(name_indexes) - 1, 0, -1):
-            unit = SPELLINGS.get(words[name_indexes[at]])
+            return
+
+        for at in range(len(name_words) - 1, 0, -1):
+            unit = SPELLINGS.get(name_words[at])
             if unit is None or unit.name not in LATE:
                 continue
-            if unit.name == "slice" and not self.amounts:
-                break  # "lime slices"
+            # Only the last such unit counts.
+            is_food = unit.name == "slice" and not self.amounts  # "lime slices"
+            is_at_end = name_words[at + 1 : at + 2] in ([], ["with"])
             foods = LATE[unit.name]
-            if at < len(name_indexes) - 1 and words[name_indexes[at + 1]] != "with":
-                break
-            if foods is not None and foods.isdisjoint(words[k] for k in name_indexes):
-                break
+            if is_food or not is_at_end or (foods and foods.isdisjoint(name_words)):
+                return
             if self.amounts:
                 self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
             else:
                 self.amounts.append(Amount(None, unit.name))
-            return name_indexes[:at] + name_indexes[at + 1 :]
-        return name_indexes
+            del name_indexes[at]
+            return
 
-    def _inside(self, i: int, close: int) -> list[tuple[int, int]]:
-        ends = [at for at in range(i + 1, close) if self.tokens.words[at] == ";"] + [
-            close
-        ]
-        return list(zip([i + 1, *(end + 1 for end in ends)], ends, strict=False))
+    def _parts_inside(self, i: int, close: int) -> list[tuple[int, int]]:
+        """Return the start and end of each text between the bracket at `i` and `close`."""
+        words = self.tokens.words
+        ends = [at for at in range(i + 1, close) if words[at] == ";"]
+        ends.append(close)
+        starts = [i + 1, *(end + 1 for end in ends)]
+        return list(zip(starts, ends, strict=False))
 
-    def _measure(self, i: int, end: int) -> bool:
+    def _read_measures(self, i: int, end: int) -> bool:
+        """Add the measures between two indexes to the amounts. Return False for other words."""
         measures = read_measures(self.tokens, i, end)
         if measures and not self.amounts:
             measures[0] = measures[0]._replace(role="whole")
         self.amounts += measures
         return bool(measures)
 
-    def _file(self, i: int, end: int) -> None:
-        """Classify a run after the name and each bracket in it."""
+    def _read_remarks(self, i: int, end: int) -> None:
+        """Read a run after the name, and each bracket in it."""
         tokens = self.tokens
         words = tokens.words
         kinds = tokens.kinds
-        # Brackets may be nested hundreds deep, so recursion is unsafe.
+        # A line may have hundreds of brackets, so recursion is unsafe.
         waiting = [(i, end)]
         while waiting:
             start, end = waiting.pop()
@@ -301,18 +320,19 @@ class _Line:
                     close = tokens.closing(at, end)
                     if at > start and close + 1 < end and kinds[at + 1] == "N":
                         continue  # a measure in the middle: "cut into 3in (7.5cm) pieces"
-                    parts = [(start, at), *self._inside(at, close), (close + 1, end)]
-                    waiting += reversed(parts)
+                    inside = self._parts_inside(at, close)
+                    waiting += reversed([(start, at), *inside, (close + 1, end)])
                     break
             else:
-                self._file_plain(start, end)
+                self._read_remark(start, end)
 
-    def _file_plain(self, i: int, end: int) -> None:
+    def _read_remark(self, i: int, end: int) -> None:
+        """Read a run without brackets as measures, or as a remark of a kind."""
         tokens = self.tokens
         words = tokens.words
-        kinds = tokens.kinds
-        if end - i > 2 and kinds[end - 2] == "N" and words[end - 1] == "ml":
-            end -= 2 * self._measure(end - 2, end)  # "..., divided 325 mL"
+        has_ml = tokens.kinds[end - 2] == "N" and words[end - 1] == "ml"
+        if end - i > 2 and has_ml and self._read_measures(end - 2, end):
+            end -= 2  # "..., divided 325 mL"
         text = tokens.stripped(i, end)
-        if text and not self._measure(i, end):
+        if text and not self._read_measures(i, end):
             self.remarks.append((remark_kind(words[i:end]), text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 from toque.cooking.ingredients.tokens import CLOSING, Tokens
 from toque.cooking.ingredients.vocabulary import (
@@ -21,66 +21,54 @@ from toque.cooking.ingredients.vocabulary import (
 
 Run = tuple[int, int]
 RemarkKind = Literal["preparation", "comment", "purpose"]
-# preparation, comment, purpose, and if it is optional.
 Remarks = tuple[str, str, str, bool]
-NO_REMARKS: Final[Remarks] = ("", "", "", False)
+"""Preparation, comment, purpose, and whether the ingredient is optional."""
+NO_REMARKS: Remarks = ("", "", "", False)
 
-_COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
-_MAX_NAMED: Final = 4  # maximum segments in a list of foods
-_QUALITY_ENDINGS: Final = (
+_COMMAS = frozenset({",", ";", ":", "|", "--"})
+_MAX_NAMED = 4  # maximum number of segments in a list of foods
+_QUALITY_ENDINGS = (
     "-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less",
 )  # fmt: skip
-_AMOUNT_WORDS: Final = frozenset(
-    {"taste", "needed", "required", "desired", "wish", "like"}
+_AMOUNT_WORDS = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
+_SPEAKING = frozenset(
+    "also can like love may need prefer recommend use used want".split()  # noqa: SIM905
 )
-_SPEAKING: Final = frozenset(
-    {
-        "also",
-        "can",
-        "like",
-        "love",
-        "may",
-        "need",
-        "prefer",
-        "recommend",
-        "use",
-        "used",
-        "want",
-    }
-)
-_PREPARING: Final = SEGMENT_PREPARED | ADVERBS
-_OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
-_NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
-_NO_NAME: Final = REMARKS | PURPOSES | SEGMENT_PREPARED
-ENDS: Final = frozenset(  # words that may end a name, decided by `ends_name`
+"""Words after "I" or "you" that begin a remark."""
+_PREPARING = SEGMENT_PREPARED | ADVERBS
+_OF_NO_FOOD = _PREPARING | PARTS | {"only", "part"}
+_NO_FOOD = frozenset({"a", "more", "less", "you", "another"})
+_NO_NAME = REMARKS | PURPOSES | SEGMENT_PREPARED
+ENDS = frozenset(  # words that may end a name, decided by `ends_name`
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
      "dissolved", "combined", "mixed", "soaked", "steeped", "plumped", "weighing", "use",
      "with", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
-# Words in a name that need more checks.
-SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
+SPECIAL_WORDS = ENDS | PREPARED | ADVERBS | SIZES
+"""Words that may not be part of a name."""
 
 
 def segments(tokens: Tokens, i: int) -> list[Run]:
-    """Split the tokens from `i` at commas and similar marks. Brackets remain in one run."""
+    """Split the tokens from `i` at commas and similar marks. A bracket stays in one run."""
     kinds = tokens.kinds
     words = tokens.words
     end = len(tokens)
     runs: list[Run] = []
     start = i
     while i < end:
-        if kinds[i] == "P":
-            word = words[i]
-            if word in CLOSING:
-                i = tokens.closing(i, end) + 1
-                continue
-            if word in _COMMAS or (
-                word == "-" and not tokens.is_glued(i) and i > start
-            ):
-                if i > start:
-                    runs.append((start, i))
-                start = i + 1
+        if kinds[i] != "P":
+            i += 1
+            continue
+        word = words[i]
+        if word in CLOSING:
+            i = tokens.closing(i, end) + 1
+            continue
+        is_dash = word == "-" and i > start and not tokens.is_glued(i)
+        if word in _COMMAS or is_dash:
+            if i > start:
+                runs.append((start, i))
+            start = i + 1
         i += 1
     if end > start:
         runs.append((start, end))
@@ -91,10 +79,12 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
     """Count the first runs that form the name: two in "boneless, skinless breasts"."""
     words = tokens.words
     n = 1
-    while n < len(runs) and all(
-        is_quality(word) for word in words[slice(*runs[n - 1])]
-    ):
+    for start, end in runs[:-1]:
+        if not all(is_quality(word) for word in words[start:end]):
+            break
         n += 1
+
+    # A list of foods belongs to the name, too: "water, chicken broth, or stock".
     for m in range(n, min(len(runs), n + _MAX_NAMED)):
         start, end = runs[m]
         if words[start - 1] != ",":
@@ -103,12 +93,10 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
             word = words[start + 1]
             is_other = not tokens.is_number(start + 1) and word not in _NO_FOOD
             return m + 1 if is_other and word not in _NO_NAME else n
-        # An item of a list of foods: "water, chicken broth, or stock"
         run = words[start:end]
-        is_food = (
-            len(run) <= 5 and run[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(run)
-        )
-        if tokens.kinds[start] != "W" or not is_food:
+        if tokens.kinds[start] != "W" or len(run) > 5:
+            break
+        if run[0] in REMARKS or not _OF_NO_FOOD.isdisjoint(run):
             break
         if any(word in {"or", "and", "/"} for word in run):
             return m + 1
@@ -116,11 +104,11 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
 
 
 def is_quality(word: str) -> bool:
-    """Return whether a word cannot be a food, so that the name continues after its comma."""
+    """Check that a word cannot be a food, so that the name continues after its comma."""
     return word in ADJECTIVES or word.endswith(_QUALITY_ENDINGS)
 
 
-_FOLLOWING: Final[dict[str, frozenset[str]]] = {
+_FOLLOWING: dict[str, frozenset[str]] = {
     **dict.fromkeys(
         ("or", "and"), frozenset({"more", "to", "a", "as", "half", "other"})
     ),
@@ -136,21 +124,21 @@ _FOLLOWING: Final[dict[str, frozenset[str]]] = {
     **dict.fromkeys(("i", "you", "you'll", "can"), _SPEAKING),
     "cut": frozenset({"into", "in", "up", "from", "to", "on", "across", "crosswise"}),
     "+": _NO_FOOD | UNSAID,  # "salt + pepper", but "oil + extra"
-}  # words of `ENDS` that end a name only before one of these words
+}
+"""Words of `ENDS` that end a name only before certain words."""
 
 
 def ends_name(tokens: Tokens, i: int) -> bool:
-    """Return whether a name ends before token `i`, which is in `ENDS`."""
+    """Check whether a name ends before token `i`, which is in `ENDS`."""
     word, following = tokens.words[i], tokens.words[i + 1]
+    before_amount = tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%"
     if word in {"or", "and"}:
         if following == "half" == tokens.words[i - 1]:
             return False  # "half and half"
-        if (
-            tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%"
-        ):  # "whole or 2% milk"
-            return True
-    if word == "with":  # "butter with 1/2 tsp vanilla", but "yogurt with 2% fat"
-        return tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%"
+        if before_amount:
+            return True  # "butter or 1 cup oil", but "whole or 2% milk"
+    if word == "with":
+        return before_amount  # "butter with 1/2 tsp vanilla", but "yogurt with 2% fat"
     if word == "for" and following.endswith("ing"):
         return True
     if word == "+" and tokens.kinds[i + 1] != "W":
@@ -166,24 +154,23 @@ def participles_end(tokens: Tokens, i: int, end: int) -> int:
     last = i
     for j in range(i, end):
         word = words[j]
-        is_ground = (
-            word == "ground"
-            and j > i
-            and (words[j - 1] in ADVERBS or words[j - 1] == "or")
-        )
-        if is_ground or (
-            word in PREPARED and words[j + 1] not in PART_OF_NAME.get(word, ())
-        ):
+        if word in PREPARED:
+            is_preparation = words[j + 1] not in PART_OF_NAME.get(word, ())
+        else:  # "freshly ground", but "ground beef"
+            previous = words[j - 1] if j > i else ""
+            after_adverb = previous in ADVERBS or previous == "or"
+            is_preparation = word == "ground" and after_adverb
+        if is_preparation:
             last = j + 1
-        elif word not in ADVERBS and not (
-            word in {"and", "or", ","} and (last == j or words[j - 1] == ",")
-        ):
+            continue
+        joins = word in {"and", "or", ","} and (last == j or words[j - 1] == ",")
+        if word not in ADVERBS and not joins:
             break
     return last
 
 
 def belongs_to_name(before: str, word: str) -> bool:
-    """Return whether a participle is part of the name: "frozen chopped", "peas or sliced figs"."""
+    """Check whether a participle is part of the name: "frozen chopped", "peas or sliced figs"."""
     return before in KEPT_WITH or (before in {"or", "and"} and word not in ADVERBS)
 
 
@@ -213,10 +200,10 @@ def remarks(kinds_and_texts: list[tuple[RemarkKind, str]]) -> Remarks:
 
 
 def join(tokens: Tokens, indexes: list[int]) -> str:
-    """Join the text of these tokens, with one space for each gap."""
+    """Join the texts of these tokens. Tokens that are not neighbours get a space between them."""
     if not indexes:
         return ""
-    if indexes[-1] - indexes[0] == len(indexes) - 1:
+    if indexes[-1] - indexes[0] == len(indexes) - 1:  # the usual case, without a gap
         return tokens.stripped(indexes[0], indexes[-1] + 1)
     parts: list[str] = []
     run = indexes[0]

@@ -9,31 +9,30 @@ import re
 import unicodedata
 from bisect import bisect_right
 from functools import lru_cache
-from typing import Final
 
 from toque.cooking.ingredients.number_words import WORDS, digits_for_words
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 
 # Cooks read "1-1/2 cups" and "15 1/2" as mixed numbers. Other slashes separate two measures.
-_BELOW: Final = (
+_BELOW = (
     r"/(?:(?:16|10|12|[2-9])(?!\d)|(?:11|15|20|24|32|48|64)(?= ?(?:cup|tea|table|tsp|tbsp|tbs))"
     r"|100(?= ?(?:oz|ounces?)\b))"
 )
-NUMBER: Final = (
+NUMBER = (
     rf"\d+(?:\s+|-)\d{{1,2}}{_BELOW}|\d{{1,2}}{_BELOW}"
     r"|\d{1,3}(?:,\d{3})+(?!\d)|\d*[.]\d+|\d+(?:,\d{1,2})?(?!\d)|\d+"
 )
 
 # "1st" and "2nd-cut" are never amounts.
-_ORDINAL: Final = r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"
-_TOKEN: Final = re.compile(
+_ORDINAL = r"\d+(?:st|nd|rd|th|ST|ND|RD|TH)\b(?:-[^\W\d_]+)*"
+_TOKEN = re.compile(
     rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{_ORDINAL}|{NUMBER}|\S"
 )
 # The last character decides the kind of a token: "1st" is a word.
-_KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys(
+_KINDS = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys(
     "123456789", "N"
 )
-CLOSING: Final = {"(": ")", "[": "]"}  # opening brackets and their closing brackets
+CLOSING = {"(": ")", "[": "]"}  # opening brackets and their closing brackets
 
 
 def _kind(word: str) -> str:
@@ -69,16 +68,15 @@ class Tokens:
         self._closings: dict[str, list[int]] = {}
 
     def is_number(self, i: int) -> bool:
-        """Return whether token `i` is a number, in digits or as a word."""
+        """Check whether token `i` is a number, in digits or as a word."""
         return self.kinds[i] == "N" or self.words[i] in WORDS
 
     def span(self, i: int, j: int) -> str:
-        """Return the original text of tokens i to j."""
+        """Return the original text of tokens[i:j]."""
         if "P" not in self.kinds[i:j]:  # the usual case, which needs no positions
             return " ".join(self._originals[i:j])
-        return self.text[
-            self._starts[i] : self._starts[j - 1] + len(self._originals[j - 1])
-        ]
+        end = self._starts[j - 1] + len(self._originals[j - 1])
+        return self.text[self._starts[i] : end]
 
     def __len__(self) -> int:
         return len(self._originals)
@@ -90,16 +88,18 @@ class Tokens:
             self._closings[mark] = [
                 j for j, word in enumerate(self.words) if word == mark
             ]
-        places = self._closings[mark]
-        at = bisect_right(places, i)
-        return places[at] if at < len(places) and places[at] < end else end
+        positions = self._closings[mark]
+        at = bisect_right(positions, i)
+        if at == len(positions):
+            return end
+        return min(positions[at], end)
 
     def stripped(self, i: int, j: int) -> str:
-        """Return the text of tokens i to j without marks at its ends, or "" for an empty span."""
+        """Return the text of tokens[i:j] without marks at its ends."""
         return self.span(i, j).strip(" ,;:.-*") if i < j else ""
 
     def is_glued(self, i: int) -> bool:
-        """Return whether token `i` follows the previous token without a space."""
+        """Check whether token `i` follows the previous token without a space."""
         if not 0 < i < len(self._originals):
             return False
         return self._starts[i] == self._starts[i - 1] + len(self._originals[i - 1])
@@ -107,10 +107,10 @@ class Tokens:
 
 Range = tuple[float, float]
 
-_TO: Final = frozenset({"to", "or", "-", "à", "bis", "tot"})
-_AFTER_A: Final = frozenset({"few", "couple", "half", "quarter"})
-_LITTLE: Final = frozenset({"little", "good", "bit"})
-_DOZEN: Final = 12.0
+_TO = frozenset({"to", "or", "-", "à", "bis", "tot"})
+_AFTER_A = frozenset({"few", "couple", "half", "quarter"})
+_LITTLE = frozenset({"little", "good", "bit"})
+_DOZEN = 12.0
 _MARKS = {
     "⁄": "/", "∕": "/", "’": "'", "‘": "'", "´": "'", "”": '"', "“": '"', "″": '"', "×": "x",
 } | dict.fromkeys("‐‑‒–—−", "-") | {chr(0xFF0F + n): chr(0x2F + n) for n in range(11)}  # fmt: skip
@@ -128,13 +128,13 @@ _SMALL_FRACTION = re.compile(
 _LOST_BLANK = re.compile(r"(?<![\d.,/⁄])([1-9])([1-9]⁄[2-9])(?!\d)")
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
-# Largest accepted number: exact as a float and larger than any real amount.
-_MOST: Final = 1e15
-# Larger numbers; Python rejects more than 4,300 digits.
-_OVER: Final = re.compile(r"\d{16}")
+# Maximum number. It is exact as a float, and larger than any real amount.
+_MAX_NUMBER = 1e15
+# Larger numbers. Python rejects integers of more than 4,300 digits.
+_OVER = re.compile(r"\d{16}")
 
 
-def plain(text: str) -> str:
+def replace_glyphs(text: str) -> str:
     """Replace glyphs, dashes and quotation marks with ASCII: "1½–2 cups" becomes "1 1/2-2 cups"."""
     if text.isascii():
         return text
@@ -157,7 +157,7 @@ def number(text: str) -> float:
     (1.5, 1000.0, 1.5, 0.25, 1000000.0)
     """
     if _OVER.match(text):
-        return _MOST
+        return _MAX_NUMBER
     fraction = _FRACTION.fullmatch(text)
     if fraction:
         integer, top, bottom = fraction.groups()
@@ -165,26 +165,27 @@ def number(text: str) -> float:
     head, comma, tail = text.partition(",")
     if comma and len(tail) < 3:
         return float(f"{head}.{tail}")
-    return min(float(text.replace(",", "")), _MOST)
+    return min(float(text.replace(",", "")), _MAX_NUMBER)
 
 
 def read_number(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
     """Read the number or range at token `i`. Return it and the next index, or None."""
     if tokens.kinds[i] == "N":
-        return _digits(tokens, i, end)
+        return _read_digits(tokens, i, end)
     if tokens.words[i] in {"a", "an"}:
-        return _article(tokens, i, end)
-    return _number_words(tokens, i)
+        return _read_article(tokens, i, end)
+    return _read_number_words(tokens, i)
 
 
-def _digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
-    (low, high), i = _range_in_digits(tokens, i, end)
+def _read_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+    (low, high), i = _read_range(tokens, i, end)
     if tokens.words[i] == "dozen":  # "2 dozen eggs", "1 to 2 dozen"
         return (low * _DOZEN, high * _DOZEN), i + 1
     return (low, high), i
 
 
-def _range_in_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+def _read_range(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+    """Read a number in digits, and the second number of "2 to 3" or "1 and 1/2"."""
     kinds, words = tokens.kinds, tokens.words
     low = number(words[i])
     i += 1
@@ -202,7 +203,7 @@ def _range_in_digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
     return (low, low), i
 
 
-def _article(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
+def _read_article(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
     """Read "a pinch", "a 5-pound goose", "a few" or "a dozen". "a little oil" has no number."""
     words = tokens.words
     i += 1
@@ -216,7 +217,8 @@ def _article(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
     return (1.0, 1.0), i
 
 
-def _number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
+def _read_number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
+    """Read "two", "half a", "two dozen" or "two to three"."""
     words = tokens.words
     if words[i] == "half" and words[i + 1] in {"and", "&", "-"}:
         return None  # "half & half"
@@ -237,31 +239,31 @@ def _number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
     return (value, value), i
 
 
-_BRACKET: Final = re.compile(r"([()\[\]])")
-_PARTING: Final = frozenset({"(", "; "})
-_OPENING: Final = frozenset(CLOSING)
-_CLOSERS: Final = frozenset(CLOSING.values())
+_BRACKET = re.compile(r"([()\[\]])")
+_PARTING = frozenset({"(", "; "})
+_OPENING = frozenset(CLOSING)
+_CLOSERS = frozenset(CLOSING.values())
 # A commercial can size ("No. 303", "#10"), never an amount.
-_NUMBERED: Final = re.compile(
+_NUMBERED = re.compile(
     r"(?<![\w(#])(?:no\. ?|# ?)(\d{1,4}(?: ?1/2)?)(?![\w/.,%])", re.IGNORECASE
 )
 # A grade of sugar by fineness, usually 10x.
-_TEN_X: Final = re.compile(
+_TEN_X = re.compile(
     r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b",
     re.IGNORECASE,
 )
 # A length and its direction: "1-inch-thick", 8"
-_THICK: Final = re.compile(
+_THICK = re.compile(
     r"(?<=\d)(?:-(inch|in|cm|mm)[ -](?:thick|long|wide|diameter|square|round)\b"
     r"|\"(?:(?=[\s,)])|-(?:thick|long|wide|diameter)\b))"
 )
 
-_SPOON: Final = (
+_SPOON = (
     r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"
 )
-_FOREIGN: Final = [
-    (marks, re.compile(pattern, re.IGNORECASE), right)
-    for marks, pattern, right in (
+_FOREIGN = [
+    (marks, re.compile(pattern, re.IGNORECASE), replacement)
+    for marks, pattern, replacement in (
         (("soupe", "sopa"), rf"{_SPOON}(?:soupe|sopa)\b\)?(?: de\b)?", "tbsp"),
         (
             ("café", "chá"),
@@ -301,10 +303,12 @@ _FOREIGN: Final = [
             r"\1 de ",
         ),
     )
-]  # words around a food in databases and other languages, by the marks of such a line
+]
+"""Replacements for words around a food in databases and other languages. A line without one of the
+marks needs no search."""
 
 
-def rewritten(text: str) -> str:
+def rewrite_line(text: str) -> str:
     """Return a line in ASCII punctuation, with ambiguous parts rewritten."""
     text = digits_for_words(text)
     lower = text.lower()
@@ -314,31 +318,30 @@ def rewritten(text: str) -> str:
         text = _NUMBERED.sub(r"(No. \1)", text)
     if "-" in lower or '"' in lower:
         text = _THICK.sub(lambda length: f"-{length[1] or 'inch'}", text)
-    for marks, pattern, right in _FOREIGN:
-        for (
-            mark
-        ) in marks:  # faster than `any`, because a generator costs more than the check
+    for marks, pattern, replacement in _FOREIGN:
+        # Faster than `any`, because a generator costs more than the checks.
+        for mark in marks:
             if mark in lower:
-                text = pattern.sub(right, text).strip()
+                text = pattern.sub(replacement, text).strip()
                 break
     if not (_OPENING.isdisjoint(text) and _CLOSERS.isdisjoint(text)):
-        text = _level(text)
+        text = _flatten_brackets(text)
     return text
 
 
-def _level(text: str) -> str:
+def _flatten_brackets(text: str) -> str:
     """Flatten brackets to one level, so that later steps need no recursion. Drop stray brackets."""
     depth = 0
-    out: list[str] = []
+    parts: list[str] = []
     for part in filter(None, _BRACKET.split(text)):
         if part in _OPENING:
-            if not (out and out[-1] in _PARTING):
-                out.append("(" if depth == 0 else "; ")
+            if not (parts and parts[-1] in _PARTING):
+                parts.append("(" if depth == 0 else "; ")
             depth += 1
         elif part in _CLOSERS:
             depth -= 1
-            out.append(")" if depth == 0 else "")
+            parts.append(")" if depth == 0 else "")
             depth = max(depth, 0)
         else:
-            out.append(part)
-    return " ".join("".join(out).split())
+            parts.append(part)
+    return " ".join("".join(parts).split())

@@ -6,7 +6,7 @@ A unit that exists in two sizes has the United States customary size, as in most
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 UnitKind = Literal["mass", "volume", "length", "count"]
 
@@ -80,32 +80,21 @@ jar bottle bag carton punnet basket bar drop drizzle squeeze stick head bulb str
 square scoop rack part recipe serving tray
 """
 
-STARTERS: Final = frozenset(  # units that need no number: "pinch of salt", "cup butter"
+STARTERS = frozenset(  # units that need no number: "pinch of salt", "cup butter"
     {"pinch", "dash", "drop", "splash", "drizzle", "squeeze", "glug", "knob", "handful", "slice",
      "bunch", "sprig", "strip", "sheet", "piece", "wedge", "scoop", "cup", "teaspoon", "tablespoon",
      "tray"}
 )  # fmt: skip
 
-CONTAINERS: Final = frozenset(
-    {
-        "can",
-        "package",
-        "sachet",
-        "jar",
-        "bottle",
-        "bag",
-        "box",
-        "carton",
-        "container",
-        "punnet",
-        "pouch",
-        "basket",
-        "bar",
-    }
-)  # units that need a size: "1 (16 ounce) can"
+# Units that need a size: "1 (16 ounce) can"
+CONTAINERS = frozenset(
+    """
+    can package sachet jar bottle bag box carton container punnet pouch basket bar
+    """.split()  # noqa: SIM905
+)
 
 # Units written after the food ("2 garlic cloves"), with their foods; None means any food.
-LATE: Final[dict[str, frozenset[str] | None]] = {
+LATE: dict[str, frozenset[str] | None] = {
     "clove": frozenset({"garlic"}),
     "stalk": frozenset({"celery", "lemongrass", "grass", "rhubarb"}),
     "stick": frozenset({"celery"}),
@@ -138,11 +127,11 @@ def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
 UNITS, SPELLINGS = _spellings()  # in lower case, except "T" for a tablespoon
 
 
-LATE_SPELLINGS: Final = frozenset(
+LATE_SPELLINGS = frozenset(
     word for word, unit in SPELLINGS.items() if unit.name in LATE
 )
 
-SIZES: Final = frozenset(
+SIZES = frozenset(
     """
     small medium large big jumbo extra-large sm md med lg lge xl medium-size medium-sized
     large-sized small-sized good-size good-sized medium-large medium-small thumb-size thumb-sized
@@ -151,19 +140,19 @@ SIZES: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 # Words that are sizes only before a unit: "a good pinch", but "good red wine"
-SIZES_OF_MEASURES: Final = frozenset(
+SIZES_OF_MEASURES = frozenset(
     "generous little good thick thin level plump bun-size fat".split()  # noqa: SIM905
 )
 
-SIZE_ADVERBS: Final = frozenset({"very", "extra", "fairly", "evenly", "slightly"})
+SIZE_ADVERBS = frozenset({"very", "extra", "fairly", "evenly", "slightly"})
 
-PACKED: Final = frozenset({"packed", "loosely", "lightly", "firmly", "tightly", "well"})
+PACKED = frozenset({"packed", "loosely", "lightly", "firmly", "tightly", "well"})
 
-ABOUT: Final = frozenset(
+ABOUT = frozenset(
     "about approximately approx around roughly nearly almost circa minimum weighing".split()  # noqa: SIM905
 )
 
-ADVERBS: Final = frozenset(
+ADVERBS = frozenset(
     """
     finely coarsely freshly roughly thinly thickly lightly loosely firmly tightly well very
     fully partially slightly thoroughly diagonally lengthwise lengthways crosswise fresh-
@@ -171,7 +160,7 @@ ADVERBS: Final = frozenset(
 )
 
 # Participles of preparation, which do not affect the food to buy.
-PREPARED: Final = frozenset(
+PREPARED = frozenset(
     """
     beaten boned bruised buttered butterflied chilled chopped cleaned cooked cooled cored
     cracked crumbled crushed cubed cut deboned deseeded deveined diced drained grated halved
@@ -183,7 +172,7 @@ PREPARED: Final = frozenset(
 )
 
 # Participles that are part of the product before these foods.
-PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
+PART_OF_NAME: dict[str, frozenset[str]] = {
     "crushed": frozenset({"red", "tomatoes", "pineapple", "ice", "chilies"}),
     "diced": frozenset({"tomatoes"}),
     "minced": frozenset({"beef", "lamb", "pork", "turkey", "veal", "meat"}),
@@ -195,12 +184,12 @@ PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
 }
 
 # Words that make the next participle part of the product: "frozen chopped spinach"
-KEPT_WITH: Final = frozenset(
+KEPT_WITH = frozenset(
     {"frozen", "canned", "tinned", "ready", "jarred", "dried", "unsweetened"}
 )
 
 # Words that begin a preparation after a comma.
-SEGMENT_PREPARED: Final = PREPARED | frozenset(
+SEGMENT_PREPARED = PREPARED | frozenset(
     """
     at skin skins bone boiled blanched roasted soaked warmed heated whisked separated divided
     broken split folded tied scored ground crosswise halves juiced dissolved mixed reserved
@@ -213,7 +202,7 @@ SEGMENT_PREPARED: Final = PREPARED | frozenset(
 )
 
 # Words that begin a remark.
-REMARKS: Final = frozenset(
+REMARKS = frozenset(
     """
     plus or such preferably optional see if about from not depending as including available with
     use using for to white like your homemade store-bought any ideally i.e e.g ie eg total
@@ -221,8 +210,8 @@ REMARKS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# Words that are not foods; a comma after them separates adjectives ("boneless, skinless ...")
-QUALITIES: Final = frozenset(
+# Words that are not foods. A comma after them separates adjectives ("boneless, skinless ...").
+QUALITIES = frozenset(
     """
     boneless skinless bone-in skin-on boned ripe firm fresh dried dry sweet hot cold warm cool
     large small medium big thick thin whole fat-free low-fat nonfat lean free-range organic
@@ -235,10 +224,10 @@ QUALITIES: Final = frozenset(
 )
 
 # Words that cannot be foods.
-ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
+ADJECTIVES = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
 
 # Words after "for" or "to" that give an ingredient's purpose.
-PURPOSES: Final = frozenset(
+PURPOSES = frozenset(
     """
     serve serving garnish garnishing dust dusting decorate decorating decoration
     finish glaze fry frying grease greasing sprinkle sprinkling brush brushing taste deep-frying
@@ -248,16 +237,16 @@ PURPOSES: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 
-PARTS: Final = frozenset({"juice", "zest", "rind", "peel", "kernels", "leaves"})
+PARTS = frozenset({"juice", "zest", "rind", "peel", "kernels", "leaves"})
 
-UNSAID: Final = frozenset(
+UNSAID = frozenset(
     "additional extra some more optional each etwas plenty lots".split()  # noqa: SIM905
 )
 
-BEFORE_NAME: Final = frozenset(
+BEFORE_NAME = frozenset(
     "of or and x the from per plus to weight size : % , . - +".split()  # noqa: SIM905
 )
 # Leftover words at the ends of a name after its amount or remark is read: "or so", "made"
-AFTER_NAME: Final = frozenset(
+AFTER_NAME = frozenset(
     "and or in with made from of dissolved mixed studded to for plus at the each weighing".split()  # noqa: SIM905
 )

@@ -1,35 +1,38 @@
 """Difficulty labels (easy, medium, hard) from counts, work, time and technique.
 
-1. By bounds: easy up to 6 ingredients and 6 steps, medium up to 12 and 12, else hard.
-2. One level harder if it needs two demanding techniques, or one and more than 2 hours.
-3. Else easy if the product of ingredients, words of directions and minutes is at most 30,000
-   (e.g. 8, 100 and 35). A demanding technique doubles the product.
+1. The bounds give a first level: easy up to 6 ingredients and 6 steps, medium up to 12 of each,
+   otherwise hard.
+2. A recipe with two demanding techniques, or with one and more than 2 hours, is one level harder.
+3. Any other recipe is easy if the product of its ingredients, words of directions and minutes is at
+   most 30,000 (e.g. 8 * 100 * 35). A demanding technique doubles the product.
 
-The recipe states the minutes, or the minutes of its steps are summed, or half an hour is assumed.
-The product approximates a logistic regression of Epicurious' tag "Quick & Easy" on the logarithms
-of the three numbers. Their weights are nearly equal (0.9, 1.1, 1). The limit and the half hour
-were chosen for the best agreement with the tag on one half of the recipes.
+The minutes are the recipe's own, or the sum of the times in its steps, or 30. The product
+approximates a logistic regression of Epicurious' tag "Quick & Easy" on the logarithms of the three
+numbers, whose weights are nearly equal (0.9, 1.1, 1). The limit and the 30 minutes were chosen for
+the best agreement with the tag on one half of the recipes.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
 
 from toque.cooking.durations import minutes_in_step
 from toque.cooking.labels.features import Reading
 from toque.cooking.recipe import DIFFICULTIES, Difficulty, difficulty_of
 
-# Largest product of ingredients, words and minutes of an easy recipe.
-LITTLE_WORK: Final = 30_000.0
-UNSAID_MINUTES: Final = 30.0
-# Factor for the work of a recipe with a demanding technique.
-TECHNIQUE_WORK: Final = 2.0
-LONG_MINUTES: Final = 120
-MANY_TECHNIQUES: Final = 2
+LITTLE_WORK = 30_000.0
+"""Largest product of ingredients, words and minutes of an easy recipe."""
+UNSAID_MINUTES = 30.0
+"""Minutes of a recipe without times."""
+TECHNIQUE_WORK = 2.0
+"""Factor for the product of a recipe with a demanding technique."""
+LONG_MINUTES = 120
+"""Minutes above which one demanding technique makes a recipe harder."""
+MANY_TECHNIQUES = 2
+"""Number of demanding techniques that make a recipe harder."""
 
-TECHNIQUES: Final[dict[str, str]] = {
+TECHNIQUES: dict[str, str] = {
     "knead": "knead kneaded kneading",
     "proof": "proof proofed doubled",
     "ferment": "ferment fermented fermenting",
@@ -53,12 +56,11 @@ TECHNIQUES: Final[dict[str, str]] = {
     "can": "sterilize sterilise sterilized sterilised canning",
     "julienne": "julienne chiffonade brunoise mandoline",
     "roll out": "lattice crimp",
-}  # demanding techniques, with words that mention them
-
-_WORDS: Final = {
-    word: name for name, words in TECHNIQUES.items() for word in words.split()
 }
-_PHRASES: Final = tuple(
+"""Demanding techniques, with words that mention them."""
+
+_WORDS = {word: name for name, words in TECHNIQUES.items() for word in words.split()}
+_PHRASES = tuple(
     (name, re.compile(phrase))
     for name, phrase in (
         ("proof", r"(?:let|dough)\b.{0,40}\brise\b"),
@@ -75,22 +77,16 @@ _PHRASES: Final = tuple(
             r"\broll (?:out|dough|pastry|the (?:dough|pastry)|.{0,30} out (?:on|to))",
         ),
     )
-)  # phrases that mention them
-_WORDS_OF_PHRASES: Final = frozenset(
-    {
-        "ball",
-        "bath",
-        "boiler",
-        "brine",
-        "butterfly",
-        "chips",
-        "crack",
-        "cure",
-        "deep",
-        "ice",
-    }
-    | {"pastry", "pipe", "rise", "roll", "simmering", "thermometer"}
-)  # each phrase contains one of these words; most recipes do not, so the search is 15 times faster
+)
+"""Names of techniques, with patterns of phrases that mention them."""
+_WORDS_OF_PHRASES = frozenset(
+    """
+    ball bath boiler brine butterfly chips crack cure deep ice pastry pipe rise roll simmering
+    thermometer
+    """.split()  # noqa: SIM905
+)
+"""Words of which each phrase contains one. Most recipes have none, so that their search is 15 times
+faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +99,39 @@ class DifficultyReport:
     techniques: tuple[str, ...]  # names in the order of `TECHNIQUES`
 
 
-def judged_difficulty(reading: Reading) -> DifficultyReport:
-    """Return the level of a recipe with its reasons, without its own label."""
+def estimate_difficulty(reading: Reading) -> DifficultyReport:
+    """Estimate the level of a recipe with its reasons. The recipe's own label is ignored."""
     recipe = reading.recipe
     bounds = difficulty_of(len(recipe.ingredients), len(recipe.steps))
-    named = {_WORDS[word] for word in _WORDS.keys() & reading.different}
-    if not _WORDS_OF_PHRASES.isdisjoint(reading.different):
-        named |= {name for name, phrase in _PHRASES if phrase.search(reading.text)}
-    techniques = tuple(name for name in TECHNIQUES if name in named)
-    times = [] if recipe.minutes else minutes_in_step(reading.text)
-    minutes = float(recipe.minutes or 0) or sum(times)
-    work = (
-        max(1, len(recipe.ingredients))
-        * max(1, reading.n_tokens)
-        * (minutes or UNSAID_MINUTES)
-    )
+    techniques = _techniques_in(reading)
+    minutes = _stated_minutes(reading)
+
+    n_ingredients = max(1, len(recipe.ingredients))
+    n_words = max(1, reading.n_tokens)
+    work = n_ingredients * n_words * (minutes or UNSAID_MINUTES)
+    if techniques:
+        work *= TECHNIQUE_WORK
+
+    is_long = minutes is not None and minutes > LONG_MINUTES
     level = DIFFICULTIES.index(bounds)
-    if len(techniques) >= MANY_TECHNIQUES or (techniques and minutes > LONG_MINUTES):
+    if len(techniques) >= MANY_TECHNIQUES or (techniques and is_long):
         level = min(level + 1, len(DIFFICULTIES) - 1)
-    elif work * (TECHNIQUE_WORK if techniques else 1.0) <= LITTLE_WORK:
+    elif work <= LITTLE_WORK:
         level = 0
-    stated = minutes if recipe.minutes or times else None
-    return DifficultyReport(DIFFICULTIES[level], bounds, stated, techniques)
+    return DifficultyReport(DIFFICULTIES[level], bounds, minutes, techniques)
+
+
+def _techniques_in(reading: Reading) -> tuple[str, ...]:
+    """List the demanding techniques that the steps mention, in the order of `TECHNIQUES`."""
+    mentioned = {_WORDS[word] for word in _WORDS.keys() & reading.distinct_words}
+    if not _WORDS_OF_PHRASES.isdisjoint(reading.distinct_words):
+        mentioned |= {name for name, phrase in _PHRASES if phrase.search(reading.text)}
+    return tuple(name for name in TECHNIQUES if name in mentioned)
+
+
+def _stated_minutes(reading: Reading) -> float | None:
+    """Return the recipe's minutes, or the sum of the times in its steps, or None without any."""
+    if reading.recipe.minutes:
+        return float(reading.recipe.minutes)
+    times = minutes_in_step(reading.text)
+    return sum(times) if times else None

@@ -4,20 +4,21 @@ The lights follow the UK's front-of-pack guidance (Food Standards Agency and Dep
 Health, "Guide to creating a front of pack nutrition label", 2016): green and red per 100 g, and red
 per serving. Without the weight of a serving, only red and not red are known.
 
-The class is defined here: *Healthy* if no light is red, *Indulgent* if more than half of the known
-lights are red, else *Moderate*. A small serving turns no light red. Therefore a dish with more than
-half sugar, fat, sweets or alcohol is Moderate at best: see `mostly_refined`.
+This module defines the classes. A dish is *Healthy* if no light is red, *Indulgent* if more than
+half of the known lights are red, and *Moderate* otherwise. A small serving turns no light red.
+Therefore a dish that is mostly sugar, fat, sweets or alcohol is at best Moderate, see
+`mostly_refined`.
 
-The number of servings is the first one available:
+The number of servings is the first available of:
 
-1. the recipe's own number;
-2. the number in a step that divides the dish ("among 4 plates");
-3. the number of pieces that are eaten whole (4 salmon fillets);
-4. the energy of the dish divided by the energy of a portion.
+1. the recipe's own number
+2. the number in a step that divides the dish ("among 4 plates")
+3. the number of pieces that are eaten whole (4 salmon fillets)
+4. the energy of the dish divided by the energy of a portion
 
-The energy of a portion is a power law of the dish's energy and its foods' usual share per serving.
-It was fitted by least squares on 3,200 Epicurious recipes. Its residual is a factor of 1.75 (one
-standard deviation).
+The energy of a portion is a power law of the dish's energy and of its foods' usual energy per
+serving. It was fitted by least squares on 3,200 Epicurious recipes. The residual's standard
+deviation is a factor of 1.75.
 """
 
 from __future__ import annotations
@@ -26,73 +27,74 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Literal
+from typing import Literal
 
 from toque.cooking.labels.features import (
     TAKEN_UP,
     LineFacts,
     Nutrients,
     Reading,
-    scaled,
+    nutrients_in,
 )
-from toque.cooking.labels.foods import NUTRIENTS, foods
+from toque.cooking.labels.foods import NUTRIENTS, Food, foods
 from toque.cooking.recipe import NutritionClass
 
 Light = Literal["green", "amber", "red"]
 
-GREEN_PER_100_G: Final = {
+GREEN_PER_100_G = {
     "fat_g": 3.0,
     "saturated_fat_g": 1.5,
     "sugar_g": 5.0,
     "salt_g": 0.3,
 }
-RED_PER_100_G: Final = {
+RED_PER_100_G = {
     "fat_g": 17.5,
     "saturated_fat_g": 5.0,
     "sugar_g": 22.5,
     "salt_g": 1.5,
 }
-RED_PER_SERVING: Final = {
+RED_PER_SERVING = {
     "fat_g": 21.0,
     "saturated_fat_g": 6.0,
     "sugar_g": 27.0,
     "salt_g": 1.8,
 }
-SALT_PER_SODIUM: Final = 2.5
-# Minimum known lights; with fewer stated nutrients the class is estimated.
-MIN_LIGHTS: Final = 2
+SALT_PER_SODIUM = 2.5
+MIN_LIGHTS = 2
+"""Minimum known lights. With fewer stated nutrients the class is estimated."""
 
-# Grams per serving of a food that is neither measured nor in the table.
-_UNKNOWN_G: Final = 40.0
-_ENERGY: Final = NUTRIENTS.index("energy_kcal")
+_UNKNOWN_G = 40.0
+"""Grams per serving of a food that is neither measured nor in the table."""
+_ENERGY = NUTRIENTS.index("energy_kcal")
 _FAT, _SUGAR = NUTRIENTS.index("fat_g"), NUTRIENTS.index("sugar_g")
 _PROTEIN, _CARBOHYDRATE = (
     NUTRIENTS.index("protein_g"),
     NUTRIENTS.index("carbohydrate_g"),
 )
-# Largest refined share of a Healthy dish by weight without water.
-_MOST_REFINED: Final = 0.5
-# Minimum refined grams that count; less sweetens a pot of tea.
-_LEAST_REFINED_G: Final = 15.0
-_MOST_REFINED_NAMES: Final = 0.6
-# Minimum grams per serving of a food, to exclude seasonings.
-_LEAST_SERVING: Final = 2.0
-# Minimum share of fat and sugar in a refined dish's stated energy.
-_REFINED_ENERGY: Final = 0.6
-# Minimum fat and sugar, and maximum protein, in grams per 100 g.
-_REFINED: Final = (
-    (25.0, 0.5),
-    (45.0, 2.0),
-    (70.0, 6.0),
-)
-_DRIED_FRUIT: Final = frozenset({"raisin", "dried cranberry", "date"})
-_FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
-_LIMITS: Final = {
+_MAX_REFINED_SHARE = 0.5
+"""Largest share of refined foods in a Healthy dish, by weight without water."""
+_MIN_REFINED_G = 15.0
+"""Largest weight of refined foods that never counts, such as the sugar in a pot of tea."""
+_MAX_REFINED_NAMES = 0.6
+"""Largest share of refined foods in a Healthy dish without weights, by number of foods."""
+_MIN_SERVING_G = 2.0
+"""Minimum grams per serving of a counted food, which excludes seasonings."""
+_REFINED_ENERGY = 0.6
+"""Minimum share of fat and sugar in a refined dish's stated energy."""
+_REFINED = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
+"""Minimum fat and sugar, and maximum protein, of a refined food in grams per 100 g."""
+_FAT_KCAL = 9.0
+"""Energy per gram of fat."""
+_OTHER_KCAL = 4.0
+"""Energy per gram of carbohydrate, including sugar, or of protein."""
+_DRIED_FRUIT = frozenset({"raisin", "dried cranberry", "date"})
+_FRIED = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
+_LIMITS = {
     **RED_PER_SERVING,
     "sodium_mg": RED_PER_SERVING["salt_g"] * 1000 / SALT_PER_SODIUM,
 }
-_FATS: Final = ("fat_g", "saturated_fat_g")
-_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
+_FATS = ("fat_g", "saturated_fat_g")
+_CLAIMS: dict[str, tuple[str, ...]] = {
     "low-fat": _FATS, "fat-free": _FATS, "low-saturated-fat": _FATS, "low-calorie": ("fat_g",),
     **dict.fromkeys(("low-sodium", "low-salt"), ("sodium_mg",)),
     **dict.fromkeys(("low-carb", "very-low-carbs", "diabetic", "sugar-free"), ("sugar_g",)),
@@ -116,28 +118,29 @@ class Nutrition:
 
 
 def nutrition_of(reading: Reading) -> Nutrition:
-    """Return the nutrition from a recipe's stated nutrients, else estimate it from ingredients."""
-    if nutrients := reading.recipe.nutrition:
-        lights = traffic_lights(nutrients)
-        if len(lights) >= MIN_LIGHTS:
-            matched_lines = [
-                line for line in reading.lines if line.is_food and line.food is not None
-            ]
-            # Most of the stated energy must come from fat and sugar.
-            energy = nutrients.get("energy_kcal", 0.0)
-            of_both = 9.0 * nutrients.get("fat_g", 0.0) + 4.0 * nutrients.get(
-                "sugar_g", 0.0
-            )
-            rich = energy > 0.0 and of_both >= _REFINED_ENERGY * energy
-            klass = _at_best(
-                class_of(lights), refined=rich and mostly_refined(matched_lines)
-            )
-            return Nutrition(klass, dict(nutrients), lights, False, 1.0, None)
-    return estimate(reading)
+    """Return the nutrition from a recipe's stated nutrients, or estimate it from ingredients."""
+    nutrients = reading.recipe.nutrition or {}
+    lights = traffic_lights(nutrients)
+    if len(lights) < MIN_LIGHTS:
+        return estimate_nutrition(reading)
+
+    is_refined = False
+    energy = nutrients.get("energy_kcal", 0.0)
+    fat_energy = _FAT_KCAL * nutrients.get("fat_g", 0.0)
+    sugar_energy = _OTHER_KCAL * nutrients.get("sugar_g", 0.0)
+    if energy > 0.0 and fat_energy + sugar_energy >= _REFINED_ENERGY * energy:
+        is_refined = mostly_refined(
+            line for line in reading.lines if line.is_food and line.food is not None
+        )
+    klass = _cap_class(class_of(lights), is_refined=is_refined)
+    return Nutrition(klass, dict(nutrients), lights, False, 1.0, None)
 
 
 def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
-    """Return the lights of a serving. Without `serving_g`, a light is red or amber."""
+    """Return the lights of a serving's known nutrients.
+
+    Without the weight `serving_g`, a light is red or amber.
+    """
     nutrients = dict(per_serving)
     if "salt_g" not in nutrients and "sodium_mg" in nutrients:
         nutrients["salt_g"] = nutrients["sodium_mg"] / 1000.0 * SALT_PER_SODIUM
@@ -148,10 +151,10 @@ def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
             continue
         lights[name] = "red" if nutrients[name] > red else "amber"
         if weight > 0.0:
-            share = nutrients[name] * 100.0 / weight
-            if share > RED_PER_100_G[name]:
+            per_100_g = nutrients[name] * 100.0 / weight
+            if per_100_g > RED_PER_100_G[name]:
                 lights[name] = "red"
-            elif share <= GREEN_PER_100_G[name] and lights[name] != "red":
+            elif per_100_g <= GREEN_PER_100_G[name] and lights[name] != "red":
                 lights[name] = "green"
     return lights
 
@@ -159,134 +162,139 @@ def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
 def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
     """Return the class for these lights, or None without lights.
 
-    No red light is Healthy. More than half red is Indulgent. The rest is Moderate.
+    A dish without a red light is Healthy. A dish with more than half red lights is Indulgent. Any
+    other dish is Moderate.
     """
     if not lights:
         return None
-    red = sum(light == "red" for light in lights.values())
-    if red == 0:
+    n_red = sum(light == "red" for light in lights.values())
+    if n_red == 0:
         return "Healthy"
-    return "Indulgent" if 2 * red > len(lights) else "Moderate"
+    return "Indulgent" if n_red > len(lights) / 2 else "Moderate"
 
 
 @cache
 def _refined_names() -> frozenset[str]:
     """Return the names of foods that are a sugar, a fat, a sweet or an alcoholic drink."""
-    names: set[str] = set()
-    for food in foods():
-        energy, fat, sugar = (food.per_100_g[i] for i in (_ENERGY, _FAT, _SUGAR))
-        protein, carbohydrate = food.per_100_g[_PROTEIN], food.per_100_g[_CARBOHYDRATE]
-        alcohol = energy - 9.0 * fat - 4.0 * (carbohydrate + protein)
-        sweet_and_fat = any(
-            fat + sugar >= min_fat_and_sugar and protein < max_protein
-            for min_fat_and_sugar, max_protein in _REFINED
-        )
-        if sugar >= 45.0 or sweet_and_fat or alcohol > max(20.0, 0.4 * energy):
-            names.add(food.name)
+    names = {food.name for food in foods() if _is_refined(food)}
     return frozenset(names - _DRIED_FRUIT)
 
 
+def _is_refined(food: Food) -> bool:
+    energy, fat, sugar = (food.per_100_g[i] for i in (_ENERGY, _FAT, _SUGAR))
+    protein, carbohydrate = food.per_100_g[_PROTEIN], food.per_100_g[_CARBOHYDRATE]
+    if sugar >= 45.0:
+        return True
+    for min_fat_and_sugar, max_protein in _REFINED:
+        if fat + sugar >= min_fat_and_sugar and protein < max_protein:
+            return True
+    # The table has no column for alcohol: it is the energy of no other nutrient.
+    alcohol_kcal = energy - _FAT_KCAL * fat - _OTHER_KCAL * (carbohydrate + protein)
+    return alcohol_kcal > max(20.0, 0.4 * energy)
+
+
 def mostly_refined(matched_lines: Iterable[LineFacts]) -> bool:
-    """Return whether most foods are refined, by weight without water, else by name."""
+    """Check whether most foods are refined, by weight without water, or by number of foods."""
+    refined_names = _refined_names()
     weights = [
         (line.grams, line.food) for line in matched_lines if line.food is not None
     ]
     if any(grams for grams, _ in weights):
         total_g = sum(grams for grams, food in weights if food.name != "water")
-        refined = sum(grams for grams, food in weights if food.name in _refined_names())
-        return refined > max(_MOST_REFINED * total_g, _LEAST_REFINED_G)
-    names = {
-        food.name: food.name in _refined_names()
-        for _, food in weights
-        if food.serving_g >= _LEAST_SERVING
-    }
-    return sum(names.values()) > _MOST_REFINED_NAMES * len(names)
+        refined_g = sum(grams for grams, food in weights if food.name in refined_names)
+        return refined_g > max(_MAX_REFINED_SHARE * total_g, _MIN_REFINED_G)
+    names = {food.name for _, food in weights if food.serving_g >= _MIN_SERVING_G}
+    return len(names & refined_names) > _MAX_REFINED_NAMES * len(names)
 
 
-def _at_best(klass: NutritionClass | None, *, refined: bool) -> NutritionClass | None:
-    return "Moderate" if refined and klass == "Healthy" else klass
+def _cap_class(
+    klass: NutritionClass | None, *, is_refined: bool
+) -> NutritionClass | None:
+    """Return Moderate instead of Healthy for a refined dish."""
+    return "Moderate" if is_refined and klass == "Healthy" else klass
 
 
-def estimate(reading: Reading) -> Nutrition:
+def estimate_nutrition(reading: Reading) -> Nutrition:
     """Estimate nutrition from the food table, without the recipe's stated nutrients."""
     recipe = reading.recipe
     lines = [line for line in reading.lines if line.is_food]
     matched_lines = [line for line in lines if line.food is not None]
     if not matched_lines:
         return Nutrition(None, {}, {}, estimated=True, coverage=0.0, servings=None)
-    matched_lines = _without_frying_fat(matched_lines, recipe.steps)
-    measured = [line for line in matched_lines if line.grams > 0.0]
-    if measured:
-        total_nutrients = _sum([line.nutrients for line in measured])
-        usual_kcal = sum([line.usual[_ENERGY] for line in matched_lines])
+    has_frying_fat = any(line.is_frying_fat for line in matched_lines)
+    if has_frying_fat and any(map(_FRIED.search, recipe.steps)):
+        matched_lines = list(map(_reduce_frying_fat, matched_lines))
+
+    measured_lines = [line for line in matched_lines if line.grams > 0.0]
+    servings = 1.0
+    if measured_lines:
+        total_nutrients = _sum_nutrients(line.nutrients for line in measured_lines)
         servings = servings_of(
             reading,
             matched_lines,
             energy_kcal=total_nutrients[_ENERGY],
-            usual_kcal=usual_kcal,
+            usual_kcal=sum([line.usual[_ENERGY] for line in matched_lines]),
         )
-        figures = [value / servings for value in total_nutrients]
+        values = [value / servings for value in total_nutrients]
     else:
-        servings, figures = 1.0, _sum([line.usual for line in matched_lines])
-    per_serving = dict(zip(NUTRIENTS, figures, strict=True))
-    known_g = sum([line.grams for line in measured]) / servings
-    loose_g = sum(
+        values = _sum_nutrients(line.usual for line in matched_lines)
+    per_serving = dict(zip(NUTRIENTS, values, strict=True))
+    _apply_claims(per_serving, recipe.tags)
+
+    measured_g = sum([line.grams for line in measured_lines]) / servings
+    unmeasured_g = sum(
         [
             line.food.serving_g
             for line in matched_lines
             if line.food and not line.line.amounts
         ]
     )
-    weight_g = known_g + loose_g + _UNKNOWN_G * (len(lines) - len(matched_lines))
-    for tag in recipe.tags:
-        for name in _CLAIMS.get(tag.lower().replace(" ", "-"), ()):
-            per_serving[name] = min(per_serving[name], _LIMITS[name])
+    unknown_g = _UNKNOWN_G * (len(lines) - len(matched_lines))
+    weight_g = measured_g + unmeasured_g + unknown_g
+
     lights = traffic_lights(per_serving)
+    is_refined = mostly_refined(matched_lines)
     return Nutrition(
-        klass=_at_best(class_of(lights), refined=mostly_refined(matched_lines)),
+        klass=_cap_class(class_of(lights), is_refined=is_refined),
         per_serving=per_serving,
         lights=lights,
         estimated=True,
-        coverage=known_g / weight_g if weight_g else 0.0,
-        servings=servings if measured else None,
+        coverage=measured_g / weight_g if weight_g else 0.0,
+        servings=servings if measured_lines else None,
     )
 
 
-def _without_frying_fat(
-    lines: list[LineFacts], steps: Iterable[str]
-) -> list[LineFacts]:
-    """Return the lines with frying fat reduced to its absorbed share."""
-    if not any(line.is_frying_fat for line in lines) or not any(
-        map(_FRIED.search, steps)
-    ):
-        return lines
-    return [
-        line._replace(
-            grams=TAKEN_UP * line.grams,
-            nutrients=scaled(line.food, TAKEN_UP * line.grams),
-        )
-        if line.is_frying_fat and line.food is not None
-        else line
-        for line in lines
-    ]
+def _reduce_frying_fat(line: LineFacts) -> LineFacts:
+    """Reduce frying fat to its absorbed share. Return any other line unchanged."""
+    if not line.is_frying_fat or line.food is None:
+        return line
+    grams = TAKEN_UP * line.grams
+    return line._replace(grams=grams, nutrients=nutrients_in(line.food, grams))
 
 
-def _sum(nutrients: Iterable[Nutrients]) -> list[float]:
-    return [sum(figures) for figures in zip(*nutrients, strict=True)]
+def _sum_nutrients(nutrients: Iterable[Nutrients]) -> list[float]:
+    return [sum(values) for values in zip(*nutrients, strict=True)]
 
 
-_NUMBERS: Final = {
+def _apply_claims(per_serving: dict[str, float], tags: Iterable[str]) -> None:
+    """Cap nutrients in place at the limits that tags such as "low-fat" promise."""
+    for tag in tags:
+        for name in _CLAIMS.get(tag.lower().replace(" ", "-"), ()):
+            per_serving[name] = min(per_serving[name], _LIMITS[name])
+
+
+_NUMBERS = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
     "ten": 10, "twelve": 12, "sixteen": 16, "eighteen": 18, "twenty": 20,
 }  # fmt: skip
-_NUMBER: Final = rf"(\d{{1,2}}|{'|'.join(_NUMBERS)})"
-_VESSELS: Final = (
+_NUMBER = rf"(\d{{1,2}}|{'|'.join(_NUMBERS)})"
+_VESSELS = (
     "plates|bowls|glasses|ramekins|cups|servings?|portions|dishes|wedges|mugs|flutes|goblets|slices"
     "|squares|tumblers|pieces|people|skewers|coupes|tartlets|molds"
 )
-_EACH: Final = "(?:each of )?(?:the )?"
-_UP_TO_3: Final = "(?:[a-z-]+ ){0,3}"
-_DIVIDED: Final = tuple(
+_EACH = "(?:each of )?(?:the )?"
+_UP_TO_3 = "(?:[a-z-]+ ){0,3}"
+_DIVIDED = tuple(
     (frozenset(words.split("|")), re.compile(pattern))
     for words, pattern in (
         (
@@ -302,15 +310,18 @@ _DIVIDED: Final = tuple(
             rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b",
         ),
     )
-)  # sentences that divide a dish, with words that make the search ten times faster
-_EATEN_WHOLE: Final = frozenset(
+)
+"""Patterns of sentences that divide a dish, with words that each sentence contains. The search for
+these words first is ten times faster."""
+_EATEN_WHOLE = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}
 )  # fmt: skip
-_LAW_FACTOR: Final = 6.86
-_LAW_WHOLE: Final = 0.265
-_LAW_USUAL: Final = 0.32
-_MOST: Final = 40.0
+_LAW_FACTOR = 6.86
+_LAW_WHOLE = 0.265
+_LAW_USUAL = 0.32
+"""Factor and exponents of the power law for the energy of a portion."""
+_MAX_SERVINGS = 40.0
 
 
 def servings_of(
@@ -322,27 +333,43 @@ def servings_of(
 ) -> float:
     """Return the stated or estimated servings.
 
-    `usual_kcal` is the usual energy of these foods per serving of other dishes.
+    Args:
+        reading: Features of the recipe.
+        matched_lines: Lines with a food of the table.
+        energy_kcal: Energy of the dish.
+        usual_kcal: Sum of the foods' usual energy per serving of other dishes.
     """
     if reading.recipe.servings:
         return float(reading.recipe.servings)
+    servings = _servings_in_steps(reading) or _pieces_eaten_whole(matched_lines)
+    if servings is not None:
+        return servings
+    # The minimum energies keep the estimate finite for dishes such as tea.
+    dish_kcal = max(energy_kcal, 30.0)
+    usual_factor = max(usual_kcal, 20.0) ** _LAW_USUAL
+    portion_kcal = _LAW_FACTOR * dish_kcal**_LAW_WHOLE * usual_factor
+    return float(min(max(dish_kcal / portion_kcal, 1.0), _MAX_SERVINGS))
+
+
+def _servings_in_steps(reading: Reading) -> float | None:
+    """Return the number in a step that divides the dish, or None without such a step."""
     for words, pattern in _DIVIDED:
-        match = (
-            None
-            if words.isdisjoint(reading.different)
-            else pattern.search(reading.text)
-        )
-        if match and 1 <= (number := _NUMBERS.get(match[1]) or int(match[1])) <= _MOST:
-            return float(number)
+        if words.isdisjoint(reading.distinct_words):
+            continue
+        if match := pattern.search(reading.text):
+            number = _NUMBERS.get(match[1]) or int(match[1])
+            if 1 <= number <= _MAX_SERVINGS:
+                return float(number)
+    return None
+
+
+def _pieces_eaten_whole(matched_lines: Iterable[LineFacts]) -> float | None:
+    """Return the number of pieces of a food that is eaten whole, or None without such a food."""
     for facts in matched_lines:
         if facts.food is None or facts.food.name not in _EATEN_WHOLE:
             continue
         line = facts.line
-        piece_count = line.quantity[0] if line.quantity and line.unit is None else 0.0
-        if 2.0 <= piece_count <= 12.0:
-            return piece_count
-    whole_kcal = max(energy_kcal, 30.0)
-    portion_kcal = (
-        _LAW_FACTOR * whole_kcal**_LAW_WHOLE * max(usual_kcal, 20.0) ** _LAW_USUAL
-    )
-    return float(min(max(whole_kcal / portion_kcal, 1.0), _MOST))
+        n_pieces = line.quantity[0] if line.quantity and line.unit is None else 0.0
+        if 2.0 <= n_pieces <= 12.0:
+            return n_pieces
+    return None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from toque.cooking.labels.features import Reading
 
-_NAMED: Final = {
+_CUISINE_NAMES = {  # cuisines, with other names of theirs in tags
     "African": "north african; south african; ethiopian; nigerian; west african",
     "American": "u.s.; us; usa; southwestern; tex mex; southern; north american",
     "Australian": "australian and new zealander; new zealand",
@@ -33,18 +32,20 @@ _NAMED: Final = {
     "Thai": "",
     "Vietnamese": "",
 }
-CUISINES: Final[tuple[str, ...]] = tuple(_NAMED)  # in the order of the column's codes
+CUISINES: tuple[str, ...] = tuple(_CUISINE_NAMES)
+"""Cuisines. The index of a cuisine is its code in the column `cuisine`."""
 
-_CODES: Final = {
+_CODES = {
     name.casefold(): code
-    for code, (cuisine, others) in enumerate(_NAMED.items())
+    for code, (cuisine, others) in enumerate(_CUISINE_NAMES.items())
     for name in (cuisine, *others.split("; "))
     if name
 }
+"""Codes of cuisines by name in lower case."""
 
 
 def cuisine_of(tags: Iterable[str]) -> int | None:
-    """Return the code of the cuisine in `tags`, or None if they name none or several."""
+    """Return the code of the cuisine that the tags name, or None for no or several cuisines."""
     names = {
         tag.casefold().replace("-", " ").strip().removesuffix(" diet") for tag in tags
     }
@@ -52,7 +53,7 @@ def cuisine_of(tags: Iterable[str]) -> int | None:
     return codes.pop() if len(codes) == 1 else None
 
 
-_WORDS: Final = {
+_WORDS = {
     "English": "the and of to in with a until for on into or it is from add over at minutes",
     "German": "der die das und mit den in zu auf ein eine dem im für aus bei nach minuten etwas",
     "French": "le la les et de du des un une dans avec à en au sur pendant pour vous minutes puis",
@@ -71,8 +72,9 @@ _WORDS: Final = {
     "Romanian": "și si in cu de la se o pe un din pentru minute sau apoi până ce peste le am",
     "Indonesian": "dan di hingga dengan yang lalu ke dalam api tambahkan masukkan aduk rata menit",
 }
-_COMMON: Final = {name: frozenset(words.split()) for name, words in _WORDS.items()}
-_SCRIPTS: Final = (
+_COMMON = {name: frozenset(words.split()) for name, words in _WORDS.items()}
+"""Common words of recipes by language."""
+_SCRIPTS = (
     ("\u0370", "\u03ff", "Greek"),
     ("\u0400", "\u04ff", "a Cyrillic script"),
     ("\u0590", "\u05ff", "Hebrew"),
@@ -83,18 +85,17 @@ _SCRIPTS: Final = (
     ("\u4e00", "\u9fff", "Chinese characters"),
     ("\uac00", "\ud7af", "Korean"),
 )
-_SEEN_CHARS: Final = 300
-MIN_SHARE: Final = 0.04  # minimum share of a language's function words to recognise it
+"""First and last letters of scripts, and their names in reports."""
+_MAX_CHARS = 300
+"""Characters of the steps in which a script is searched."""
+MIN_SHARE = 0.04
+"""Minimum share of a language's common words to recognise it."""
 
 
 def language_of(reading: Reading) -> str:
     """Return the language of a recipe's steps, or "English" if no other language is recognised."""
-    text = reading.text[:_SEEN_CHARS]
-    if not text.isascii():
-        letters = [letter for letter in text if letter.isalpha()]
-        for first, last, script in _SCRIPTS:
-            if 2 * sum(first <= letter <= last for letter in letters) > len(letters):
-                return script
+    if script := _script_of(reading.text[:_MAX_CHARS]):
+        return script
     words = reading.words
     counts = {
         name: sum(map(common.__contains__, words)) for name, common in _COMMON.items()
@@ -103,3 +104,15 @@ def language_of(reading: Reading) -> str:
     if counts[best] == counts["English"] or counts[best] < MIN_SHARE * len(words):
         return "English"
     return best
+
+
+def _script_of(text: str) -> str:
+    """Return the script of most letters in a text, or "" for a Latin or another script."""
+    if text.isascii():
+        return ""
+    letters = [letter for letter in text if letter.isalpha()]
+    for first, last, script in _SCRIPTS:
+        n_of_script = sum(first <= letter <= last for letter in letters)
+        if n_of_script > len(letters) / 2:
+            return script
+    return ""

@@ -2,18 +2,18 @@
 
 The score has these parts, each in [0, 1]:
 
-* title: a name of 1 to 12 words with letters, neither in capitals nor a link.
-* ingredients: share of lines that name a food; full from 2 lines.
+* title: 1 for a name of at most 12 words, less for a longer one or for capitals, 0 for a link.
+* ingredients: share of lines that name a food. A recipe with one line gets half of it.
 * amounts: share of lines with an amount, or that need none ("salt to taste").
 * steps: share of steps with a cooking verb.
-* used: share of ingredients in the steps; "all ingredients" is 3/4 of a mention of each.
-* length: 20 to 800 words of directions; reduced proportionally outside.
-* unique: share of lines and steps that do not repeat.
-* clean: share of texts without markup, links, adverts, broken characters.
-* language: share of English words that the rules know among all words; full from 30 %.
+* used: share of ingredients in the steps. "All ingredients" counts 3/4 of a mention of each.
+* length: 1 for 20 to 800 words of directions, proportionally less outside of these limits.
+* unique: share of distinct ingredient lines or of distinct sentences, whichever is lower.
+* clean: share of texts without markup, links, adverts and broken characters.
+* language: share of known English words, divided by 30 % and at most 1.
 
-score = 0.6 * weighted mean + 0.4 * the weakest part of `ESSENTIAL`. A good list of ingredients
-cannot replace missing directions.
+score = 0.6 * weighted mean + 0.4 * the lowest part of `ESSENTIAL`. A good list of ingredients
+cannot compensate for missing directions.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import mul
-from typing import Final
 
 from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 from toque.cooking.labels.features import Reading
-from toque.cooking.text_keys import (
+from toque.cooking.normalised_words import (
     ACTION_VERBS,
     VERB_FORMS,
-    share,
-    share_different,
+    share_distinct,
+    share_true,
     words_of,
 )
 
-WEIGHTS: Final[dict[str, float]] = {
+WEIGHTS: dict[str, float] = {
     "title": 0.05, "ingredients": 0.15, "amounts": 0.15, "steps": 0.2, "used": 0.2,
     "length": 0.1, "unique": 0.05, "clean": 0.05, "language": 0.05,
 }  # fmt: skip
-ESSENTIAL: Final = (
+ESSENTIAL = (
     "ingredients",
     "steps",
     "used",
@@ -48,15 +47,17 @@ ESSENTIAL: Final = (
     "clean",
     "language",
 )
-WEAKEST_SHARE: Final = 0.4
+"""Parts of which the lowest has the weight `WEAKEST_SHARE`."""
+WEAKEST_SHARE = 0.4
 
-MIN_WORDS: Final = 20
-MAX_WORDS: Final = 800
-MAX_TITLE_WORDS: Final = 12
-ENGLISH_SHARE: Final = 0.3
-COLLECTIVE_CREDIT: Final = 0.75
+MIN_WORDS = 20
+MAX_WORDS = 800
+MAX_TITLE_WORDS = 12
+ENGLISH_SHARE = 0.3
+COLLECTIVE_CREDIT = 0.75
+"""Credit for each ingredient that the steps mention only as one of "all ingredients"."""
 
-_DIRT: Final = re.compile(
+_DIRT = re.compile(
     r"<[a-z/!][^<>]*>|&[a-z]{2,8};|&#\d+;|https?:|www\.|\ufffd|[ÃÂ][\x80-\xbf€™©¢]|â€|"
     r"add all ingredients to (?:list|cart)|advertisement|click (?:here|the)|\bsubscribe\b|"
     r"all rights reserved|copyright|©|follow (?:us|me) on|\bfacebook\b|\binstagram\b|"
@@ -64,19 +65,19 @@ _DIRT: Final = re.compile(
     r"read more|\bcookie policy\b|log ?in|sign up|\{\{|\}\}|\[/?\w+\]|\bnull\b|undefined",
     re.IGNORECASE,
 )
-_SUSPECT_SIGNS: Final = re.compile("[<&{}\\[\\]\ufffdÃÂâ©]")
-_SUSPECT_WORDS: Final = frozenset(
+_SUSPECT_SIGNS = re.compile("[<&{}\\[\\]\ufffdÃÂâ©]")
+_SUSPECT_WORDS = frozenset(
     """
     http https www list cart advertisement click subscribe rights copyright follow facebook
     instagram pinterest email mail print watch lorem read policy log login sign null undefined
     """.split()  # noqa: SIM905
 )
-_COLLECTIVE: Final = re.compile(
+_COLLECTIVE = re.compile(
     r"\b(?:all|every|remaining|other|rest of the|first \w+|dry|wet|the|your|of) (?:of )?(?:the )?"
     r"(?:\w+ )?ingredients|\beverything\b|\ball together\b|\bingredients (?:in|into|together)",
     re.IGNORECASE,
 )
-_FUNCTION_WORDS: Final = frozenset(
+_FUNCTION_WORDS = frozenset(
     """
     a about add after all an and are as at be before but by each for from have if in into is it its
     just let more no not of off on one or other out over per remaining so that the their them then
@@ -85,9 +86,9 @@ _FUNCTION_WORDS: Final = frozenset(
     large small high low hot cold warm top side sides aside mixture dish sheet seconds second
     """.split()  # noqa: SIM905
 )
-_ENGLISH: Final = _FUNCTION_WORDS | ACTION_VERBS | {word.lower() for word in SPELLINGS}
+_ENGLISH = _FUNCTION_WORDS | ACTION_VERBS | {word.lower() for word in SPELLINGS}
 # A pattern that starts with a set is searched faster.
-_SENTENCE_END: Final = re.compile(r"[.!?](?<![.!?][.!?])[.!?]*+\s+")
+_SENTENCE_END = re.compile(r"[.!?](?<![.!?][.!?])[.!?]*+\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,70 +101,79 @@ class Quality:
 
 def quality_of(reading: Reading) -> Quality:
     """Score a recipe."""
-    recipe, lines = reading.recipe, reading.lines
-    title = recipe.title
-    n_tokens = reading.n_tokens
-    words = reading.words
-
-    named = bool(words_of(title)) and not _DIRT.search(title)
-    too_long, shouted = (
-        len(title.split()) > MAX_TITLE_WORDS,
-        title.isupper() and len(title) > 3,
-    )
-    length = (
-        MAX_WORDS / n_tokens if n_tokens > MAX_WORDS else min(1.0, n_tokens / MIN_WORDS)
-    )
-    sentences = _SENTENCE_END.sub("\n", "\n".join(recipe.steps)).split("\n")
-    english = sum(map(_ENGLISH.__contains__, words)) / max(len(words), 1)
-
+    lines = reading.lines
+    named_share = share_true(line.is_named for line in lines)
+    has_verb = (not VERB_FORMS.isdisjoint(words) for words in reading.step_words)
     parts = {
-        "title": 1.0 - 0.5 * too_long - 0.25 * shouted if named else 0.0,
-        "ingredients": share(line.is_named for line in lines)
-        * min(1.0, len(lines) / 2.0),
-        "amounts": share(line.has_amount for line in lines),
-        "steps": share(
-            not VERB_FORMS.isdisjoint(words) for words in reading.step_words
-        ),
-        "used": _used(reading),
-        "length": length,
-        "unique": min(
-            share_different([line.words for line in lines]),
-            share_different(
-                [tuple(words_of(s)) for s in sentences if s.count(" ") > 2]
-            ),
-        ),
-        "clean": _clean(reading),
-        "language": min(1.0, english / ENGLISH_SHARE),
+        "title": _title_score(reading.recipe.title),
+        "ingredients": named_share * min(1.0, len(lines) / 2.0),
+        "amounts": share_true(line.has_amount for line in lines),
+        "steps": share_true(has_verb),
+        "used": _used_share(reading),
+        "length": _length_score(reading.n_tokens),
+        "unique": _distinct_share(reading),
+        "clean": _clean_share(reading),
+        "language": _language_score(reading.words),
     }
-
     mean = sum(map(mul, WEIGHTS.values(), parts.values()))
-    weakest = min(map(parts.__getitem__, ESSENTIAL))
-    return Quality(
-        round((1.0 - WEAKEST_SHARE) * mean + WEAKEST_SHARE * weakest, 4), parts
-    )
+    weakest = min(parts[name] for name in ESSENTIAL)
+    score = (1.0 - WEAKEST_SHARE) * mean + WEAKEST_SHARE * weakest
+    return Quality(round(score, 4), parts)
 
 
-def _used(reading: Reading) -> float:
+def _title_score(title: str) -> float:
+    if not words_of(title) or _DIRT.search(title):
+        return 0.0
+    is_too_long = len(title.split()) > MAX_TITLE_WORDS
+    is_in_capitals = title.isupper() and len(title) > 3  # "BLT" is a usual title
+    return 1.0 - 0.5 * is_too_long - 0.25 * is_in_capitals
+
+
+def _used_share(reading: Reading) -> float:
     lines = reading.lines
     if not lines:
         return 0.0
-    stems = set(map(stem, reading.different - _FUNCTION_WORDS))
-    missing = sum(stems.isdisjoint(line.stems) for line in lines)
-    taken_up = (
-        COLLECTIVE_CREDIT if missing and _COLLECTIVE.search(reading.text) else 0.0
+    stems = set(map(stem, reading.distinct_words - _FUNCTION_WORDS))
+    n_missing = sum(stems.isdisjoint(line.stems) for line in lines)
+    credit = 0.0
+    if n_missing and _COLLECTIVE.search(reading.text):
+        credit = COLLECTIVE_CREDIT
+    return (len(lines) - n_missing + credit * n_missing) / len(lines)
+
+
+def _length_score(n_words: int) -> float:
+    if n_words > MAX_WORDS:
+        return MAX_WORDS / n_words
+    return min(1.0, n_words / MIN_WORDS)
+
+
+def _distinct_share(reading: Reading) -> float:
+    """Return the lower share of distinct ingredient lines and of distinct sentences."""
+    sentences = _SENTENCE_END.sub("\n", "\n".join(reading.recipe.steps)).split("\n")
+    # Short sentences such as "Stir again" may repeat.
+    long_sentences = [text for text in sentences if text.count(" ") > 2]
+    return min(
+        share_distinct([line.words for line in reading.lines]),
+        share_distinct([tuple(words_of(text)) for text in long_sentences]),
     )
-    return (len(lines) - missing + taken_up * missing) / len(lines)
 
 
-def _clean(reading: Reading) -> float:
+def _clean_share(reading: Reading) -> float:
+    """Return the share of title, lines and steps without markup, links and adverts."""
     recipe = reading.recipe
     names = (recipe.title, *recipe.ingredients)
     texts = (*names, *recipe.steps)
-    # The signs and words are nearly always absent, and ten times faster than the pattern.
+    # Nearly all recipes have neither such words nor signs, which are ten times faster to find.
     if (
-        _SUSPECT_WORDS.isdisjoint(reading.different)
+        _SUSPECT_WORDS.isdisjoint(reading.distinct_words)
         and _SUSPECT_WORDS.isdisjoint(words_of("\n".join(names)))
         and not _SUSPECT_SIGNS.search("\n".join(texts))
     ):
         return 1.0
-    return 1.0 - sum(_DIRT.search(text) is not None for text in texts) / len(texts)
+    n_unclean = sum(_DIRT.search(text) is not None for text in texts)
+    return 1.0 - n_unclean / len(texts)
+
+
+def _language_score(words: list[str]) -> float:
+    english_share = sum(map(_ENGLISH.__contains__, words)) / max(len(words), 1)
+    return min(1.0, english_share / ENGLISH_SHARE)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from toque.cooking.ingredients.number_words import WORDS
-from toque.cooking.ingredients.tokens import NUMBER, number, plain
+from toque.cooking.ingredients.tokens import NUMBER, number, replace_glyphs
 from toque.cooking.ingredients.vocabulary import SPELLINGS
 from toque.sources.records import is_filled
 
@@ -645,7 +645,9 @@ class ItemReader:
             if _DECIMAL.fullmatch(text):
                 return self._measured(float(text), path)
             amount = (
-                number(bare) if _AMOUNT.fullmatch(bare := plain(text).strip()) else 0.0
+                number(bare)
+                if _AMOUNT.fullmatch(bare := replace_glyphs(text).strip())
+                else 0.0
             )
             return [Measure(text, amount, amount)] if text.strip("0") else []
         if isinstance(value, list):

@@ -16,6 +16,7 @@ from unicodedata import east_asian_width
 
 from toque.cooking.durations import minutes_of
 from toque.cooking.ingredients.parser import MAX_CHARS
+from toque.cooking.normalised_words import has_action_verb
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
 from toque.cooking.recipe_scores import MIN_CHARS
 from toque.cooking.schemas.cleaning import (
@@ -27,12 +28,12 @@ from toque.cooking.schemas.cleaning import (
     clean_text,
     clean_title,
     is_list_in_line,
+    listed_lines,
 )
 from toque.cooking.schemas.credits import tells_how, without_credits
 from toque.cooking.schemas.headings import with_headings_joined
 from toque.cooking.schemas.repairs import is_cut_off, without_misprints, without_repeat
 from toque.cooking.schemas.sections import without_sections
-from toque.cooking.text_keys import has_action_verb
 
 Reason = Literal[
     "no title", "no ingredients", "no steps", "too short", "lost fraction", "text cut off",
@@ -58,12 +59,15 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     title = title if isinstance(title, str) else ""
 
     lines, steps = _texts(record.get("ingredients")), _texts(record.get("directions"))
+    steps = [listed_lines(text, notes) if "\n \t" in text else text for text in steps]
     title = without_misprints([clean_title(title, notes)], notes)[0]
     if not (title.isalnum() or any(map(str.isalnum, title))):
         return "no title"
 
     n_steps_before = notes[STEPS_IN_LIST]
-    ingredients = without_sections(clean_ingredients(lines, notes), notes)
+    ingredients = without_sections(
+        clean_ingredients(lines, notes), notes, title=title, steps="\n".join(steps)
+    )
     if notes[STEPS_IN_LIST] - n_steps_before > MOST_STEPS_IN_LIST:
         return "steps among the ingredients"
 

@@ -25,12 +25,12 @@ from toque.cooking.schemas.item_objects import UNUSED
 from toque.cooking.schemas.normalize import recipe_of
 from toque.cooking.schemas.schema_org import is_page, page_blocks, page_records
 from toque.errors import ConfigError
-from toque.sources.conversations import ConversationReader, as_conversation
+from toque.sources.conversations import ConversationReader, describes_conversation
 from toque.sources.decompress import UTF_8, head
 from toque.sources.documents import DocumentReader, PairReader
 from toque.sources.json_records import line_of
 from toque.sources.layouts import (
-    READ,
+    RECORD_FUNCTIONS,
     Columns,
     FileLayout,
     RefusedFileError,
@@ -48,15 +48,15 @@ from toque.sources.records import (
     Raw,
     RecordReader,
     TaskTemplate,
-    attempted,
-    in_encoding,
-    most_named,
+    add_encoding,
+    attempt,
+    most_frequent,
+    records_until_error,
     shortened,
-    survivors,
     unpack,
 )
 
-_READ = {**READ, "page": page_records}
+_READ = {**RECORD_FUNCTIONS, "page": page_records}
 _MARKUP_NAMES = ("@type", "@graph", "@context")
 
 
@@ -66,16 +66,16 @@ class RecipeReader:
 
     columns: Mapping[str, str] = field(default_factory=dict)  # field per role
     tasks: tuple[Task, ...] = ("write",)
-    version: int = 15  # increased if the same bytes give different examples
+    version: int = 16  # increased if the same bytes give different examples
     encoding: str = UTF_8
 
     @property
     def recorded_name(self) -> str:
         """Name in manifests, see `RecordReader`. The settings record the tasks."""
         if not self.columns:
-            return in_encoding("toque.cooking.formats:recipe_reader", self.encoding)
+            return add_encoding("toque.cooking.formats:recipe_reader", self.encoding)
         columns = json.dumps(dict(self.columns), sort_keys=True)
-        return in_encoding(f"toque.cooking.formats:columns={columns}", self.encoding)
+        return add_encoding(f"toque.cooking.formats:columns={columns}", self.encoding)
 
     @property
     def task_names(self) -> dict[int, str]:
@@ -112,7 +112,7 @@ class RecipeReader:
             examples_or_reason: list[Example] | str = (
                 recipe
                 if isinstance(recipe, str)
-                else attempted(examples_of, recipe, notes, self.tasks)
+                else attempt(examples_of, recipe, notes, self.tasks)
             )
             if isinstance(examples_or_reason, list):
                 examples += examples_or_reason
@@ -124,7 +124,7 @@ class RecipeReader:
             ):  # the record's fields, or bytes if they cannot be read
                 text: str | bytes = b""
                 if not isinstance(raw, str):
-                    text = attempted(json.dumps, raw, ensure_ascii=False, default=str)
+                    text = attempt(json.dumps, raw, ensure_ascii=False, default=str)
                 elif (contents := unpack(block)).kind in ("json-lines", "json"):
                     text = line_of(contents, number)
                 if text:
@@ -136,7 +136,7 @@ class RecipeReader:
         counted = {
             n: count for n, count in notes.items() if count and not n.startswith(UNUSED)
         }
-        unused = most_named(Counter(unused))
+        unused = most_frequent(Counter(unused))
         n_used = len(per_record)
         return BlockExamples(
             examples, read, n_used, dropped, counted, unused, texts, per_record
@@ -207,11 +207,11 @@ class RecipeReader:
                 yield number, raw, raw
                 continue
             notes.update(f"{UNUSED}{name}" for name in contents.meta.get("unread", ()))
-            for record in survivors(records_of(raw, columns, notes)):
+            for record in records_until_error(records_of(raw, columns, notes)):
                 if isinstance(record, str):
                     yield number, record, raw
                 else:
-                    yield number, attempted(recipe_of, record, notes), raw
+                    yield number, attempt(recipe_of, record, notes), raw
 
 
 def reader_for(
@@ -235,7 +235,7 @@ def reader_for(
         )
     if "text" in columns and len(columns) == 1:
         return DocumentReader(single["text"], encoding=encoding)
-    if as_conversation(columns):
+    if describes_conversation(columns):
         return ConversationReader(columns, encoding=encoding)
     if columns.keys() == {"prompt", "target"}:
         return PairReader(columns["prompt"], single["target"], encoding=encoding)

@@ -25,8 +25,8 @@ from toque.sources.records import (
     Contents,
     Numbered,
     pack,
-    survivors,
-    unreadable,
+    records_until_error,
+    unreadable_block,
 )
 
 MAX_DEPTH = 12
@@ -92,8 +92,9 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
         value = node.get(name)
         return value[0] if isinstance(value, list) and value else value
 
+    title = text_of(node.get("name")) or text_of(node.get("headline"))
     record = {
-        "title": text_of(node.get("name")) or text_of(node.get("headline")),
+        "title": _without_publisher(title, node.get("publisher")),
         "ingredients": ingredients,
         "directions": ItemReader(instructions, notes).steps(node.get(instructions)),
         "tags": words_in(kinds),
@@ -105,6 +106,19 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
         "nutrition": node.get("nutrition"),
     }
     return {name: value for name, value in record.items() if value}
+
+
+def _without_publisher(title: str, publisher: Any) -> str:
+    """Remove the website's name from the end of a title.
+
+    >>> _without_publisher("Plum Jam - Podco", {"name": "Podco"})
+    'Plum Jam'
+    """
+    name = text_of(publisher.get("name")) if isinstance(publisher, dict) else ""
+    for separator in (" - ", " – ", " | "):
+        if name and title.endswith(separator + name):
+            return title.removesuffix(separator + name)
+    return title
 
 
 NO_RECIPE = "no recipe in page"
@@ -138,14 +152,14 @@ def page_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
     for chunk in chunks(path, encoding=encoding):
         text += chunk
         if len(text) > MAX_RECORD_BYTES:
-            yield unreadable(path, 1, TOO_LONG)
+            yield unreadable_block(path, 1, TOO_LONG)
             return
     yield pack(path, 1, "page", text)
 
 
 def page_records(contents: Contents) -> Numbered:
     """Read the page's recipes as schema.org nodes. A page without recipes is one dropped record."""
-    for record in survivors(_nodes(contents)):
+    for record in records_until_error(_nodes(contents)):
         yield (contents.first, record) if isinstance(record, str) else record
 
 

@@ -26,7 +26,7 @@ from toque.data.tokenizer.chat import (
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
 from toque.sources.conversations import UNWRITTEN
-from toque.sources.records import Turn, count_named
+from toque.sources.records import Turn, count_field_note
 
 Ids = NDArray[np.uint32]
 TOKENS = "tokens of conversations"
@@ -118,7 +118,7 @@ class ConversationRows:
         if self._reads_clock:
             notes[DATED.format(self._settings.chat_date)] += 1
         for name in conversation.unwritten:
-            count_named(notes, UNWRITTEN, name)
+            count_field_note(notes, UNWRITTEN, name)
 
     def _limit_answers(
         self, conversation: Conversation, notes: Counter[str]

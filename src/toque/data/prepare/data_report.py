@@ -22,7 +22,7 @@ from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import mixed
 from toque.sources.documents import LOST_BYTES
-from toque.sources.records import NOT_UTF_8, PER_REASON, most_named, shortened
+from toque.sources.records import NOT_UTF_8, PER_REASON, most_frequent, shortened
 from toque.storage.atomic import atomic_write
 from toque.storage.json_files import read_json
 
@@ -199,7 +199,7 @@ def describe_unused_fields(sources: Sequence[SourceReport]) -> list[str]:
         unused = sum((Counter(file.unused) for file in files), Counter[str]())
         read = sum(file.read for file in files)
         fields = []
-        for name, n in most_named(unused).items():
+        for name, n in most_frequent(unused).items():
             # The count shows that other records do not have the field.
             count = f" ({n:,} of {read:,} records)" if n < read else ""
             fields.append(f"{name!r}{count}")

@@ -62,7 +62,7 @@ from toque.sources.records import (
     TaskTemplate,
     examples_note,
     missing_note,
-    most_named,
+    most_frequent,
 )
 from toque.sources.source_files import SourceFile
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
@@ -332,7 +332,7 @@ class StoreFinalizer:
                     source=counts.file.source,
                     read=counts.read,
                     kept=counts.kept,
-                    unused=most_named(counts.unused),
+                    unused=most_frequent(counts.unused),
                 )
                 for counts in self._count_files()
             ],

@@ -142,7 +142,7 @@ def every_nth_record(block: BlockExamples, n: int) -> Iterator[Example]:
 
     Every n-th example would miss a task if each record has n examples.
     """
-    return chain.from_iterable(islice(block.by_record, 0, None, n))
+    return chain.from_iterable(islice(block.examples_by_record, 0, None, n))
 
 
 def _first_bytes(files: Sequence[SourceFile], max_examples: int | None) -> int | None:

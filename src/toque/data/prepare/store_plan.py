@@ -24,7 +24,7 @@ from toque.data.tokenizer.tokenizer_folder import (
 )
 from toque.errors import ConfigError, DataError
 from toque.sources.conversations import CONVERSATIONS
-from toque.sources.records import Source, encoding_in
+from toque.sources.records import Source, encoding_of
 from toque.sources.source_files import SourceFile, brackets_as_names, find_files
 from toque.sources.token_arrays import TokenReader
 from toque.user_paths import expanded
@@ -331,7 +331,7 @@ def _encodings(manifest: StoreManifest) -> set[str]:
     """List the encodings of a store's text files. Token ids have no encoding."""
     readers = {entry.reader for entry in manifest.sources}
     readers.discard(TokenReader.recorded_name)
-    return {encoding_in(reader) for reader in readers}
+    return {encoding_of(reader) for reader in readers}
 
 
 def _split_difference(manifest: StoreManifest, new: Settings) -> list[str]:

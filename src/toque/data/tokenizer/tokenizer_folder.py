@@ -23,7 +23,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.normalizers import Replace
 
 from toque.errors import DataError
-from toque.models.loading.hub import folder_here, resolve_folder
+from toque.models.loading.hub import find_local_folder, resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
 from toque.storage.atomic import sha256_of
 from toque.storage.json_files import json_object, read_json
@@ -263,7 +263,7 @@ def resolve_tokenizer(name: str) -> Path:
 
 def tokenizer_here(name: str) -> Path | None:
     """Find the folder of a tokenizer without a download. None if it needs one."""
-    return folder_here(name, needs=_NEEDED, also=_OPTIONAL)
+    return find_local_folder(name, needs=_NEEDED, also=_OPTIONAL)
 
 
 def _find_specials(tokenizer: Tokenizer, config: Json, folder: Path) -> dict[str, str]:

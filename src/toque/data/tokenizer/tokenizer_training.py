@@ -29,7 +29,7 @@ from toque.config.schema import TRAINED
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.tokenizer_folder import TokenizerFolder
 from toque.errors import DataError
-from toque.sources.documents import composed
+from toque.sources.documents import to_nfc
 
 Kind = Literal["unigram", "bpe"]
 _END = "<|endoftext|>"
@@ -59,7 +59,7 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
     lines = [
         _cut_long_words(line, cut)
         for text in texts
-        for line in composed(text).splitlines(keepends=True)
+        for line in to_nfc(text).splitlines(keepends=True)
     ]
     if not lines:
         raise DataError(

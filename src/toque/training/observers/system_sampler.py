@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 import psutil
 import torch
 
-from toque.hardware.processor import ProcessorUse, contended, usable_cores
+from toque.hardware.processor import ProcessorUse, is_contended, usable_cores
 from toque.hardware.thread_waits import chosen_by_user, waits_in
 from toque.training.callbacks import Callback, RunEnd, RunStart, StepInfo
 from toque.units import Duration, Progress
@@ -342,7 +342,7 @@ class SystemSampler(Callback):
 
     def _warn_of_busy_machine(self, others: float) -> None:
         cores = len(usable_cores())
-        if self._warned_of_busy_machine or not contended(
+        if self._warned_of_busy_machine or not is_contended(
             threads=self.spinning, others=others, cores=cores
         ):
             return

@@ -33,7 +33,7 @@ from toque.sources.decompress import UTF_8
 from toque.sources.documents import PairReader, TextReader
 from toque.sources.hub_datasets import saved_splits
 from toque.sources.layouts import RefusedFileError, columns_in_words, shown_names
-from toque.sources.records import Source, examples_in, is_filled, most_named
+from toque.sources.records import Source, examples_in, is_filled, most_frequent
 from toque.sources.source_files import blocks_of, find_files, is_documentation
 from toque.sources.token_arrays import TokenReader
 from toque.storage.atomic import atomic_write
@@ -557,7 +557,9 @@ def _remark_on_messages(
     """Report fields of messages other than their texts, and notes about conversations."""
     remarks = []
     if fields:
-        names = ", ".join(f"{name!r} ({n:,})" for name, n in most_named(fields).items())
+        names = ", ".join(
+            f"{name!r} ({n:,})" for name, n in most_frequent(fields).items()
+        )
         remarks.append(
             f"Other fields of the {n_messages:,} messages of {path} that were read: {names}. The "
             "chat template gets them, and the data report counts the fields that it ignores."

@@ -15,7 +15,7 @@ from toque.data.tokenizer.chat import template_text
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.tokenizer_folder import resolve_tokenizer
 from toque.errors import DataError
-from toque.models.loading.hub import folder_here
+from toque.models.loading.hub import find_local_folder
 from toque.sources.conversations import ConversationReader
 from toque.sources.records import Source, examples_in
 from toque.sources.source_files import blocks_of, find_files
@@ -85,7 +85,7 @@ def measure_base(
         DataError: The tokenizer of the model is not usable.
     """
     start = config.model.start_from
-    if folder_here(start) is None:
+    if find_local_folder(start) is None:
         return MeasuredBase(remarks=(NOT_SEEN.format(start=start),))
     has_conversations = any(isinstance(s.reader, ConversationReader) for s in sources)
     data = ""

@@ -1,51 +1,50 @@
-"""Words and keys of recipe texts, and cooking verbs."""
+"""Normalised words of recipe texts, keys for finding duplicates, and cooking verbs."""
 
 from __future__ import annotations
 
 import re
 import string
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Final
 
-_LETTERS: Final = bytes(
+_LETTERS = bytes(
     ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32
     for code in range(256)
 )
 """Translation of ASCII: letters to lower case, other characters to spaces."""
-_LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
-_NOT_ALPHANUMERIC: Final = bytes(
+_LOWER = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
+_NOT_ALPHANUMERIC = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
 )
-_SIGNS: Final = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
-_WORD: Final = re.compile(r"[^\W\d_]+")
-_FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
-_PARTING: Final = re.compile(
+_SIGNS = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
+_WORD = re.compile(r"[^\W\d_]+")
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_PARTING = re.compile(
     r"\b(?:with|and|in|on|over|of|for|from)\b|[&,:;(/-]", re.IGNORECASE
 )
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text into words of letters in lower case, without numbers and fractions."""
+    """Split a text into words in lower case. Numbers and fractions are left out."""
     if text.isascii():  # faster than a pattern, and most texts are ASCII
         return text.encode().translate(_LETTERS).decode().split()
     return _WORD.findall(_SIGNS.sub(" ", text).lower())
 
 
-def normalised(text: str) -> bytes:
-    """Compute a key for detecting duplicates: the letters and digits, case-folded, in UTF-8.
+def duplicate_key(text: str) -> bytes:
+    """Compute a key for finding duplicates: the case-folded letters and digits in UTF-8.
 
-    >>> normalised("1½ Cups -- Crème!").decode()
+    >>> duplicate_key("1½ Cups -- Crème!").decode()
     '1½cupscrème'
     """
     if not text.isascii():
         text = _FOREIGN.sub(
-            lambda run: "".join(filter(str.isalnum, run[0])), text.casefold()
+            lambda match: "".join(filter(str.isalnum, match[0])), text.casefold()
         )
     return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
 
 
 def parts_of_title(title: str) -> list[str]:
-    """Split a title at words such as "with" and "in". The first part is the dish.
+    """Split a title at words such as "with" and "in". The first part names the dish.
 
     >>> parts_of_title("Soup of Beans")
     ['Soup ', ' Beans']
@@ -53,14 +52,14 @@ def parts_of_title(title: str) -> list[str]:
     return _PARTING.split(title)
 
 
-def share(good: Iterable[bool]) -> float:
-    """Compute the share of true values. 0.0 without values."""
-    values = list(good)
-    return sum(values) / len(values) if values else 0.0
+def share_true(values: Iterable[bool]) -> float:
+    """Compute the share of true values, or 0.0 without values."""
+    verdicts = list(values)
+    return sum(verdicts) / len(verdicts) if verdicts else 0.0
 
 
-def share_different(items: Sequence[Hashable]) -> float:
-    """Compute the share of distinct items. 1.0 without items."""
+def share_distinct(items: Sequence[Hashable]) -> float:
+    """Compute the share of distinct items, or 1.0 without items."""
     return len(set(items)) / len(items) if items else 1.0
 
 
@@ -90,22 +89,22 @@ ACTION_VERBS: frozenset[str] = frozenset(
 _VOWELS = "aeiou"
 
 
-def _verb_forms() -> frozenset[str]:
-    """Return every verb with its regular forms in -s, -ed and -ing."""
-    forms = set(ACTION_VERBS)
-    for verb in ACTION_VERBS:
-        root = verb.removesuffix("e")
-        if verb.endswith("y") and verb[-2] not in _VOWELS:
-            forms |= {verb[:-1] + "ies", verb[:-1] + "ied", verb + "ing"}
-            continue
-        doubled = len(verb) > 2 and verb[-1] in "bgmnprt" and verb[-2] in _VOWELS
-        if doubled and verb[-3] not in _VOWELS:
-            forms |= {verb + verb[-1] + "ed", verb + verb[-1] + "ing"}
-        forms |= {verb + "s", verb + "es", root + "ed", root + "ing"}
-    return frozenset(forms)
+def _forms_of_verb(verb: str) -> set[str]:
+    """Return a verb with its regular forms in -s, -ed and -ing."""
+    if verb.endswith("y") and verb[-2] not in _VOWELS:  # "dry", "dries", "dried"
+        return {verb, verb[:-1] + "ies", verb[:-1] + "ied", verb + "ing"}
+    root = verb.removesuffix("e")
+    forms = {verb, verb + "s", verb + "es", root + "ed", root + "ing"}
+    may_double = len(verb) > 2 and verb[-1] in "bgmnprt" and verb[-2] in _VOWELS
+    if may_double and verb[-3] not in _VOWELS:  # "chop", "chopped", "chopping"
+        forms |= {verb + verb[-1] + "ed", verb + verb[-1] + "ing"}
+    return forms
 
 
-VERB_FORMS: frozenset[str] = _verb_forms()
+VERB_FORMS: frozenset[str] = frozenset(
+    form for verb in ACTION_VERBS for form in _forms_of_verb(verb)
+)
+"""Cooking verbs in all regular forms."""
 
 
 def has_action_verb(step: str) -> bool:

@@ -5,7 +5,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toque.cooking.text_keys import words_of
+from toque.cooking.normalised_words import words_of
 
 SIGNS = "°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″"
 CHARACTERS = st.sampled_from(
