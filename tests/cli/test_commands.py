@@ -30,7 +30,7 @@ COMMANDS = {
     "train run.yaml seed=5": ("", "`toque generate run --prompt"),
     "evaluate run": ("held-out loss", ""),
     "evaluate run evaluation.generate=0": ("held-out loss", ""),
-    "evaluate run run.yaml": ("1 written texts", ""),
+    "evaluate run run.yaml": ("1 generated texts", ""),
     "generate run --prompt soup --max-new-tokens 4": ("Generate recipe for: soup", ""),
     "generate run --prompt soup --choices yes --choices no": ("yes 0.", ""),
     "report run": ("The report is run/report.html", ""),

@@ -24,7 +24,7 @@ from toque.cooking.cookbook.recipes import write_cookbook
 from toque.data.store.token_store import TokenStore
 from toque.errors import ToqueError
 from toque.models.loading.pretrained import load_model
-from toque.storage.json_files import sealed
+from toque.storage.json_files import add_seal
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore
 
@@ -77,7 +77,7 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object] = len) ->
         entry["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     change(held)
     held["self_sha256"] = ""
-    path.write_bytes(sealed(json.dumps(held, indent=1).encode()))
+    path.write_bytes(add_seal(json.dumps(held, indent=1).encode()))
 
 
 def headed(header: str, body: bytes, claimed: int | None) -> Craft:

@@ -11,10 +11,10 @@ from tiny import EVERY_KIND, examples, make, pack
 from toque.evaluation.bootstrap import (
     PerText,
     TextTable,
-    estimates,
+    estimate_scores,
     from_json,
     losses_table,
-    over_texts,
+    subtract_scores,
     to_json,
 )
 from toque.evaluation.text_samples import Sample
@@ -69,11 +69,11 @@ def test_what_is_read_back_scores_as_before():
     assert read.step == 7
     assert list(read.texts.keys) == list(texts.keys)
     before = scores.result().overall
-    after = estimates(read.texts.measures)
+    after = estimate_scores(read.texts.measures)
     assert set(after) == set(before) - {"distinct_1", "distinct_2"}
     for name, estimate in after.items():
         assert asdict(estimate) == pytest.approx(asdict(before[name]), abs=1e-6), name
-    loss = estimates(read.examples.measures)["loss"].value
+    loss = estimate_scores(read.examples.measures)["loss"].value
     assert loss == pytest.approx((10 + 11 + 12 + 13) / 20)
 
 
@@ -103,17 +103,17 @@ def test_pairing_sees_what_two_intervals_apart_do_not():
         PerText.mean(hard),
         PerText.mean(hard + 0.05 + drawn.normal(0, 0.1, 200)),
     )
-    apart = estimates({"a": first, "b": other})
+    apart = estimate_scores({"a": first, "b": other})
     assert apart["b"].low < apart["a"].high
-    found = over_texts(other, first)
+    found = subtract_scores(other, first)
     assert found.decided
     assert found.low < 0.05 < found.high
-    assert not over_texts(first, PerText.mean(hard[::-1].copy())).decided
+    assert not subtract_scores(first, PerText.mean(hard[::-1].copy())).decided
 
 
 def test_only_texts_that_count_for_both_are_compared():
     first = PerText.mean(np.array([1.0, np.nan, 3.0, 4.0]))
     other = PerText.mean(np.array([2.0, 100.0, np.nan, 6.0]))
-    assert over_texts(other, first).mean == 1.5
-    assert over_texts(other, first).pairs == 2
-    assert over_texts(other, PerText.mean(np.full(4, np.nan))) is None
+    assert subtract_scores(other, first).mean == 1.5
+    assert subtract_scores(other, first).pairs == 2
+    assert subtract_scores(other, PerText.mean(np.full(4, np.nan))) is None

@@ -8,8 +8,8 @@ from toque.evaluation.memorisation import (
     LONG,
     RUN,
     Memorisation,
-    RunFinder,
     SharedRun,
+    SharedRunFinder,
     concatenate,
 )
 from toque.evaluation.ngram_metrics import hash_ngrams
@@ -51,8 +51,8 @@ def drawn(seed: int) -> tuple[list[Ids], list[Ids], list[Ids]]:
 
 def found(
     texts: list[Ids], prompts: list[Ids], examples: list[Ids], *, parts: int
-) -> RunFinder:
-    finder = RunFinder(texts, prompts)
+) -> SharedRunFinder:
+    finder = SharedRunFinder(texts, prompts)
     for rows in np.array_split(np.arange(len(examples)), parts):
         finder.compare(*concatenate([examples[row] for row in rows]), rows)
     return finder

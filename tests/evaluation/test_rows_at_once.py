@@ -7,7 +7,7 @@ import torch
 
 from tiny import model_of, stream_of, uneven_examples
 from toque.errors import ConfigError
-from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce
+from toque.evaluation.heldout_loss import HeldOut, RowsPerStep
 from toque.models.forward.loss import loss_sum
 
 
@@ -27,9 +27,11 @@ def test_where_memory_runs_out_the_loss_is_that_of_fewer_rows(family):
 
     def heldout(loss, at_once):
         device = torch.device("cpu")
-        return HeldOut(layout, rows, loss, nullcontext, device, 2, at_once=at_once)
+        return HeldOut(
+            layout, rows, loss, nullcontext, device, 2, rows_per_step=at_once
+        )
 
-    found = heldout(short, RowsAtOnce(8, said.append))
+    found = heldout(short, RowsPerStep(8, said.append))
     assert found(model) == heldout(loss_sum, None)(model)
     assert sizes == [8, 4, 2, 2, 2, 2, 2, 2]
     assert len(said) == 2

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from toque.evaluation.evaluator import Evaluated
+from toque.evaluation.evaluator import Evaluation
 from toque.evaluation.sample_writer import SampleWriter, highlight
 from toque.evaluation.text_samples import Sample
 from toque.reporter import SILENT, LogReporter
@@ -15,11 +15,11 @@ PASTA = Sample(
 )
 BREAKFAST = Sample("breakfast", "", 0, None, {})
 HELD_OUT = Sample("Recipe: toast", "Bread.", 2, "Toast.", SCORES)
-FIRST = Evaluated(
-    texts={"bleu": 10.0, "rouge1": 0.5}, held_out=[HELD_OUT], own=[PASTA, BREAKFAST],
+FIRST = Evaluation(
+    texts={"bleu": 10.0, "rouge1": 0.5}, held_out=[HELD_OUT], users=[PASTA, BREAKFAST],
     seconds=4.0, texts_seconds=3.0,
 )  # fmt: skip
-SECOND = Evaluated(
+SECOND = Evaluation(
     texts={"bleu": 12.5, "distinct_1": 0.25, "steps_listed": math.nan}, held_out=[HELD_OUT],
     failed={"mine:f": "KeyError: 3"}, seconds=2.0, texts_seconds=1.0,
 )  # fmt: skip
@@ -92,9 +92,9 @@ def test_scores_are_shown_with_their_change_and_what_the_run_goes_by_always(tmp_
 def test_a_row_has_the_score_that_the_run_selects_by_and_a_text_of_the_users_prompts_first():
     own = highlight(FIRST, ["rouge1"])
     assert own == ("rouge1", 0.5, PASTA.text)
-    scored = Evaluated(texts={"bleu": 1.0, "recipe_score": 0.25}, held_out=[HELD_OUT])
+    scored = Evaluation(texts={"bleu": 1.0, "recipe_score": 0.25}, held_out=[HELD_OUT])
     assert highlight(scored) == ("recipe score", 0.25, HELD_OUT.text)
-    assert highlight(Evaluated(metrics={"loss": 2.0, "bits_per_byte": 1.5})) == (
+    assert highlight(Evaluation(metrics={"loss": 2.0, "bits_per_byte": 1.5})) == (
         "bits per byte", 1.5, "",
     )  # fmt: skip
-    assert highlight(Evaluated(metrics={"loss": 2.0}))[::2] == ("", "")
+    assert highlight(Evaluation(metrics={"loss": 2.0}))[::2] == ("", "")

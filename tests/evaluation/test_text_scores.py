@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from toque import configure
-from toque.evaluation.bootstrap import PerText, TextTable, draws, estimates
-from toque.evaluation.ngram_metrics import distinct, hash_ngrams, repetition, words
+from toque.evaluation.bootstrap import PerText, TextTable, estimate_scores, sample_texts
+from toque.evaluation.ngram_metrics import (
+    distinct_share,
+    hash_ngrams,
+    hash_words,
+    repetition,
+)
 from toque.evaluation.rouge import NAMES as ROUGE
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import PART, ScoresByTask, TextScores
@@ -23,9 +28,9 @@ def test_intervals_are_those_of_a_loop():
     rng = np.random.default_rng(3)
     values = rng.normal(size=57)
     values[5] = np.nan
-    found = estimates({"x": PerText.mean(values)}, resamples=200, seed=9)["x"]
-    assert (draws(57, 4, seed=9) != draws(57, 4, seed=8)).any()
-    means = [np.nanmean(values[draws(57, b, seed=9)]) for b in range(200)]
+    found = estimate_scores({"x": PerText.mean(values)}, resamples=200, seed=9)["x"]
+    assert (sample_texts(57, 4, seed=9) != sample_texts(57, 4, seed=8)).any()
+    means = [np.nanmean(values[sample_texts(57, b, seed=9)]) for b in range(200)]
     assert found.value == pytest.approx(np.nanmean(values))
     assert [found.low, found.high] == pytest.approx(
         np.quantile(means, [0.025, 0.975]).tolist()
@@ -34,7 +39,7 @@ def test_intervals_are_those_of_a_loop():
 
 
 def test_one_text_has_no_interval_and_none_no_score():
-    one = estimates(
+    one = estimate_scores(
         {"x": PerText.mean(np.array([0.5])), "y": PerText.mean(np.array([np.nan]))}
     )
     assert list(one) == ["x"]
@@ -192,10 +197,10 @@ def test_a_metric_of_the_user_is_not_asked_about_no_texts():
 
 def test_repetition_and_distinct_by_hand():
     found = repetition(
-        words(["a b c d e", "stir and stir and stir and stir and", "a b c", ""])
+        hash_words(["a b c d e", "stir and stir and stir and stir and", "a b c", ""])
     )
     assert found[:2].tolist() == [0.0, 0.6]
     assert np.isnan(found[2:]).all()
-    parts = [words(["a b a b", "b a"]), words(["a c"])]  # ab ba ab, ba; ac
-    assert distinct([hash_ngrams(part, 2)[0] for part in parts]) == 3 / 5
-    assert distinct([]) is None
+    parts = [hash_words(["a b a b", "b a"]), hash_words(["a c"])]  # ab ba ab, ba; ac
+    assert distinct_share([hash_ngrams(part, 2)[0] for part in parts]) == 3 / 5
+    assert distinct_share([]) is None

@@ -218,7 +218,7 @@ def test_a_run_that_was_taken_over_ends_by_an_error(
     kitchen, remote, noticed, monkeypatch
 ):
     def look(uploads):
-        uploads._lock.look()
+        uploads._lock.detect_takeover()
         return uploads._lock.lost.is_set()
 
     if noticed:  # by the next update, as if the lock were renewed that often

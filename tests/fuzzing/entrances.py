@@ -80,7 +80,7 @@ def check_paragraph(text: str) -> None:
 
 def sealed_again(folder: Path) -> None:
     """Update every size and hash of a manifest, so that damage has valid hashes."""
-    from toque.storage.json_files import sealed
+    from toque.storage.json_files import add_seal
 
     path = folder / "manifest.json"
     held = json.loads(path.read_bytes())
@@ -90,12 +90,12 @@ def sealed_again(folder: Path) -> None:
             entry["bytes"] = file.stat().st_size
             entry["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     held["self_sha256"] = ""
-    path.write_bytes(sealed(json.dumps(held, indent=1).encode()))
+    path.write_bytes(add_seal(json.dumps(held, indent=1).encode()))
 
 
 def manifest_damage(data: bytes, chance: Random) -> bytes:
     """Damage a manifest. Half of the time, update its own hash."""
-    from toque.storage.json_files import sealed
+    from toque.storage.json_files import add_seal
 
     if chance.random() < 0.3:
         return mutations.of_bytes(data, chance)
@@ -106,7 +106,7 @@ def manifest_damage(data: bytes, chance: Random) -> bytes:
     if not isinstance(tree, dict):
         return mutations.dumped(tree).encode("utf-8", "surrogatepass")
     tree["self_sha256"] = ""
-    return sealed(mutations.dumped(tree).encode("utf-8", "surrogatepass"))
+    return add_seal(mutations.dumped(tree).encode("utf-8", "surrogatepass"))
 
 
 def damage_of(name: str) -> Damage:

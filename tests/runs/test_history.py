@@ -9,8 +9,8 @@ from toque.runs.history import (
     Curve,
     RunHistory,
     RunningMean,
-    event_in,
-    history_of,
+    parse_event,
+    read_history,
     read_metrics,
 )
 from watching.written_run import WrittenRun
@@ -62,7 +62,7 @@ def written(tmp_path):
 
 
 def read(written) -> RunHistory:
-    return history_of(written.metrics)
+    return read_history(written.metrics)
 
 
 def test_the_newest_metrics_and_the_time_left(written):
@@ -132,7 +132,7 @@ def test_a_continued_session_undoes_what_went_beyond_its_step(written):
     assert [row.step for row in run.evaluations] == [3]
     written.step(4)
     run, alone = read(written), before
-    alone.take(event_in(written.metrics.read_text().splitlines()[-1]))
+    alone.add(parse_event(written.metrics.read_text().splitlines()[-1]))
     assert run.progress.tokens == 400
     assert run.seconds_left == pytest.approx(2.0 * 6)  # at this session's rate
     assert run.curves["loss smoothed"].last == alone.curves["loss smoothed"].last
@@ -206,6 +206,6 @@ def test_the_smoothed_loss_begins_beside_the_losses():
     mean = RunningMean()
     for n in range(2000):
         raw = 2.0 + 9.0 * 0.97**n
-        mean = mean.after(raw)
+        mean = mean.add(raw)
         assert abs(mean.value - raw) < 0.15 * raw
     assert mean.value == pytest.approx(2.0, abs=1e-3)

@@ -164,18 +164,24 @@ def test_texts_are_gathered_by_prompt_and_few_enough(written):
     assert steps[0] < 20
 
 
+def test_the_newest_text_stays_when_every_second_text_is_dropped(written):
+    for step in range(33):
+        written.text(step, "soup", f"text {step}")
+    assert watched(written).texts["soup"][-1]["step"] == 32
+
+
 def test_lines_are_given_once_and_whole(tmp_path):
     file, tail = tmp_path / "a", Tail(FolderPlace(tmp_path), "a")
-    assert tail.lines() == []
+    assert tail.read_lines() == []
     file.write_bytes(b'one\ntwo\n{"half')
-    assert tail.lines() == ["one", "two"]
-    assert tail.lines() == []
+    assert tail.read_lines() == ["one", "two"]
+    assert tail.read_lines() == []
     with file.open("ab") as more:
         more.write(b'": 1}\nthree\n{torn')
-    assert tail.lines() == ['{"half": 1}', "three"]
+    assert tail.read_lines() == ['{"half": 1}', "three"]
     with file.open("ab") as more:
         more.write(b"\ntwo\n")  # as JsonLines begins after a kill
-    assert tail.lines() == ["{torn", "two"]
+    assert tail.read_lines() == ["{torn", "two"]
     assert not tail.restarted
 
 
@@ -191,34 +197,34 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch):
     for i in range(50):
         with (tmp_path / "a").open("ab") as file:
             size += file.write(b"x" * i + b"\n")
-        tail.lines()
-        tail.lines()
+        tail.read_lines()
+        tail.read_lines()
     assert sum(asked) == size
 
 
 def test_a_replaced_or_cut_file_begins_anew(tmp_path):
     file, tail = tmp_path / "a", Tail(FolderPlace(tmp_path), "a")
     file.write_bytes(b"one\ntwo\n")
-    tail.lines()
+    tail.read_lines()
     file.write_bytes(b"new\n")
-    assert tail.lines() == ["new"]
+    assert tail.read_lines() == ["new"]
     assert tail.restarted
     other = tmp_path / "b"
     other.write_bytes(b"other file, longer\n")
     other.replace(file)
-    assert tail.lines() == ["other file, longer"]
+    assert tail.read_lines() == ["other file, longer"]
     assert tail.restarted
-    assert tail.lines() == []
+    assert tail.read_lines() == []
     assert not tail.restarted
 
 
 def test_a_line_without_an_end_is_passed_over(tmp_path):
     file, tail = tmp_path / "a", Tail(FolderPlace(tmp_path), "a")
     file.write_bytes(b"one\n" + b"x" * (_MAX_LINE_BYTES + 1))
-    assert tail.lines() == ["one"]
+    assert tail.read_lines() == ["one"]
     with file.open("ab") as more:
         more.write(b"still the same\ntwo\n")
-    assert tail.lines() == ["two"]
+    assert tail.read_lines() == ["two"]
 
 
 def test_links_and_pipes_are_no_files(tmp_path):
@@ -226,5 +232,5 @@ def test_links_and_pipes_are_no_files(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "pipe")
     place = FolderPlace(tmp_path)
-    assert Tail(place, "link").lines() == []
-    assert Tail(place, "pipe").lines() == []
+    assert Tail(place, "link").read_lines() == []
+    assert Tail(place, "pipe").read_lines() == []

@@ -24,7 +24,7 @@ from toque.sources.records import Located, Source
 from toque.storage import bucket as buckets
 from toque.storage import download
 from toque.storage.bucket import MismatchError, RemoteFile, Retry, is_remote
-from toque.storage.download import cache_folder, cached_path, fetch, listing
+from toque.storage.download import cache_folder, cached_path, fetch, list_sources
 from toque.workflows.prepared_store import open_sources
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
@@ -69,7 +69,7 @@ def cached(service: Service, name: str = "dumps") -> Path:
 
 def fetched(address: str) -> tuple[list[Located], list[str]]:
     said: list[str] = []
-    bucket, files = listing(address, said.append)
+    bucket, files = list_sources(address, said.append)
     told: list[tuple[int, int, str]] = []
     places = fetch(bucket, files, progress=lambda *at: told.append(at), say=said.append)
     found = [Located(f.address, *whole) for f, whole in zip(files, places, strict=True)]
@@ -98,7 +98,7 @@ def test_folders_names_and_patterns(service):
         (f"{base}/*/*.json", ["dumps/a.json", "other/c.json"]),
         (f"{base}/dumps/**/*.json", ["dumps/a.json", "dumps/deep/er/b.json"]),
     ):
-        _, files = listing(address, said.append)
+        _, files = list_sources(address, said.append)
         assert [file.key for file in files] == [f"pantry/{name}" for name in wanted]
 
 
@@ -121,7 +121,7 @@ def test_what_is_whole_is_not_fetched_and_what_changed_is(service):
 
 def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
     address = f"{service.scheme}://pantry/dumps/big.bin"
-    bucket, files = listing(address, print)
+    bucket, files = list_sources(address, print)
     said: list[str] = []
     place = cached_path(files[0], cache_folder("sources"))
     place.parent.mkdir(parents=True)
@@ -163,7 +163,7 @@ import signal, os
 from toque.storage import download
 
 download.CHUNK_BYTES = 50_000
-bucket, files = download.listing({address!r}, print)
+bucket, files = download.list_sources({address!r}, print)
 read = type(bucket).read_range
 
 def killed(self, file, start, end):
@@ -199,7 +199,7 @@ def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(
 ):
     monkeypatch.setattr(download, "CHUNK_BYTES", 50_000)
     address = f"{service.scheme}://pantry/dumps/big.bin"
-    bucket, files = listing(address, print)
+    bucket, files = list_sources(address, print)
     bucket = replace(bucket, retry=Retry(deadline=0.0))
     read = type(bucket).read_range
 
@@ -221,7 +221,7 @@ def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(
 
 def test_what_has_come_needs_no_space_again(service, monkeypatch, tmp_path):
     monkeypatch.setattr(download, "CHUNK_BYTES", 50_000)
-    bucket, files = listing(f"{service.scheme}://pantry/dumps/big.bin", print)
+    bucket, files = list_sources(f"{service.scheme}://pantry/dumps/big.bin", print)
     usage = shutil.disk_usage(tmp_path)._replace(free=len(BIG) - 100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
     with pytest.raises(DataError, match=r"The sources need .* GB"):
@@ -234,7 +234,7 @@ def test_what_has_come_needs_no_space_again(service, monkeypatch, tmp_path):
 
 
 def test_requests_that_fail_are_repeated_and_counted(service, monkeypatch):
-    bucket, files = listing(f"{service.scheme}://pantry/dumps/big.bin", print)
+    bucket, files = list_sources(f"{service.scheme}://pantry/dumps/big.bin", print)
     read = type(bucket).read_range
     answers = iter([ConnectionResetError, b"short", TimeoutError, None])
 
@@ -248,7 +248,7 @@ def test_requests_that_fail_are_repeated_and_counted(service, monkeypatch):
     said: list[str] = []
     found = fetch(bucket, files, progress=no_progress, say=said.append)
     assert found[0][0].read_bytes() == BIG
-    assert said[-1].endswith("3 requests repeated.")
+    assert said[-1].endswith("3 requests retried.")
 
 
 def failing(error: Exception) -> Callable[[], None]:
@@ -268,15 +268,15 @@ def test_credentials_are_asked_for_by_name(service, monkeypatch, tmp_path):
         with pytest.raises(
             DataError, match=r"absent.json, which does not exist\. Set GOOGLE"
         ):
-            listing("gs://pantry/dumps/", print)
+            list_sources("gs://pantry/dumps/", print)
         (tmp_path / "absent.json").write_text("{}")
         with pytest.raises(DataError, match="has no valid credentials"):
-            listing("gs://pantry/dumps/", print)
+            list_sources("gs://pantry/dumps/", print)
         return
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    bucket, _ = listing("s3://pantry/dumps/", print)  # a public one needs none
+    bucket, _ = list_sources("s3://pantry/dumps/", print)  # a public one needs none
     words = r"no credentials are set\. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     with pytest.raises(DataError, match=words):
         bucket.request(
@@ -286,7 +286,7 @@ def test_credentials_are_asked_for_by_name(service, monkeypatch, tmp_path):
     with pytest.raises(
         DataError, match=r"credentials are invalid: .*nobody.* AWS_PROFILE"
     ):
-        listing("s3://pantry/dumps/", print)
+        list_sources("s3://pantry/dumps/", print)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_credentials_are_asked_for_by_name(service, monkeypatch, tmp_path):
     ],
 )
 def test_refusals_name_what_to_set_and_no_secret(service, error, words):
-    bucket, _ = listing(f"{service.scheme}://pantry/dumps/a.json", print)
+    bucket, _ = list_sources(f"{service.scheme}://pantry/dumps/a.json", print)
     # gs runs without credentials here, on its emulator.
     expected = (
         words
@@ -359,7 +359,7 @@ def test_max_files_fetches_the_first_by_name(service):
 
 def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service):
     address = f"{service.scheme}://pantry/dumps"
-    bucket, files = listing(address, print)
+    bucket, files = list_sources(address, print)
     service.put("dumps/a.json", b"[1, 1]")
     service.put("dumps/new.json", b"[7]")
     words = rf"{address}/a.json changed in the bucket after it was listed \(from 3 to 6 bytes\)"
@@ -367,7 +367,7 @@ def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service
         fetch(bucket, files, progress=no_progress, say=print)
     assert refused.value.exit_code == 3
     assert not cached(service, "dumps/a.json").exists()
-    bucket, files = listing(address, print)
+    bucket, files = list_sources(address, print)
     found = fetch(bucket, files, progress=no_progress, say=print)
     assert found[0][0].read_bytes() == b"[1, 1]"
 
@@ -386,7 +386,7 @@ def test_what_is_not_there_is_said(service):
         (f"{base}key:word@pantry/a", "has no valid bucket name"),
     ):
         with pytest.raises(DataError, match=words) as caught:
-            listing(address, print)
+            list_sources(address, print)
         assert "word" not in str(caught.value)
 
 

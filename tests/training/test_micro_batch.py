@@ -6,7 +6,7 @@ import torch
 
 from toque.batch import IGNORE
 from toque.hardware.memory import HEADROOM
-from toque.runs.estimate import evenly, largest_rows
+from toque.runs.estimate import even_rows, largest_rows
 from toque.training.autotune import _read_cache, _write_cache
 from toque.training.micro_batch import Probe, WorstBatch, least_of
 from toque.training.resources import Resources
@@ -14,9 +14,11 @@ from toque.training.runtime import Runtime
 
 
 def test_updates_are_divided_evenly():
-    assert [evenly(30, n) for n in (1, 4, 16, 29, 30, 99)] == [1, 4, 15, 15, 30, 30]
+    assert [even_rows(30, n) for n in (1, 4, 16, 29, 30, 99)] == [1, 4, 15, 15, 30, 30]
     assert all(
-        -(-n // evenly(n, m)) == -(-n // m) for n in range(1, 40) for m in range(1, 40)
+        -(-n // even_rows(n, m)) == -(-n // m)
+        for n in range(1, 40)
+        for m in range(1, 40)
     )
 
 
@@ -33,7 +35,10 @@ def test_the_most_that_fit_on_a_device(room, rows):
         )  # worse than two sizes tell
         return needed if needed <= room else None
 
-    assert largest_rows(peak, update_rows=30, room=lambda: HEADROOM * room) == rows
+    assert (
+        largest_rows(peak, update_rows=30, available_bytes=lambda: HEADROOM * room)
+        == rows
+    )
     assert peak(rows) is not None
 
 

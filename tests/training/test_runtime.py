@@ -164,13 +164,15 @@ def test_the_peak_is_of_the_models_products_in_the_runs_precision(
     weights = {(rows, columns) for rows, columns, _ in made if rows < 100}
     assert weights == {(16, 8), (61, 8)}
     assert peak.flops_per_second > 1e6
-    assert peak.origin == f"measured in {kind}, products of 2 shapes, 1 threads"
+    assert peak.origin == f"measured in {kind}, matmuls of 2 shapes, 1 threads"
 
 
 def test_a_shape_weighs_by_its_time(monkeypatch):
     """3 FLOP at 1 a second and 1 at 10 a second: 4 in 3.1 seconds."""
     rates = {(8, 61): 1.0, (8, 16): 10.0}
-    monkeypatch.setattr(peak_module, "_rate", lambda shape, *_, **__: rates[shape])
+    monkeypatch.setattr(
+        peak_module, "_measure_rate", lambda shape, *_, **__: rates[shape]
+    )
     found = measure_peak(
         torch.device("cpu"), torch.float32, {(8, 61): 3.0, (8, 16): 1.0}
     )

@@ -12,7 +12,7 @@ from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.recipes import write_cookbook
 from toque.errors import ConfigError
-from toque.evaluation.bootstrap import Interval, paired, t_quantile
+from toque.evaluation.bootstrap import Interval, paired_difference, t_quantile
 from toque.workflows.ablate import (
     IMPROVEMENTS,
     Ablation,
@@ -102,12 +102,12 @@ def test_a_setting_of_the_configurations_own_is_switched_as_a_whole():
 
 def test_paired_differences_by_hand():
     # Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t(2) = 4.303.
-    found = paired([2.0, 3.0, 4.0, None], [1.0, 1.0, 1.0, 1.0])
+    found = paired_difference([2.0, 3.0, 4.0, None], [1.0, 1.0, 1.0, 1.0])
     half = 4.303 / math.sqrt(3)
     assert found == Interval(2.0, pytest.approx(2 - half), pytest.approx(2 + half), 3)
     assert not found.decided
-    assert paired([1.0], [0.5]) == Interval(0.5, None, None, 1)
-    assert paired([None], [0.5]) is None
+    assert paired_difference([1.0], [0.5]) == Interval(0.5, None, None, 1)
+    assert paired_difference([None], [0.5]) is None
     # Published tables: 2.201 for 11, 2.086 for 20, 2.042 for 30, 1.980 for 120.
     for freedom, value in ((11, 2.201), (20, 2.086), (30, 2.042), (120, 1.980)):
         assert t_quantile(freedom) == pytest.approx(value, abs=1e-3)

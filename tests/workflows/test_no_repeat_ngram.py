@@ -79,7 +79,8 @@ def test_evaluation_and_chat_write_as_generate_does(folder: Path) -> None:
     model = open_model(folder)
     record = msgspec.structs.replace(model.provenance, max_new_tokens=120)
     prompt = Prompt(tuple(model.prompt_ids(PROMPT)), PROMPT)
-    [sample] = Sampler([prompt], model.codec, record)(model.model)
+    sampler = Sampler([prompt], model.codec, record)
+    sample = sampler.generate_samples(model.model)[0]
     assert sample.text == usual.text
     talk = open_talk(folder, system=None, device="cpu")
     options = GenerationOptions(temperature=0, max_new_tokens=120)

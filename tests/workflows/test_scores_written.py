@@ -9,7 +9,7 @@ import toque
 from fixtures.kitchens import TINY
 from tiny import shape_of
 from toque.data.store.token_store import TokenStore
-from toque.evaluation.bootstrap import FILE, estimates, from_json
+from toque.evaluation.bootstrap import FILE, estimate_scores, from_json
 from toque.evaluation.memorisation import LONG, measure_memorisation
 from toque.evaluation.text_samples import Sample
 
@@ -55,12 +55,12 @@ def test_the_scores_by_text_are_those_of_the_run(own_kitchen, family, pack):
     toque.train(config)
     scored = json.loads((own_kitchen / "first" / "evaluation.json").read_text())
     by_text = from_json((own_kitchen / "first" / FILE).read_bytes())
-    losses = estimates(by_text.examples.measures, resamples=0)
+    losses = estimate_scores(by_text.examples.measures, resamples=0)
     assert losses["loss"].n >= 5
     assert losses["loss"].value == pytest.approx(scored["heldout"]["loss"], rel=1e-5)
     bits = scored["heldout"]["bits_per_byte"]
     assert losses["bits_per_byte"].value == pytest.approx(bits, rel=1e-5)
-    for name, estimate in estimates(by_text.texts.measures, resamples=0).items():
+    for name, estimate in estimate_scores(by_text.texts.measures, resamples=0).items():
         assert estimate.value == pytest.approx(scored["generated"][name], abs=1e-5), (
             name
         )

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 def exact_match(text: str, reference: str) -> float:
-    """Return 1 if the text equals the reference, except for surrounding whitespace. Otherwise 0."""
+    """Return 1 if text and reference are equal, except for surrounding whitespace, otherwise 0."""
     return float(text.strip() == reference.strip())
 
 
@@ -24,8 +24,8 @@ def token_f1(text: str, reference: str) -> float:
     """Compute the F1 of the words of text and reference, without case and punctuation.
 
     F1 = 2 common / (words of text + words of reference), as in SQuAD (Rajpurkar et al. 2016). The
-    scorer of SQuAD also removes English articles. Words are `folded_words`, after "½" becomes
-    "1/2". Two texts without words are compared by `exact_match`.
+    scorer of SQuAD also removes English articles. Words are `folded_words` of the NFKC form, which
+    turns "½" into "1/2". Two texts without words are compared by `exact_match`.
 
     >>> token_f1("In the pot.", "the POT"), token_f1("", "pot"), token_f1("红茶", "绿茶")
     (0.8, 0.0, 0.5)
@@ -39,7 +39,7 @@ def token_f1(text: str, reference: str) -> float:
 
 
 def valid_json(text: str) -> float:
-    """Return 1 if a text is a JSON value (RFC 8259: no NaN, no Infinity). Otherwise 0."""
+    """Return 1 if a text is a JSON value (RFC 8259: no NaN, no Infinity), otherwise 0."""
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -54,29 +54,35 @@ def _refuse(name: str) -> object:
 def class_counts(
     texts: Sequence[str], references: Sequence[str], classes: Sequence[str]
 ) -> Floats:
-    """Mark the true class, the answered class and right answers by 1. Shape: [texts, 3 classes]."""
-    true = np.array(
-        [[text.strip() == name for name in classes] for text in references], float
-    )
-    answered = np.array(
+    """Encode true class, answered class and right answer by 0 and 1, [texts, 3 * classes]."""
+    true = _one_hot(references, classes)
+    answered = _one_hot(texts, classes)
+    return np.concatenate([true, answered, true * answered], axis=1)
+
+
+def _one_hot(texts: Sequence[str], classes: Sequence[str]) -> Floats:
+    """Mark the class of each text by 1, [texts, classes]. A text that is not a class has only 0."""
+    return np.array(
         [[text.strip() == name for name in classes] for text in texts], float
     )
-    return np.concatenate([true, answered, true * answered], axis=1)
 
 
 def macro_f1_of(sums: Floats) -> Floats:
     """Compute the mean F1 over the classes that occur, from sums of `class_counts`.
 
-    It is NaN if no class occurs.
+    The result is NaN if no class occurs.
     """
-    true = np.split(sums, 3, axis=-1)[0] > 0
-    n = true.sum(axis=-1)
-    total = np.where(true, f1_of(sums), 0.0).sum(axis=-1)
-    return np.where(n > 0, total / np.maximum(n, 1), np.nan)
+    occurs = np.split(sums, 3, axis=-1)[0] > 0
+    n_classes = occurs.sum(axis=-1)
+    total = np.where(occurs, f1_of(sums), 0.0).sum(axis=-1)
+    return np.where(n_classes > 0, total / np.maximum(n_classes, 1), np.nan)
 
 
 def f1_of(sums: Floats) -> Floats:
-    """Compute F1 per class: 2 right / (true + answered), or 0 for an unused class."""
+    """Compute F1 per class from sums of `class_counts`: 2 right / (true + answered).
+
+    F1 is 0 for a class without examples and answers.
+    """
     true, answered, right = np.split(sums, 3, axis=-1)
     f1: Floats = 2 * right / np.maximum(true + answered, 1)
     return f1

@@ -1,12 +1,12 @@
-"""Best-of-n: several texts for one prompt, ranked by a score.
+"""Best-of-n: several texts for one prompt, ranked by a score that needs no reference.
 
-The score needs no reference. It is a recipe score or the likelihood: the mean log-probability of
-the tokens of a text, in nats, including the end token.
+The score is a recipe score or the likelihood: the mean log-probability of a text's tokens, in nats,
+including the end token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Final
@@ -22,7 +22,7 @@ LIKELIHOOD: Final = "likelihood"
 
 @dataclass(frozen=True)
 class Chosen:
-    """The score of a chosen text, compared with all texts for its prompt."""
+    """Score of a chosen text, compared with all texts for the prompt."""
 
     by: str
     """Name of the score."""
@@ -44,13 +44,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class BestOf:
-    """Settings of the choice among several texts for a prompt."""
+    """Settings of best-of-n generation."""
 
     n: int = 1
-    """Number of texts to choose among; 1 for no choice."""
+    """Number of texts to choose from. 1 turns the choice off."""
     by: str | None = None
-    """Name of a score. By default, recipe_score if the prompt asks for a recipe, otherwise the
-    likelihood."""
+    """Name of a score. The default is recipe_score for a prompt that asks for a recipe, and
+    otherwise the likelihood."""
 
     def __post_init__(self) -> None:
         if self.by is not None and self.by not in (LIKELIHOOD, *NAMES):
@@ -121,54 +121,41 @@ class BestOf:
         in_json: bool = False,
         knows_recipes: bool = True,
     ) -> list[tuple[int, Chosen]]:
-        """Rank the texts for a prompt. Return their numbers and scores, the best first.
+        """Rank the texts for a prompt. Return their indices and scores, the best first.
 
-        Texts without the score come last. If no text has it, all are ranked by likelihood. Without
-        a requested score, recipes with an `oven_fits` of 0 come last. Equal
-        scores are ranked by likelihood, then by number.
+        Texts without the score come last. If no text has the score, the likelihood replaces it. If
+        no score was requested, recipes with an `oven_fits` of 0 come last. Equal scores are ranked
+        by likelihood, then by index.
 
         Args:
             prompt: Prompt in the format that the model expects.
             texts: Texts that the model generated for the prompt.
-            logprobs: Log-probabilities of the tokens of each text.
+            logprobs: Log-probabilities of each text's tokens.
             in_json: See `check_prompts`.
             knows_recipes: See `check_prompts`.
         """
-        is_recipe = (
-            asks_for_a_recipe(prompt, knows_recipes=knows_recipes) and not in_json
-        )
+        asks_recipe = asks_for_a_recipe(prompt, knows_recipes=knows_recipes)
+        is_recipe = asks_recipe and not in_json
         by = self.by or ("recipe_score" if is_recipe else LIKELIHOOD)
         likelihoods = [fmean(values) for values in logprobs]
-        scores: list[float | None] = [*likelihoods]
-        misses_oven = [False] * len(texts)
+        metrics: list[Mapping[str, float]] = [{} for _ in texts]
         if by != LIKELIHOOD:
             metrics = [
                 text_metrics(prompt, text, knows_recipes=knows_recipes)
                 for text in texts
             ]
-            scores = [values.get(by) for values in metrics]
-            if self.by is None:
-                misses_oven = [values.get("oven_fits") == 0.0 for values in metrics]
-
-        present = [score for score in scores if score is not None]
-        if not present:
+        scores = [values.get(by) for values in metrics]
+        if all(score is None for score in scores):
             by = LIKELIHOOD
             scores = [*likelihoods]
-            present = likelihoods
-        mean = fmean(present)
         sign = -1.0 if metric_named(by).better == "lower" else 1.0
 
-        def sort_key(number: int) -> tuple[bool, bool, float, float]:
-            score = scores[number]
-            is_missing = score is None
-            return (
-                is_missing,
-                misses_oven[number],
-                -sign * (score or 0.0),
-                -likelihoods[number],
-            )
+        def sort_key(i: int) -> tuple[bool, bool, float, float]:
+            """Return a key that is smaller for a better text."""
+            score = scores[i]
+            misses_oven = self.by is None and metrics[i].get("oven_fits") == 0.0
+            return (score is None, misses_oven, -sign * (score or 0.0), -likelihoods[i])
 
+        mean = fmean(score for score in scores if score is not None)
         ranking = sorted(range(len(texts)), key=sort_key)
-        return [
-            (number, Chosen(by, scores[number], mean, len(texts))) for number in ranking
-        ]
+        return [(i, Chosen(by, scores[i], mean, len(texts))) for i in ranking]

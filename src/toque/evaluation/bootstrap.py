@@ -1,9 +1,9 @@
 """Confidence intervals of scores and differences by the percentile bootstrap (Efron 1979).
 
-A score is a function of sums over texts, e.g. BLEU of ten sums. Therefore a resample is a row of
-integer weights, and one matmul computes all resamples of all scores. Replicate b depends
-only on the seed and b. A file stores the sums per text, without the texts, so that runs can be
-compared text by text.
+A score is a function of sums over texts, e.g. BLEU is a function of ten sums. Therefore a resample
+is a row of integer weights, and one matmul computes all resamples of all scores. Resample b depends
+only on the seed and b. A file stores the statistics of each text without its content, so that runs
+can be compared text by text.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ RESAMPLES: Final = 1000
 COVERAGE: Final = 0.95
 SEED: Final = 17
 MIN_TEXTS: Final = 10
-"""Minimum texts for the interval of a difference. With fewer, bootstrap intervals are too short."""
-_REPLICATES_PER_STEP: Final = 32
+"""Minimum texts for a difference's interval. With fewer, bootstrap intervals are too short."""
+_RESAMPLES_PER_STEP: Final = 32
 
 
 @dataclass(frozen=True)
@@ -47,26 +47,25 @@ class PerText:
 
     @classmethod
     def mean(cls, values: Floats) -> PerText:
-        """Describe a mean of [texts] values. NaN marks texts to which the metric does not apply."""
+        """Make a metric that is a mean of [texts] values. NaN marks a text without a value."""
         return cls.ratio(values, (~np.isnan(values)).astype(float))
 
     @classmethod
-    def ratio(cls, above: Floats, below: Floats) -> PerText:
-        """Describe the ratio of two sums over texts. Texts with a denominator of 0 are left out."""
-        applies = below > 0
-        both = np.stack(
-            [np.where(applies, above, 0.0), np.where(applies, below, 0.0)], axis=1
-        )
+    def ratio(cls, numerators: Floats, denominators: Floats) -> PerText:
+        """Make a metric that is a ratio of sums. It does not apply if a denominator is 0."""
+        applies = denominators > 0
+        terms = np.stack([numerators, denominators], axis=1)
+        values = np.where(applies[:, None], terms, 0.0)
 
         def quotient(sums: Floats) -> Floats:
             ratio: Floats = np.full(sums.shape[:-1], np.nan)
             np.divide(sums[..., 0], sums[..., 1], out=ratio, where=sums[..., 1] > 0)
             return ratio
 
-        return cls(both, quotient, applies)
+        return cls(values, quotient, applies)
 
-    def among(self, start: int, total: int) -> PerText:
-        """Insert the texts at row `start` of a table of `total` texts."""
+    def pad(self, start: int, total: int) -> PerText:
+        """Place these texts at row `start` of `total` texts. The metric applies only to them."""
         rows = slice(start, start + len(self.values))
         values = np.zeros((total, self.values.shape[1]))
         applies = np.zeros(total, bool)
@@ -79,14 +78,14 @@ class PerText:
         """[texts] Whether the metric applies to the text and is finite."""
         return self.applies & np.isfinite(self.values).all(axis=1)
 
-    def at(self, rows: NDArray[np.int64]) -> PerText:
-        """Select the statistics of some texts."""
+    def select(self, rows: NDArray[np.int64]) -> PerText:
+        """Return the statistics of some texts."""
         return PerText(self.values[rows], self.score, self.applies[rows])
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score with its interval."""
+    """Score with its confidence interval."""
 
     value: float
     low: float | None
@@ -98,7 +97,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Interval:
-    """The mean of paired differences with its 95 % interval."""
+    """Mean of paired differences with its 95 % interval."""
 
     mean: float
     low: float | None
@@ -109,15 +108,13 @@ class Interval:
     @property
     def decided(self) -> bool:
         """True if the interval excludes zero."""
-        return (
-            self.low is not None
-            and self.high is not None
-            and (self.low > 0 or self.high < 0)
-        )
+        if self.low is None or self.high is None:
+            return False
+        return self.low > 0 or self.high < 0
 
 
-def estimates(
-    measures: Mapping[str, PerText],
+def estimate_scores(
+    metrics: Mapping[str, PerText],
     rows: NDArray[np.int64] | None = None,
     *,
     resamples: int = RESAMPLES,
@@ -125,46 +122,48 @@ def estimates(
 ) -> dict[str, Estimate]:
     """Compute the scores over some texts, by default all, with bootstrap intervals.
 
-    Metrics that do not apply to any text are left out.
+    Metrics that do not apply to any of the texts are left out.
     """
     if rows is not None:
-        measures = {name: measure.at(rows) for name, measure in measures.items()}
-    measures = {
-        name: measure for name, measure in measures.items() if measure.applies.any()
-    }
-    if not measures:
+        metrics = {name: metric.select(rows) for name, metric in metrics.items()}
+    metrics = {name: metric for name, metric in metrics.items() if metric.applies.any()}
+    if not metrics:
         return {}
 
-    statistics_of_all = np.concatenate([m.values for m in measures.values()], axis=1)
-    totals = statistics_of_all.sum(axis=0)
-    resampled = _resample_sums(statistics_of_all, resamples, seed)
+    # The statistics of all metrics are the columns of one matrix.
+    matrix = np.concatenate([metric.values for metric in metrics.values()], axis=1)
+    totals = matrix.sum(axis=0)
+    resampled = _resample_sums(matrix, resamples, seed)
     scores: dict[str, Estimate] = {}
     first = 0
-    for name, measure in measures.items():
-        columns = slice(first, first + measure.values.shape[1])
+    for name, metric in metrics.items():
+        columns = slice(first, first + metric.values.shape[1])
         first = columns.stop
-        n = int(measure.applies.sum())
+        n = int(metric.applies.sum())
         low, high = None, None
         if len(resampled) and n > 1:
-            low, high = _percentiles(measure.score(resampled[:, columns]))
-        scores[name] = Estimate(float(measure.score(totals[columns])), low, high, n)
+            low, high = _percentiles(metric.score(resampled[:, columns]))
+        scores[name] = Estimate(float(metric.score(totals[columns])), low, high, n)
     return scores
 
 
 def _resample_sums(values: Floats, resamples: int, seed: int) -> Floats:
-    """Sum the statistics [texts, k] of each resample. The result is [resamples, k]."""
+    """Sum the [texts, k] statistics over each resample. Return [resamples, k] sums.
+
+    A single text has no resamples.
+    """
     n_texts = len(values)
     sums = [np.empty((0, values.shape[1]))]
-    for start in range(0, resamples if n_texts > 1 else 0, _REPLICATES_PER_STEP):
-        replicates = range(start, resamples)[:_REPLICATES_PER_STEP]
-        chosen = [draws(n_texts, replicate, seed=seed) for replicate in replicates]
-        counts = np.stack([np.bincount(texts, minlength=n_texts) for texts in chosen])
+    for start in range(0, resamples if n_texts > 1 else 0, _RESAMPLES_PER_STEP):
+        step = range(start, resamples)[:_RESAMPLES_PER_STEP]
+        samples = [sample_texts(n_texts, number, seed=seed) for number in step]
+        counts = np.stack([np.bincount(texts, minlength=n_texts) for texts in samples])
         sums.append(counts.astype(float) @ values)
     return np.concatenate(sums)
 
 
 def _percentiles(scores: Floats) -> tuple[float | None, float | None]:
-    """Return the ends of the interval of resampled scores. NaN is ignored."""
+    """Return the ends of the confidence interval from resampled scores. NaN is ignored."""
     valid = scores[~np.isnan(scores)]
     if not len(valid):
         return None, None
@@ -173,41 +172,41 @@ def _percentiles(scores: Floats) -> tuple[float | None, float | None]:
     return low, high
 
 
-def draws(n: int, replicate: int, *, seed: int = SEED) -> NDArray[np.int64]:
-    """Sample the [n] texts of one resample with replacement."""
-    bits = np.random.Philox(key=[seed, replicate])  # counter-based, without state
+def sample_texts(n: int, number: int, *, seed: int = SEED) -> NDArray[np.int64]:
+    """Sample the [n] texts of resample `number`, with replacement."""
+    # A counter-based generator has no state, so every resample can be computed alone.
+    bits = np.random.Philox(key=[seed, number])
     return np.random.Generator(bits).integers(0, n, size=n, dtype=np.int64)
 
 
-def paired(
+def paired_difference(
     with_it: Sequence[float | None], without: Sequence[float | None]
 ) -> Interval | None:
-    """Compute the mean difference of runs with the same seed. Return None without a complete pair.
+    """Compute the mean difference between paired runs. Return None without a complete pair.
 
     The interval is Student's t over the differences (Student 1908), exact for normal differences.
 
-    >>> paired([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])
+    >>> paired_difference([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])
     Interval(mean=2.0, low=-0.484..., high=4.484..., pairs=3)
     """
-    pairs = [
-        a - b
-        for a, b in zip(with_it, without, strict=True)
-        if a is not None and b is not None
-    ]
-    if not pairs:
+    pairs = zip(with_it, without, strict=True)
+    differences = [a - b for a, b in pairs if a is not None and b is not None]
+    n = len(differences)
+    if n == 0:
         return None
-    mean = statistics.fmean(pairs)
-    if len(pairs) < 2:
+    mean = statistics.fmean(differences)
+    if n == 1:
         return Interval(mean, None, None, 1)
-    half = t_quantile(len(pairs) - 1) * statistics.stdev(pairs) / math.sqrt(len(pairs))
-    return Interval(mean, mean - half, mean + half, len(pairs))
+    half = t_quantile(n - 1) * statistics.stdev(differences) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n)
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the 97.5 % point of Student's t with `freedom` degrees of freedom."""
-    # Above ten: the expansion of Fisher and Cornish (Hill 1970, eq. 3), with an error below 1e-3.
+    """Return the 97.5 % quantile of Student's t with `freedom` degrees of freedom."""
     if freedom <= len(_T):
         return _T[freedom - 1]
+    # The Cornish-Fisher expansion (Hill 1970, eq. 3), with an error below 1e-3. z is the normal
+    # distribution's 97.5 % quantile.
     z = 1.959964
     return (
         z
@@ -218,14 +217,15 @@ def t_quantile(freedom: int) -> float:
 
 
 _T: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""97.5 % quantiles of Student's t with 1 to 10 degrees of freedom."""
 
 
-def over_texts(ours: PerText, theirs: PerText) -> Interval | None:
+def subtract_scores(ours: PerText, theirs: PerText) -> Interval | None:
     """Subtract the score of `theirs` from `ours`, over the same texts in the same order.
 
     Each resample has the same texts for both runs (paired bootstrap; Koehn 2004), so texts that are
-    hard for both do not widen the interval. Return None if the metric
-    applies to none of the texts in both runs.
+    hard for both do not widen the interval. Return None if the metric does not apply to any text in
+    both runs.
     """
     both = ours.applies & theirs.applies
     k = ours.values.shape[1]
@@ -236,9 +236,8 @@ def over_texts(ours: PerText, theirs: PerText) -> Interval | None:
     def difference(sums: Floats) -> Floats:
         return ours.score(sums[..., :k]) - theirs.score(sums[..., k:])
 
-    estimate = estimates({"difference": PerText(values, difference, both[both])})[
-        "difference"
-    ]
+    metric = PerText(values, difference, both[both])
+    estimate = estimate_scores({"difference": metric})["difference"]
     bounds = (estimate.low, estimate.high) if estimate.n >= MIN_TEXTS else (None, None)
     return Interval(estimate.value, *bounds, estimate.n)
 
@@ -246,12 +245,15 @@ def over_texts(ours: PerText, theirs: PerText) -> Interval | None:
 FILE: Final = "scores_by_text.json"
 """Name of the file in the folder of a run, next to evaluation.json."""
 _FORM: Final = 1
+"""Version of the file's format."""
 _DIGITS: Final = 6
+"""Decimal places of the statistics."""
 _BLEU_SUMS: Final = 10
+"""Statistics of BLEU per text, see `bleu_counts`."""
 
 
 def key_of_text(prompt: str, reference: str) -> str:
-    """Return a short hash of a prompt and its reference, equal in all runs."""
+    """Return a short hash of a prompt and its reference, the same in all runs."""
     text = f"{prompt}\0{reference}".encode("utf-8", "replace")
     return hashlib.sha256(text).hexdigest()[:16]
 
@@ -263,12 +265,14 @@ class TextTable:
     keys: Sequence[str]
     """Hash per text, see `key_of_text`."""
     measures: Mapping[str, PerText]
+    """Metrics by name."""
 
-    def in_order(self, keys: Sequence[str]) -> TextTable:
-        """Select the texts with these keys, in this order."""
+    def select(self, keys: Sequence[str]) -> TextTable:
+        """Return the texts with these keys, in this order."""
         row_of = {key: row for row, key in enumerate(self.keys)}
         rows = np.array([row_of[key] for key in keys], dtype=np.int64)
-        return TextTable(keys, {name: m.at(rows) for name, m in self.measures.items()})
+        metrics = {name: metric.select(rows) for name, metric in self.measures.items()}
+        return TextTable(keys, metrics)
 
     def record(self) -> dict[str, Any]:
         """Return the table as JSON values, with null for statistics that do not apply."""
@@ -291,7 +295,12 @@ def losses_table(
 ) -> TextTable:
     """Make a table of the loss and the bits per byte of held-out examples.
 
-    `size` has the bytes per target, or 0 if the target is not a complete text.
+    Args:
+        keys: Hash per example, see `key_of_text`.
+        nats: Sum of the losses of each target.
+        tokens: Tokens per target.
+        size: Bytes per target, or 0 if the target is not a complete text.
+        weight: Weight of each example in the loss.
     """
     measures = {"loss": PerText.ratio(weight * nats, weight * tokens)}
     if len(keys) and size.all():
@@ -319,7 +328,7 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ByText:
-    """The content of `FILE` of a run."""
+    """Content of a run's `FILE`."""
 
     examples: TextTable
     texts: TextTable
@@ -327,10 +336,10 @@ class ByText:
 
 
 def from_json(data: bytes) -> ByText:
-    """Read the tables of an untrusted file.
+    """Decode the content of `FILE`, which is untrusted.
 
     Raises:
-        ValueError: The file is damaged.
+        ValueError: The content is damaged.
     """
     file = decode_json(data, _File)
     if file.form != _FORM:
@@ -339,23 +348,28 @@ def from_json(data: bytes) -> ByText:
 
 
 def _text_table(table: _Table) -> TextTable:
+    """Check and convert a decoded table."""
     measures: dict[str, PerText] = {}
     for name, rows in table.measures.items():
         if len(rows) != len(table.keys):
             raise ValueError(f"{name} has {len(rows)} rows for {len(table.keys)} texts")
-        measures[name] = _measure(name, rows)
+        measures[name] = _per_text(name, rows)
     return TextTable(table.keys, measures)
 
 
-def _measure(name: str, rows: Sequence[Sequence[float] | None]) -> PerText:
-    width = next((len(row) for row in rows if row is not None), 2)
-    filled = [[0.0] * width if row is None else row for row in rows]
-    if any(len(row) != width for row in filled):
+def _per_text(name: str, rows: Sequence[Sequence[float] | None]) -> PerText:
+    """Check the decoded statistics of a metric. None marks texts to which it does not apply."""
+    applies = np.array([row is not None for row in rows], dtype=bool)
+    present = [row for row in rows if row is not None]
+    width = len(present[0]) if present else 2
+    if any(len(row) != width for row in present):
         raise ValueError(f"the rows of {name} differ in length")
-    values = np.array(filled, float).reshape(len(rows), width)
+    values = np.zeros((len(rows), width))
+    values[applies] = np.array(present, float).reshape(len(present), width)
     if not np.isfinite(values).all():
         raise ValueError(f"{name} has a number that is not finite")
-    applies = np.array([row is not None for row in rows], dtype=bool)
+
+    # The end of the name determines the function that computes the score from the sums.
     if name.endswith("bleu") and width == _BLEU_SUMS:
         return PerText(values, bleu_of, applies)
     if name.endswith("macro_f1") and width and width % 3 == 0:

@@ -1,4 +1,4 @@
-"""Classification scores: accuracy, macro-F1, the confusion table, and calibration."""
+"""Classification scores: accuracy, macro-F1, the confusion matrix and the calibration error."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from toque.evaluation.answer_scores import f1_of, macro_f1_of
 
 BINS: Final = 10
-"""Bins of confidence for the calibration error."""
+"""Number of confidence bins for the calibration error."""
 MAX_MISTAKES: Final = 3
-"""Wrong answers that are listed per class, the most frequent first."""
+"""Maximum wrong answers to list per class, the most frequent first."""
 _Row = tuple[str, str, str, str, str]
+"""Cells of a row in the table of classes."""
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Counts of answers per true class, and the scores that they give."""
+    """Confusion matrix and the scores computed from it."""
 
     classes: tuple[str, ...]
     confusion: NDArray[np.int64]
@@ -28,17 +29,17 @@ class ClassScores:
 
     @property
     def accuracy(self) -> float:
-        """Share of right answers."""
+        """Share of correct answers."""
         return float(np.trace(self.confusion) / self.confusion.sum())
 
     @property
     def majority(self) -> float:
-        """Accuracy of the most frequent class, the baseline."""
+        """Baseline: the accuracy if every answer is the most frequent class."""
         return float(self.confusion.sum(axis=1).max() / self.confusion.sum())
 
     @property
     def f1(self) -> dict[str, float]:
-        """F1 by class. It is 0 for a class without examples or answers."""
+        """F1 by class. A class without examples and answers has an F1 of 0."""
         return dict(zip(self.classes, f1_of(self._sums).tolist(), strict=True))
 
     @property
@@ -48,20 +49,19 @@ class ClassScores:
 
     @property
     def _sums(self) -> NDArray[np.float64]:
-        counts = (
-            self.confusion.sum(axis=1),
-            self.confusion.sum(axis=0),
-            np.diag(self.confusion),
-        )
-        return np.concatenate(counts).astype(float)
+        """Sums of `class_counts`: examples, answers and correct answers per class."""
+        n_true = self.confusion.sum(axis=1)
+        n_answered = self.confusion.sum(axis=0)
+        n_correct = np.diag(self.confusion)
+        return np.concatenate((n_true, n_answered, n_correct)).astype(float)
 
     def lines(self) -> list[str]:
-        """Format the confusion table, one line per class."""
+        """Format a table with one line per class."""
         heads, rows = class_rows(self.classes, self.confusion.tolist())
         width = max(map(len, self.classes)) + 2
         return [
-            f"{row[0]:<{width}}{row[1]:>7}{row[2]:>7}{row[3]:>9}   {row[4]}".rstrip()
-            for row in (heads, *rows)
+            f"{name:<{width}}{n_true:>7}{n_correct:>7}{f1:>9}   {mistakes}".rstrip()
+            for name, n_true, n_correct, f1, mistakes in (heads, *rows)
         ]
 
 
@@ -70,41 +70,40 @@ def class_rows(
 ) -> tuple[_Row, list[_Row]]:
     """Make the column heads and rows of a table of classes.
 
-    The columns are the true class, its examples, the right answers, F1 and the most frequent
-    mistakes. Classes without examples or answers are left out.
+    The columns are the true class, its examples, the correct answers, F1 and the most frequent
+    mistakes. Classes without examples and answers are left out.
 
     >>> class_rows(["Thai", "Greek"], [[3, 1], [0, 2]])[1]
     [('Thai', '4', '3', '0.857', 'Greek 1'), ('Greek', '2', '2', '0.800', '')]
     """
-    answered = [sum(row[at] for row in confusion) for at in range(len(names))]
     rows: list[_Row] = []
-    for at, counts in enumerate(confusion):
+    for at, (name, counts) in enumerate(zip(names, confusion, strict=True)):
         n_true = sum(counts)
-        if not n_true + answered[at]:
+        n_answered = sum(row[at] for row in confusion)
+        if not n_true and not n_answered:
             continue
-        wrong = sorted(((-n, i) for i, n in enumerate(counts) if n and i != at))
-        mistakes = [f"{names[i]} {-n:,}" for n, i in wrong[:MAX_MISTAKES]]
-        if n_other := -sum(n for n, _ in wrong[MAX_MISTAKES:]):
-            mistakes.append(f"others {n_other:,}")
-        f1 = 2 * counts[at] / (n_true + answered[at])
-        rows.append(
-            (
-                names[at],
-                f"{n_true:,}",
-                f"{counts[at]:,}",
-                f"{f1:.3f}",
-                ", ".join(mistakes),
-            )
-        )
-    return ("true class", "of it", "right", "F1", "taken for"), rows
+        f1 = 2 * counts[at] / (n_true + n_answered)
+        mistakes = ", ".join(_list_mistakes(names, counts, at))
+        rows.append((name, f"{n_true:,}", f"{counts[at]:,}", f"{f1:.3f}", mistakes))
+    return ("true class", "total", "right", "F1", "mistaken for"), rows
+
+
+def _list_mistakes(names: Sequence[str], counts: Sequence[int], true: int) -> list[str]:
+    """List the wrong answers for the class at index `true`, with their counts."""
+    wrong = [i for i, n in enumerate(counts) if n and i != true]
+    wrong.sort(key=lambda i: -counts[i])
+    mistakes = [f"{names[i]} {counts[i]:,}" for i in wrong[:MAX_MISTAKES]]
+    if n_others := sum(counts[i] for i in wrong[MAX_MISTAKES:]):
+        mistakes.append(f"others {n_others:,}")
+    return mistakes
 
 
 def class_scores(
     answers: Sequence[str], truths: Sequence[str], classes: Sequence[str]
 ) -> ClassScores:
-    """Count answers by true class. Surrounding whitespace and case are ignored.
+    """Count the answers by true class.
 
-    Case is not ignored if two classes differ only in case.
+    Surrounding whitespace is ignored. Case is also ignored, unless two classes differ only in case.
 
     Raises:
         ValueError: The lists differ in length or are empty, or a name is not a class.
@@ -116,24 +115,24 @@ def class_scores(
         )
     names = [name.strip() for name in classes]
     ignores_case = len({name.casefold() for name in names}) == len(set(names))
-    key = str.casefold if ignores_case else str
-    index = {key(name): i for i, name in enumerate(names)}
-    unknown = {name for name in (*truths, *answers) if key(name.strip()) not in index}
+    fold = str.casefold if ignores_case else str
+    index = {fold(name): i for i, name in enumerate(names)}
+    unknown = {name for name in (*truths, *answers) if fold(name.strip()) not in index}
     if unknown:
         raise ValueError(
             f"{min(unknown)!r} is not one of the classes {', '.join(classes)}."
         )
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     for truth, answer in zip(truths, answers, strict=True):
-        confusion[index[key(truth.strip())], index[key(answer.strip())]] += 1
+        confusion[index[fold(truth.strip())], index[fold(answer.strip())]] += 1
     return ClassScores(tuple(classes), confusion)
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
     """Compute the expected calibration error (Naeini et al. 2015, Guo et al. 2017).
 
-    ECE = sum over bins of (n_b / n) * |accuracy_b - confidence_b|. The bins have equal width and
-    include their upper limit. A confidence is the probability of the answer, from 0 to 1.
+    ECE = sum over bins b of (n_b / n) * |accuracy_b - confidence_b|. The bins have equal width and
+    include their upper limit. A confidence is the probability of an answer, from 0 to 1.
 
     Raises:
         ValueError: The lists differ in length or are empty, or a confidence is out of range.

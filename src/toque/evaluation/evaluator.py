@@ -1,6 +1,6 @@
-"""Evaluator of a run: held-out loss, and scores of texts for fixed prompts.
+"""Evaluator of a run: held-out loss, and scores of generated texts for fixed prompts.
 
-Every rank calls it.
+Every rank calls the evaluator.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from toque.training.stopping import CommandClock, TimeLimit
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluation:
     """Metrics, texts and cost of an evaluation."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     """All metrics, equal on all ranks."""
     texts: Mapping[str, float] = field(default_factory=dict)
-    """Scores of texts, a subset of `metrics`."""
+    """Scores of the generated texts, a subset of `metrics`."""
     held_out: Sequence[Sample] = ()
     """Texts for held-out prompts."""
-    own: Sequence[Sample] = ()
+    users: Sequence[Sample] = ()
     """Texts for the user's prompts."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Error of each metric that raised one."""
@@ -54,8 +54,8 @@ class Evaluated:
 class Evaluator:
     """Evaluator of a model's current weights.
 
-    It uses no random numbers and restores the training mode. The first `n_held_out` prompts of the
-    sampler have references. The user's prompts follow.
+    It uses no random numbers and restores the training mode. The sampler's first `n_held_out`
+    prompts have references. The user's prompts follow.
     """
 
     heldout: HeldOut
@@ -65,53 +65,41 @@ class Evaluator:
     n_held_out: int
     ranks: Ranks
     scores: Callable[[], ScoresByTask]
+    """Function that returns empty accumulators of the scores."""
     watched: Sequence[str] = ()
-    """Metrics that decide on the best checkpoint or on stopping. A missing one is NaN, which never
-    counts as an improvement."""
+    """Metrics that decide on the best checkpoint or on stopping. A missing metric is NaN, which
+    never counts as an improvement."""
     known: Sequence[str] = ()
-    """Names of Toque's metrics. The user's functions may add others."""
+    """Names of Toque's metrics. The user's functions may add other metrics."""
     reporter: Reporter = SILENT
     interrupted: Callable[[], bool] = bool
     """Called after every batch and token. True stops the evaluation."""
     limit: TimeLimit | None = None
     """Time limit of the command, only on the first rank."""
-    last: Evaluated = Evaluated()
+    last: Evaluation = Evaluation()
+    """Newest evaluation."""
 
     def __call__(self) -> dict[str, float]:
-        """Compute all metrics by name.
+        """Compute all metrics by name. `last` then has the details.
 
         Raises:
-            Interrupted: A rank was interrupted. Nothing is measured.
+            Interrupted: A rank was interrupted. `last` does not change.
         """
         started = time.perf_counter()
         metrics = self.losses()
         loss_seconds = time.perf_counter() - started
 
-        samples = self._write_samples()
+        samples = self._generate_samples()
         held_out = [sample for n, sample in samples.items() if n < self.n_held_out]
-        own_samples = [sample for n, sample in samples.items() if n >= self.n_held_out]
-        texts: dict[str, float] = {}
-        failed: dict[str, str] = {}
-        # Scores of fewer texts would not be comparable with earlier evaluations.
-        if held_out and len(held_out) == self.n_held_out:
-            if self.ranks.is_main:
-                accumulated = self.scores()
-                accumulated.add(held_out)
-                scores = accumulated.result(resamples=0)
-                texts = scores.metrics
-                failed = dict(scores.failed)
-            # The user's metrics may differ by rank, but all ranks must decide alike.
-            texts, failed = self.ranks.broadcast((texts, failed))
-            self._fill_missing(texts, failed)
-        elif self.n_held_out:
-            texts = dict.fromkeys(self._watched_texts(), math.nan)
+        users_samples = [s for n, s in samples.items() if n >= self.n_held_out]
+        texts, failed = self._score_texts(held_out)
 
         seconds = time.perf_counter() - started
-        self.last = Evaluated(
+        self.last = Evaluation(
             metrics=metrics | texts,
             texts=texts,
             held_out=held_out,
-            own=own_samples,
+            users=users_samples,
             failed=failed,
             seconds=seconds,
             texts_seconds=seconds - loss_seconds,
@@ -122,15 +110,14 @@ class Evaluator:
     def losses(self) -> dict[str, float]:
         """Compute the metrics of the held-out examples: loss, perplexity and bits per byte."""
         with counting(self.reporter, "evaluating", "held-out examples") as count:
-            count_or_stop = self._stop_if_interrupted(
-                count, together=self.heldout.in_step
-            )
+            is_in_step = self.heldout.in_step
+            count_or_stop = self._stop_if_interrupted(count, together=is_in_step)
             return self.heldout(self.model, count_or_stop)
 
     def record(self) -> dict[str, Any]:
-        """Return additional fields of the event of the newest evaluation."""
+        """Return additional fields for the newest evaluation's event."""
         fields: dict[str, Any] = {"seconds": self.last.seconds}
-        if self.last.held_out or self.last.own:
+        if self.last.held_out or self.last.users:
             fields["texts_seconds"] = self.last.texts_seconds
             fields["n_texts"] = len(self.last.held_out)
             fields["texts"] = dict(self.last.texts)
@@ -138,16 +125,41 @@ class Evaluator:
             fields["texts_left_out"] = self.last.left_out
         return fields
 
-    def _write_samples(self) -> dict[int, Sample]:
+    def _generate_samples(self) -> dict[int, Sample]:
+        """Generate a text for each prompt of the sampler, in the time limit."""
         if not self.sampler.prompts:
             return {}
         with (
             self.sharing.full_model() as model,
             counting(self.reporter, "writing", "texts") as count,
         ):
-            return self.written(self.sampler, model, self._stop_if_interrupted(count))
+            count_or_stop = self._stop_if_interrupted(count)
+            return self.generate_in_time(self.sampler, model, count_or_stop)
 
-    def written(
+    def _score_texts(
+        self, held_out: Sequence[Sample]
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """Return the scores of the held-out texts, and the errors of the user's metrics."""
+        texts: dict[str, float] = {}
+        failed: dict[str, str] = {}
+        if self.n_held_out == 0:
+            return texts, failed
+        if len(held_out) < self.n_held_out:
+            # Scores of fewer texts would not be comparable with earlier evaluations.
+            return dict.fromkeys(self._watched_texts(), math.nan), failed
+
+        if self.ranks.is_main:
+            accumulators = self.scores()
+            accumulators.add(held_out)
+            scores = accumulators.result(resamples=0)
+            texts = scores.metrics
+            failed = dict(scores.failed)
+        # The user's metrics may differ between ranks, but all ranks must take the same decisions.
+        texts, failed = self.ranks.broadcast((texts, failed))
+        self._fill_missing(texts, failed)
+        return texts, failed
+
+    def generate_in_time(
         self,
         sampler: Sampler,
         model: nn.Module,
@@ -157,25 +169,26 @@ class Evaluator:
     ) -> dict[int, Sample]:
         """Generate as many texts as the time limit permits. Return the samples by prompt number.
 
-        Every rank calls it. If training is over, `final` allows the texts to use the time that is
-        otherwise reserved for training.
+        Every rank calls this method. After training, `final` permits the texts to use the time that
+        is otherwise reserved for training.
         """
         prompts = sampler.prompts
         samples: dict[int, Sample] = {}
         clock = CommandClock() if self.limit is None else self.limit.clock
         start = 0
         while start < len(prompts):
-            fit: tuple[int, float] = (len(prompts) - start, math.inf)
+            n_left = len(prompts) - start
+            fitting: tuple[int, float] = (n_left, math.inf)
             if self.limit is not None:
-                fit = self.limit.texts_that_fit(fit[0], final=final)
-            # All ranks use the numbers of the first.
-            n, seconds = self.ranks.broadcast(fit)
+                fitting = self.limit.texts_that_fit(n_left, final=final)
+            # All ranks use the numbers of the first rank, which has the time limit.
+            n, seconds = self.ranks.broadcast(fitting)
             if n == 0:
                 break
 
             started = clock.seconds()
             part = replace(sampler, prompts=prompts[start : start + n])
-            count_in_time = _until(clock, started + seconds, on_progress)
+            count_in_time = _stop_after(clock, started + seconds, on_progress)
             finished = sample_on_all_ranks(part, model, self.ranks, count_in_time)
             if self.limit is not None:
                 self.limit.wrote(n, clock.seconds() - started)
@@ -188,7 +201,7 @@ class Evaluator:
     def _stop_if_interrupted(self, count: Count, *, together: bool = False) -> Count:
         """Wrap a progress callback to raise Interrupted after a signal.
 
-        With `together`, all ranks call the callback equally often and stop together.
+        With `together`, all ranks must call the callback equally often. They stop together.
         """
 
         def count_or_stop(done: int, total: int, share: float | None = None, /) -> None:
@@ -202,6 +215,7 @@ class Evaluator:
         return count_or_stop
 
     def _watched_texts(self) -> list[str]:
+        """Return the watched metrics that are scores of texts."""
         return [name for name in self.watched if name not in (*HELD_OUT, BITS)]
 
     def _fill_missing(self, texts: dict[str, float], failed: Mapping[str, str]) -> None:
@@ -217,13 +231,13 @@ class Evaluator:
             if name not in self.known and not user_metric_failed:
                 raise ConfigError(
                     f"{name} in train.best_by or train.early_stopping.metric is not a metric of "
-                    "this run. Neither Toque nor a function in evaluation.metrics measures it. "
-                    f"Measured metrics: {', '.join([*HELD_OUT, *texts])}."
+                    "this run. Neither Toque nor a function in evaluation.metrics computes it. "
+                    f"Available metrics: {', '.join([*HELD_OUT, *texts])}."
                 )
             texts[name] = math.nan
 
 
-def _until(clock: CommandClock, end: float, on_progress: Count) -> Count:
+def _stop_after(clock: CommandClock, end: float, on_progress: Count) -> Count:
     """Wrap a progress callback to raise TimeIsUp after the time `end`."""
 
     def count(done: int, total: int, share: float | None = None, /) -> None:
@@ -237,34 +251,34 @@ def _until(clock: CommandClock, end: float, on_progress: Count) -> Count:
 def sample_on_all_ranks(
     sampler: Sampler, model: nn.Module, ranks: Ranks, on_progress: Count = uncounted
 ) -> dict[int, Sample]:
-    """Divide the prompts among the ranks. Return the finished samples by prompt number.
+    """Generate the texts on all ranks. Return the finished samples by prompt number.
 
     Raises:
-        Interrupted: At least one rank was interrupted. All ranks raise it.
+        Interrupted: At least one rank was interrupted. All ranks raise the error.
     """
     n = len(sampler.prompts)
     numbers = range(ranks.rank, n, ranks.world_size)
-    local_sampler = replace(
-        sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size]
-    )
+    local_prompts = [sampler.prompts[number] for number in numbers]
+    local_sampler = replace(sampler, prompts=local_prompts)
 
     def count(done: int, total: int, share: float | None = None) -> None:
-        # Estimated from this rank.
+        # Estimate the progress of all ranks from the progress of this rank.
         on_progress(round(n * done / max(1, total)), n, share)
 
+    # None marks an interruption of this rank.
     local_samples: list[tuple[int, dict[str, Any]]] | None = None
     with suppress(Interrupted):
-        finished = local_sampler.by_number(model, count)
+        finished = local_sampler.generate_samples(model, count)
         local_samples = [(numbers[i], asdict(sample)) for i, sample in finished.items()]
-    shares = ranks.all_gather(local_samples)
-    if any(share is None for share in shares):
+    gathered = ranks.all_gather(local_samples)
+    if None in gathered:
         raise Interrupted(LEFT)
-    samples = {number: sample for share in shares for number, sample in share}
+    samples = {number: sample for part in gathered for number, sample in part}
     return {number: Sample(**samples[number]) for number in sorted(samples)}
 
 
 def goal_of(metric: str) -> Goal:
-    """Return the goal to raise or lower a metric."""
+    """Return the goal to raise or to lower a metric."""
     return Goal(metric, rises=metric_named(metric).better != "lower")
 
 
@@ -276,42 +290,31 @@ def watched_metrics(
     *,
     bits: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """List the metrics that the run depends on, and all of Toque's metrics that it measures.
+    """List the metrics that the run depends on, and all of Toque's metrics that it computes.
 
     Args:
         train: Settings with the metrics for checkpoints and early stopping.
         evaluation: Settings with the metrics of texts.
         data: Settings with the tasks.
         prompts: Prompts of every evaluation.
-        bits: Whether the number of bytes of the targets is known.
+        bits: Whether the number of bytes in the targets is known.
 
     Raises:
-        ConfigError: The run depends on a metric that it does not measure.
+        ConfigError: The run depends on a metric that it does not compute.
     """
     metric_of_setting = {"train.best_by": train.best_by}
     if train.early_stopping is not None:
         metric_of_setting["train.early_stopping.metric"] = train.early_stopping.metric
 
-    metric_names = [*HELD_OUT]
-    has_user_metrics = False
-    table = task_table(data)
-    for task in dict.fromkeys(prompt.task for prompt in prompts):
-        names: Sequence[str] = (
-            ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
-        )
-        if task:
-            names = metrics_of(table[task])
-        has_user_metrics |= any(":" in name for name in names)
-        scores = names_in(groups_in(names))
-        if task and table[task].classes:
-            scores.append(NO_CLASS)
-        metric_names += [f"{task}_{name}" if task else name for name in scores]
+    metric_names, has_user_metrics = _metrics_of_texts(evaluation, data, prompts)
+    metric_names = [*HELD_OUT, *metric_names]
     if bits:
         metric_names.append(BITS)
 
     for setting, metric in metric_of_setting.items():
+        # The names of the user's metrics are known only after the first call.
         if metric in metric_names or has_user_metrics:
-            continue  # the names of the user's metrics are known only after the first call
+            continue
         hint = nearest_hint(metric, metric_names)
         message = (
             f"{setting} is {metric}, which the evaluations of this run do not measure.{hint} "
@@ -324,3 +327,23 @@ def watched_metrics(
             )
         raise ConfigError(message)
     return list(dict.fromkeys(metric_of_setting.values())), metric_names
+
+
+def _metrics_of_texts(
+    evaluation: EvaluationConfig, data: DataConfig, prompts: Sequence[Prompt]
+) -> tuple[list[str], bool]:
+    """List Toque's metrics of the prompts' texts. Also return whether there are user's metrics."""
+    common: Sequence[str] = ("auto",)
+    if evaluation.metrics != "auto":
+        common = evaluation.metrics
+    table = task_table(data)
+    metric_names: list[str] = []
+    has_user_metrics = False
+    for task in dict.fromkeys(prompt.task for prompt in prompts):
+        names = metrics_of(table[task]) if task else common
+        has_user_metrics |= any(":" in name for name in names)
+        scores = names_in(groups_in(names))
+        if task and table[task].classes:
+            scores.append(NO_CLASS)
+        metric_names += [f"{task}_{name}" if task else name for name in scores]
+    return metric_names, has_user_metrics

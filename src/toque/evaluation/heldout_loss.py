@@ -1,13 +1,14 @@
-"""Held-out loss and perplexity: sums over a fixed set of examples, divided once."""
+"""Held-out loss and perplexity: sums over a fixed set of examples, with a single division."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Final, Self, TypeVar
 
@@ -19,7 +20,7 @@ from toque.batch import Batch
 from toque.config.schema import DataConfig, EvaluationConfig
 from toque.config.schema_methods import SpanCorruptionConfig
 from toque.data.loader.batch_stream import ExampleLengths, refuse_empty, usual_rows
-from toque.data.loader.collate import Layout
+from toque.data.loader.collate import Examples, Layout
 from toque.data.loader.epoch_plan import held_out_weights
 from toque.data.loader.packing import RowShape, choose_shape, pack
 from toque.data.loader.span_corruption import SpanCorruption
@@ -41,15 +42,36 @@ LEFT = (
 GPU_TOKENS: Final = 32_768
 """Initial tokens per step on a GPU. An estimate, halved when memory runs out."""
 SUBSET_KEY = key_of(0x746F717565)
-"""Key of the held-out subset, the same for all runs and seeds."""
+"""Random key of the held-out subset, the same for all runs and seeds."""
+WeightedBatch = tuple[float, Sequence[Sequence[int]]]
+"""Weight of a batch, and the store rows of each packed row."""
 
 
 @dataclass
-class RowsAtOnce:
-    """Number of packed rows per step. It is halved, with a notice, when memory runs out."""
+class RowsPerStep:
+    """Number of packed rows per step. When memory runs out, it is halved with a notice."""
 
     rows: int
     on_notice: Callable[[str], object] = lambda _: None
+
+    def halve(self, reason: str) -> None:
+        """Halve the number after memory ran out.
+
+        Raises:
+            ConfigError: A single row does not fit.
+        """
+        if self.rows == 1:
+            raise ConfigError(
+                f"One row of held-out examples does not fit into memory: {reason} Shorten the "
+                "examples (data.max_target_tokens), or stop other programs that use the memory."
+            )
+        release_memory()
+        self.on_notice(
+            f"Memory ran out with {self.rows} rows of held-out examples per step "
+            f"({reason}). The evaluation continues with {self.rows // 2} rows per step. The "
+            "loss does not change."
+        )
+        self.rows //= 2
 
 
 @dataclass(frozen=True)
@@ -67,14 +89,14 @@ class HeldOut:
     """Packed rows per batch. The batches are divided among the ranks."""
     weights: Sequence[float] | None = None
     """Weight per packed row, 1 by default. All rows of a batch have the same weight."""
-    at_once: RowsAtOnce | None = None
+    rows_per_step: RowsPerStep | None = None
     """Packed rows per step of this process, `rows_per_batch` by default."""
     share: tuple[int, int] = (0, 1)
-    """Rank and number of ranks. This process computes every n-th batch."""
+    """Rank and number of ranks n. This process computes every n-th batch."""
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
     """Function that sums numbers over all ranks."""
     in_step: bool = False
-    """True if all ranks compute together. A rank with one batch less computes an unlabelled row."""
+    """True if all ranks compute together. A rank without a batch computes an unlabelled batch."""
     n_bytes: int = 0
     """UTF-8 bytes of all target texts, or 0 if the targets are not complete texts."""
 
@@ -104,39 +126,41 @@ class HeldOut:
         rows = store.rows("validation")
         encoder = trained.shape.source > 0
         spans = None
+        examples: Examples = store
         if span_corruption is not None:
             spans = SpanCorruption.for_store(span_corruption, store, encoder=encoder)
+            examples = spans.held_out(store)
         lengths = ExampleLengths.from_store(store, rows, encoder=encoder, spans=spans)
         shape = choose_shape(*lengths.sample(), encoder=encoder)
+
+        # Rows of equal weight follow each other, so that they can share a batch.
         chosen = subset(rows, evaluation.max_examples)
-        weights = held_out_weights(data, store, chosen)
-        packed = [
-            (weight, row)
-            for weight in sorted(set(weights.tolist()))
-            for row in choose_rows(store, chosen[weights == weight], shape, spans)
-        ]
-        packed_rows = [row for _, row in packed]
+        row_weights = held_out_weights(data, store, chosen)
+        packed_rows: list[tuple[int, ...]] = []
+        weights: list[float] = []
+        for weight in sorted(set(row_weights.tolist())):
+            packed = pack_rows(store, chosen[row_weights == weight], shape, spans)
+            packed_rows += packed
+            weights += itertools.repeat(weight, len(packed))
 
-        def loss_of_shards(_model: nn.Module, batch: Batch) -> Tensor:
-            """Compute the loss of a sharded model on all ranks."""
-            assert sharing is not None
-            return sharing.evaluate(loss_sum, batch)
-
-        in_step = sharing is not None and sharing.is_sharded
+        compute_loss = loss_sum
+        in_step = False
+        if sharing is not None and sharing.is_sharded:
+            compute_loss = partial(_loss_of_shards, sharing)
+            in_step = True
         rows_per_batch = usual_rows(shape.tokens)
-        at_once = rows_per_batch
+        rows_per_step = rows_per_batch
         if runtime.device.type == "cuda" and not in_step:
-            at_once = max(at_once, GPU_TOKENS // shape.tokens)
-        examples = store if spans is None else spans.held_out(store)
+            rows_per_step = max(rows_per_step, GPU_TOKENS // shape.tokens)
         return cls(
             layout=replace(trained, examples=examples, shape=shape),
             rows=packed_rows,
-            weights=[weight for weight, _ in packed],
-            loss_sum=loss_of_shards if in_step else loss_sum,
+            weights=weights,
+            loss_sum=compute_loss,
             autocast=runtime.autocast,
             device=runtime.device,
             rows_per_batch=rows_per_batch,
-            at_once=RowsAtOnce(at_once, on_notice),
+            rows_per_step=RowsPerStep(rows_per_step, on_notice),
             share=(runtime.ranks.rank, runtime.ranks.world_size),
             total=runtime.ranks.all_reduce_sum,
             in_step=in_step,
@@ -160,39 +184,16 @@ class HeldOut:
         numbers are used. `on_progress` receives the approximate number of examples of all ranks.
 
         Raises:
-            Interrupted: `on_progress` raised it on a rank. All ranks raise it.
+            Interrupted: `on_progress` raised the error on a rank. All ranks raise it.
         """
-        nats = 0.0
-        unweighted_nats = 0.0
-        weighted_targets = 0.0
-        targets = 0
+        local_sums = [0.0, 0.0, 0.0, 0.0]
         is_interrupted = True
-        rank, ranks = self.share
-        n_examples, done = self.n_examples, 0
         with evaluating(model), torch.no_grad(), suppress(Interrupted):
-            on_progress(0, n_examples)
-            batches = self._batches()
-            local_batches = batches[rank::ranks]
-            computed = self._compute_all(local_batches, partial(self.loss_sum, model))
-            for weight, batch, batch_loss in computed:
-                batch_nats = float(batch_loss)
-                nats += weight * batch_nats
-                unweighted_nats += batch_nats
-                weighted_targets += weight * batch.n_targets
-                targets += batch.n_targets
-                done += ranks * sum(map(len, batch.example_ids))
-                on_progress(min(done, n_examples), n_examples)
-            if self.in_step and rank >= len(batches) % ranks > 0:
-                empty = self.layout.batch(batches[0][1]).unlabelled()
-                with self.autocast():
-                    self.loss_sum(model, empty.to(self.device))
-                on_progress(n_examples, n_examples)
+            local_sums = self._sum_local_batches(model, on_progress)
             is_interrupted = False
 
-        local_sums = (nats, weighted_targets, targets, unweighted_nats, is_interrupted)
-        nats, weighted_targets, n_targets, unweighted_nats, n_interrupted = self.total(
-            local_sums
-        )
+        totals = self.total((*local_sums, is_interrupted))
+        nats, weighted_targets, n_targets, unweighted_nats, n_interrupted = totals
         if n_interrupted:
             raise Interrupted(LEFT)
         loss = nats / weighted_targets
@@ -205,41 +206,62 @@ class HeldOut:
             metrics["bits_per_byte"] = unweighted_nats / (math.log(2.0) * self.n_bytes)
         return metrics
 
+    def _sum_local_batches(self, model: nn.Module, on_progress: Count) -> list[float]:
+        """Sum weighted nats, weighted targets, targets and nats over the batches of this rank."""
+        rank, ranks = self.share
+        n_examples = self.n_examples
+        sums = np.zeros(4)
+        done = 0
+        on_progress(0, n_examples)
+        batches = self._batches()
+        local_batches = batches[rank::ranks]
+        computed = self._compute_all(local_batches, partial(self.loss_sum, model))
+        for weight, batch, batch_loss in computed:
+            nats, n_targets = float(batch_loss), batch.n_targets
+            sums += weight * nats, weight * n_targets, n_targets, nats
+            done += ranks * sum(map(len, batch.example_ids))
+            on_progress(min(done, n_examples), n_examples)
+
+        # In the last round, only `n_last` ranks may have a batch.
+        n_last = len(batches) % ranks
+        if self.in_step and 0 < n_last <= rank:
+            empty = self.layout.batch(batches[0][1]).unlabelled()
+            with self.autocast():
+                self.loss_sum(model, empty.to(self.device))
+            on_progress(n_examples, n_examples)
+        return sums.tolist()
+
     def by_example(
         self, model: nn.Module, on_progress: Count = uncounted
     ) -> list[tuple[int, float, float]]:
-        """Compute store row, nats and weight of every example, in this process alone."""
+        """Compute the store row, nats and weight of every example, in this process alone."""
         losses: list[tuple[int, float, float]] = []
         with evaluating(model), torch.no_grad():
-            computed = self._compute_all(
-                self._batches(), partial(nats_by_example, model)
-            )
-            for weight, batch, nats in computed:
-                for ids, row in zip(batch.example_ids, nats, strict=True):
-                    losses += [
-                        (i, value, weight) for i, value in zip(ids, row, strict=True)
-                    ]
+            compute = partial(nats_by_example, model)
+            for weight, batch, nats in self._compute_all(self._batches(), compute):
+                ids = chain.from_iterable(batch.example_ids)
+                values = chain.from_iterable(nats)
+                pairs = zip(ids, values, strict=True)
+                losses += [(row, value, weight) for row, value in pairs]
                 on_progress(len(losses), self.n_examples)
         return losses
 
     def _compute_all(
-        self,
-        batches: Sequence[tuple[float, Sequence[Sequence[int]]]],
-        compute: Callable[[Batch], T],
+        self, batches: Sequence[WeightedBatch], compute: Callable[[Batch], T]
     ) -> Iterator[tuple[float, Batch, T]]:
         """Compute a function of all rows, in order. Yield the weight, batch and result per step."""
         rows = [(weight, row) for weight, batch_rows in batches for row in batch_rows]
-        at_once = self.at_once or RowsAtOnce(self.rows_per_batch)
+        per_step = self.rows_per_step or RowsPerStep(self.rows_per_batch)
         start = 0
         while start < len(rows):
-            candidates = rows[start : start + at_once.rows]
+            candidates = rows[start : start + per_step.rows]
             weight, same_weight = next(groupby(candidates, key=itemgetter(0)))
             step_rows = [row for _, row in same_weight]
             batch = self.layout.batch(step_rows)
             try:
                 with self.autocast():
                     result = compute(batch.to(self.device))
-            except RuntimeError as error:  # torch.OutOfMemoryError is one
+            except RuntimeError as error:  # the base class of torch.OutOfMemoryError
                 if self.in_step or not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
@@ -247,41 +269,33 @@ class HeldOut:
                 yield weight, batch, result
                 start += len(step_rows)
                 continue
+            # Outside the except clause, the tensors of the failed step can be freed.
+            per_step.halve(reason)
 
-            # The tensors of the failed step are freed only outside of the except clause.
-            if at_once.rows == 1:
-                raise ConfigError(
-                    f"One row of held-out examples does not fit into memory: {reason} Shorten the "
-                    "examples (data.max_target_tokens), or stop other programs that use the memory."
-                )
-            release_memory()
-            at_once.on_notice(
-                f"Memory ran out with {at_once.rows} rows of held-out examples per step "
-                f"({reason}). The evaluation continues with {at_once.rows // 2} rows per step. The "
-                "loss does not change."
-            )
-            at_once.rows //= 2
-
-    def _batches(self) -> list[tuple[float, Sequence[Sequence[int]]]]:
+    def _batches(self) -> list[WeightedBatch]:
         """Group the rows into batches of equal weight."""
-        batches: list[tuple[float, Sequence[Sequence[int]]]] = []
-        weights = self.weights or [1.0] * len(self.rows)
+        batches: list[WeightedBatch] = []
+        weights = self.weights or itertools.repeat(1.0, len(self.rows))
+        weighted_rows = zip(weights, self.rows, strict=True)
         n = self.rows_per_batch
-        for weight, same_weight in groupby(
-            zip(weights, self.rows, strict=True), key=itemgetter(0)
-        ):
+        for weight, same_weight in groupby(weighted_rows, key=itemgetter(0)):
             rows = [row for _, row in same_weight]
             batches += [(weight, rows[i : i + n]) for i in range(0, len(rows), n)]
         return batches
 
 
-def choose_rows(
+def _loss_of_shards(sharing: DataParallel, _model: nn.Module, batch: Batch) -> Tensor:
+    """Compute the loss of a sharded model on all ranks."""
+    return sharing.evaluate(loss_sum, batch)
+
+
+def pack_rows(
     store: TokenStore,
     rows: np.ndarray,
     shape: RowShape,
     spans: SpanCorruption | None = None,
 ) -> list[tuple[int, ...]]:
-    """Pack held-out examples in order. `spans` may change their length."""
+    """Pack held-out examples in order. `spans` may change their lengths."""
     lengths = ExampleLengths.from_store(
         store, rows, encoder=shape.source > 0, spans=spans
     )
@@ -291,18 +305,18 @@ def choose_rows(
 
 
 def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:
-    """Count the UTF-8 bytes of the targets in packed rows that contribute to the loss."""
+    """Count the UTF-8 bytes of the packed rows' target tokens that contribute to the loss."""
     codec = store.codec()
     targets = (store.learnt_ids(row) for packed in rows for row in packed)
-    # The boundary of a piece of a document may divide a character, which cannot be decoded.
-    # Therefore tokens of byte-level vocabularies are counted one by one.
+    # A piece of a document may begin or end within a character, which then cannot be decoded.
+    # Therefore the bytes of byte-level tokens are counted per token.
     if codec.token_bytes is not None:
         return sum(int(codec.token_bytes[target].sum()) for target in targets)
     return sum(len(codec.decode(target).encode()) for target in targets)
 
 
 def subset(rows: np.ndarray, n: int | None) -> np.ndarray:
-    """Choose at most `n` rows in a random order that is always the same."""
+    """Choose at most `n` rows, in a random order that is always the same."""
     count = len(rows) if n is None else min(n, len(rows))
     if count == 0:
         return rows[:0]

@@ -1,10 +1,10 @@
-"""Memorisation: the longest run of tokens that a text shares word for word with a training example.
+"""Memorisation: the longest run of tokens that a generated text shares with a training example.
 
 The held-out references for the same prompts also share runs with training examples, although no
 one copied them. The references' runs are the baseline for the model's runs.
 
-The search is one pass over the store, without an index. If an example and a text have a hash of
-`RUN` tokens in common, their tokens are compared. Adjacent matches form one longer run.
+The search is a single pass over the store, without an index. If an example and a text share a hash
+of `RUN` tokens, the tokens are compared. Adjacent matches form a longer run.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
     from toque.evaluation.text_samples import Sample
 
 RUN: Final = 8
-"""Tokens of the shortest run that counts.
+"""Number of tokens in the shortest run that counts.
 
-Nearly every recipe that a person wrote shares eight tokens with another ("oven to 350 degrees F"),
-so the result per text is a length, not a yes or no. With shorter runs, most positions of a store
-would be compared.
+Nearly every recipe written by a person shares eight tokens with another recipe ("oven to 350
+degrees F"), so the result per text is a length, not a yes or no. With shorter runs, most positions
+of a store would be compared.
 """
 LONG: Final = 50
-"""Tokens of a run that indicates memorisation (Carlini et al. 2023, section 3)."""
+"""Number of tokens in a run that indicates memorisation (Carlini et al. 2023, section 3)."""
 MAX_TOKENS: Final = 1 << 28
-"""Maximum tokens to read. In a larger store only every second, third, ... example is read."""
+"""Maximum tokens to read. In a larger store, only every n-th example is read."""
 _CHUNK_TOKENS: Final = 1 << 17
-"""Tokens per comparison. Their hashes fit in the cache of a core."""
+"""Tokens per comparison. Their hashes fit in a core's cache."""
 _MAX_PAIRS: Final = 1 << 20
-"""Pairs of a position in an example and a position in a text per comparison."""
+"""Maximum pairs per comparison: a position in an example with a position in a text."""
 
 
 @dataclass(frozen=True)
 class SharedRun:
-    """The longest run that a text shares with a training example."""
+    """Longest run that a text shares with a training example."""
 
     tokens: int
-    """Tokens of the run that do not repeat the prompt. 0 if no run is shared."""
+    """Number of the run's tokens that do not repeat the prompt. 0 if no run is shared."""
     length: int
     """Number of tokens in the text."""
     example: int | None
-    """Store row of the example, the first if several have the run."""
+    """Store row of the first example with the run."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Memorisation:
     n_read: int
     """Number of training examples that were compared."""
     n_examples: int
-    """Number of all training examples."""
+    """Number of training examples in the store."""
 
     def record(self) -> dict[str, Any]:
-        """Return the content of `memorisation` in evaluation.json."""
+        """Return the fields of `memorisation` in evaluation.json."""
         return {
             "examples": self.n_examples,
             "examples_read": self.n_read,
@@ -105,6 +105,7 @@ class Memorisation:
 
 
 def _summarise(runs: Sequence[SharedRun]) -> dict[str, Any]:
+    """Return statistics of the runs of several texts, for evaluation.json."""
     if not runs:
         return {"n": 0}
     tokens = np.array([run.tokens for run in runs])
@@ -124,7 +125,7 @@ def _summarise(runs: Sequence[SharedRun]) -> dict[str, Any]:
 def measure_memorisation(
     samples: Sequence[Sample], store: TokenStore, on_progress: Count = uncounted
 ) -> Memorisation | None:
-    """Compare texts and their references with the training examples of a store.
+    """Compare generated texts and their references with a store's training examples.
 
     Texts of fewer than `RUN` tokens are left out. Return None if no text remains.
     """
@@ -144,32 +145,41 @@ def measure_memorisation(
     if not (generated or references):
         return None
 
-    finder = RunFinder(*zip(*generated, *references, strict=True))
-    rows = store.rows("train")
-    lengths = store.prompt_lengths[rows].astype(np.int64) + store.target_lengths[rows]
-    step = max(1, math.ceil(int(lengths.sum()) / MAX_TOKENS))
-    rows_to_read = rows[::step]
-    chunk_of_row = np.cumsum(lengths[::step]) // _CHUNK_TOKENS
-    n_done = 0
-    for chunk in np.split(rows_to_read, np.flatnonzero(np.diff(chunk_of_row)) + 1):
-        example_prompts, targets = store.sides(chunk)
-        examples = example_prompts.followed_by(targets)
-        finder.compare(examples.joined().astype(np.uint64), examples.lengths, chunk)
-        n_done += len(chunk)
-        on_progress(n_done, len(rows_to_read))
-
+    finder = SharedRunFinder(*zip(*generated, *references, strict=True))
+    n_read = _compare_examples(finder, store, on_progress)
     runs = finder.longest_runs()
-    n_generated = len(generated)
     return Memorisation(
-        runs[:n_generated], runs[n_generated:], len(rows_to_read), len(rows)
+        runs[: len(generated)],
+        runs[len(generated) :],
+        n_read,
+        len(store.rows("train")),
     )
 
 
-class RunFinder:
-    """Search for the longest run that each text shares with the examples.
+def _compare_examples(
+    finder: SharedRunFinder, store: TokenStore, on_progress: Count
+) -> int:
+    """Compare a finder's texts with the training examples. Return the number of examples read."""
+    rows = store.rows("train")
+    lengths = store.prompt_lengths[rows].astype(np.int64) + store.target_lengths[rows]
+    step = max(1, math.ceil(int(lengths.sum()) / MAX_TOKENS))
+    rows = rows[::step]
+    chunk_of_row = np.cumsum(lengths[::step]) // _CHUNK_TOKENS
+    n_done = 0
+    for chunk in np.split(rows, np.flatnonzero(np.diff(chunk_of_row)) + 1):
+        prompts, targets = store.sides(chunk)
+        examples = prompts.followed_by(targets)
+        finder.compare(examples.joined().astype(np.uint64), examples.lengths, chunk)
+        n_done += len(chunk)
+        on_progress(n_done, len(rows))
+    return len(rows)
 
-    A text has at least `RUN` tokens. A run of `RUN` tokens that is also in the prompt of the text
-    does not count towards the length of a longer run.
+
+class SharedRunFinder:
+    """Finder of the longest run that each text shares with the examples.
+
+    A text has at least `RUN` tokens. If `RUN` tokens of a shared run also occur in the text's
+    prompt, these tokens do not count towards the length of the shared run.
     """
 
     def __init__(
@@ -177,40 +187,43 @@ class RunFinder:
     ) -> None:
         ids, self._counts = concatenate(texts)
         self._n = len(ids)
-        # [tokens] number of the text.
         self._text = np.repeat(np.arange(len(texts)), self._counts)
+        """[tokens] Index of the text of each token."""
         hashes, positions = _hash_runs(ids, self._counts)
         self._n_repeated = self._count_repeated(hashes, positions, prompts)
 
-        # Different runs of the texts, by hash and by tokens.
         self._hashes, first, run = np.unique(
             hashes, return_index=True, return_inverse=True
         )
+        """[different runs] Hash of each run in the texts, ascending."""
         windows = sliding_window_view(ids, RUN)
-        # [different runs, RUN] tokens of each run.
         self._windows = windows[positions[first]]
-        # Not a hash collision.
+        """[different runs, RUN] Tokens of each run."""
         is_equal = (windows[positions] == self._windows[run]).all(axis=1)
 
-        # All positions of each run: run * tokens + position, ascending.
+        # Runs with equal hashes and different tokens are hash collisions, which are ignored.
         self._keys = np.sort((run * self._n + positions)[is_equal])
+        """All positions of each run: run * tokens + position, ascending."""
         self._begins = np.searchsorted(self._keys, np.arange(len(first) + 1) * self._n)
+        """[different runs + 1] Index of each run's first key."""
 
-        # A table by the first bits of a hash rejects most runs of an example quickly.
         bits = min(24, len(first).bit_length() + 6)
         self._shift = np.uint64(64 - bits)
         self._may_match = np.zeros(1 << bits, np.bool_)
+        """True for the first bits of a run's hash. This rejects most runs of an example quickly."""
         self._may_match[self._hashes >> self._shift] = True
 
         self._best = np.zeros(len(texts), np.int64)
+        """[texts] Tokens of the longest run so far."""
         self._example = np.full(len(texts), -1, np.int64)
+        """[texts] Store row of the example with the longest run, or -1."""
 
     def _count_repeated(
         self, hashes: U64, positions: I64, prompts: Sequence[Sequence[int]]
     ) -> I64:
-        """[tokens + 1] number of tokens before a position that repeat the prompt of their text."""
+        """Count the tokens before each position that repeat their text's prompt, [tokens + 1]."""
         prompt_hashes, prompt = hash_ngrams(HashedTokens(*concatenate(prompts)), RUN)
-        # Runs in the prompts of other texts do not count, so the text is part of the hash.
+        # Runs in other texts' prompts do not count, so the text is part of the hash.
         salt = mixed(np.arange(len(prompts), dtype=np.uint64))
         is_repeated = np.isin(
             hashes ^ salt[self._text[positions]], prompt_hashes ^ salt[prompt]
@@ -220,7 +233,7 @@ class RunFinder:
         return repeats.cumsum()
 
     def longest_runs(self) -> list[SharedRun]:
-        """Return the longest run of each text in the examples compared so far."""
+        """Return each text's longest run that is shared with the examples so far."""
         columns = (self._best.tolist(), self._counts.tolist(), self._example.tolist())
         return [
             SharedRun(run, length, example if example >= 0 else None)
@@ -245,30 +258,35 @@ class RunFinder:
         is_equal = (sliding_window_view(ids, RUN)[at] == self._windows[run]).all(axis=1)
         at, run = at[is_equal], run[is_equal]
 
-        # A shared run is at most as long as the stretch of positions with a match in any text. A
-        # stretch that is too short to improve any text is skipped: in a large store, nearly all.
-        stretches = np.diff(
-            np.flatnonzero(np.diff(at, prepend=-2) != 1), append=len(at)
-        )
+        # A shared run is at most as long as the stretch of adjacent positions with a match in any
+        # text. Skip stretches that cannot improve any text, which are nearly all in a large store.
+        first_of_stretch = np.flatnonzero(np.diff(at, prepend=-2) != 1)
+        stretches = np.diff(first_of_stretch, append=len(at))
         best = self._best[self._text[self._keys % self._n]]
         to_beat = np.minimum.reduceat(best, self._begins[:-1])
         may_improve = np.repeat(stretches + RUN - 1, stretches) > to_beat[run]
         at, run = at[may_improve], run[may_improve]
 
-        row = np.searchsorted(np.cumsum(counts), at, side="right")
-        self._match(at, run, rows[row])
+        example = np.searchsorted(np.cumsum(counts), at, side="right")
+        self._match(at, run, rows[example])
 
     def _match(self, at: I64, run: I64, row: I64) -> None:
-        """Pair positions of examples with the positions of the same runs in the texts.
+        """Pair positions in examples with all positions of the same run in the texts.
 
         If there are too many pairs, split them by example, then by text.
+
+        Args:
+            at: Positions in the examples.
+            run: Index of the run at each position.
+            row: Store row of the example at each position, ascending.
         """
         n_pairs = int((self._begins[run + 1] - self._begins[run]).sum())
         if n_pairs <= _MAX_PAIRS:
             self._match_span(at, run, row, (0, self._n))
         elif row[0] != row[-1]:
-            first_of_middle = np.searchsorted(row, row[len(row) // 2])
-            cut = int(first_of_middle or np.searchsorted(row, row[0], "right"))
+            # Split before the middle example, or after the first if it reaches the middle.
+            middle = np.searchsorted(row, row[len(row) // 2])
+            cut = int(middle or np.searchsorted(row, row[0], "right"))
             self._match(at[:cut], run[:cut], row[:cut])
             self._match(at[cut:], run[cut:], row[cut:])
         else:
@@ -277,16 +295,24 @@ class RunFinder:
                 self._match_span(at, run, row, span)
 
     def _match_span(self, at: I64, run: I64, row: I64, span: tuple[int, int]) -> None:
-        """Pair positions of examples with positions of the texts within a span of tokens."""
+        """Pair positions in examples with the positions of their runs within a span of tokens."""
         low = np.searchsorted(self._keys, run * self._n + span[0])
         high = np.searchsorted(self._keys, run * self._n + span[1])
         n = high - low
         pair = np.repeat(np.arange(len(at)), n)
+        # The concatenated ranges of keys from low to high of each position.
         key = np.arange(len(pair)) + np.repeat(low - (np.cumsum(n) - n), n)
-        self._update(at[pair], self._keys[key] % self._n, row[pair])
+        self._record_longest(at[pair], self._keys[key] % self._n, row[pair])
 
-    def _update(self, at: I64, positions: I64, row: I64) -> None:
-        """Join adjacent pairs into runs, and record the runs that improve their text."""
+    def _record_longest(self, at: I64, positions: I64, row: I64) -> None:
+        """Join adjacent pairs into longer runs. Record runs that are longer than their text's best.
+
+        Args:
+            at: Position in the examples of each pair.
+            positions: Position in the texts of each pair.
+            row: Store row of the example of each pair.
+        """
+        # The pairs of a longer run have the same difference of positions.
         order = np.lexsort((at, at - positions))
         at = at[order]
         positions = positions[order]
@@ -295,8 +321,10 @@ class RunFinder:
         heads = np.flatnonzero(~follows)
         begin, row = positions[heads], row[heads]
         end = begin + np.diff(heads, append=len(at)) + RUN - 1
-        tokens = end - begin - (self._n_repeated[end] - self._n_repeated[begin])
+        n_repeated = self._n_repeated[end] - self._n_repeated[begin]
+        tokens = end - begin - n_repeated
 
+        # Sort by text, then by length, so that the first run of each text is its longest.
         text = self._text[begin]
         order = np.lexsort((row, -tokens, text))
         longest = order[np.flatnonzero(np.diff(text[order], prepend=-1))]
@@ -306,7 +334,7 @@ class RunFinder:
 
 
 def concatenate(texts: Sequence[Sequence[int]]) -> tuple[U64, I64]:
-    """Return the token ids of all texts in one array, and the number of tokens per text."""
+    """Join the token ids of all texts in one array. Also return the number of tokens per text."""
     counts = np.array([len(ids) for ids in texts], np.int64)
     ids = np.fromiter((i for text in texts for i in text), np.uint64, int(counts.sum()))
     return ids, counts
@@ -315,6 +343,8 @@ def concatenate(texts: Sequence[Sequence[int]]) -> tuple[U64, I64]:
 def _hash_runs(ids: U64, counts: I64) -> tuple[U64, I64]:
     """Hash each run of `RUN` tokens within a text. Also return the position of its first token."""
     hashes, text = hash_ngrams(HashedTokens(ids, counts), RUN)
+    # Between a run's index and its position are the last RUN - 1 tokens of each earlier text.
     n_runs = count_ngrams(counts, RUN)
-    shift = (np.cumsum(counts) - counts) - (np.cumsum(n_runs) - n_runs)
-    return hashes, np.arange(len(hashes)) + shift[text]
+    first_token = np.cumsum(counts) - counts
+    first_run = np.cumsum(n_runs) - n_runs
+    return hashes, np.arange(len(hashes)) + (first_token - first_run)[text]

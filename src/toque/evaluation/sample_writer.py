@@ -1,4 +1,4 @@
-"""Sample writer: a callback that stores the texts of evaluations in samples.jsonl."""
+"""Sample writer: a callback that stores the generated texts of evaluations in samples.jsonl."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from toque.cooking.recipe_scores import title_of
-from toque.evaluation.evaluator import Evaluated, Evaluator
+from toque.evaluation.evaluator import Evaluation, Evaluator
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.reporter import SILENT, Reporter, clock_text, one_line
 from toque.runs.run_record import BITS
@@ -21,7 +21,7 @@ from toque.units import Progress
 MAX_LINES: Final = 30
 """Maximum lines per text in the log."""
 MAX_LETTERS: Final = 200
-"""Maximum characters per line in the log."""
+"""Maximum characters per line of a text in the log."""
 _QUALITY: Final = (
     "recipe_score",
     "ingredient_coherence",
@@ -30,12 +30,15 @@ _QUALITY: Final = (
     "format_correctness",
 )
 _SHOWN: Final = ("bleu", "rouge1", "rouge2", "rougeL", *_QUALITY)
-"""Scores in the log. All scores are in metrics.jsonl."""
+"""Scores in the log. metrics.jsonl has all scores."""
 _EXCERPT_LINES: Final = 3
-"""Maximum lines per text at the end of a run."""
+"""Maximum lines of an excerpt at the end of a run."""
 _MAIN: Final = ("recipe_score", "rougeL")
-"""Main scores, the preferred one first. The progress line shows the first measured one."""
-_NAMES: Final = {"bleu": "BLEU, of 100"} | {f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"}
+"""Main scores by preference. The progress line shows the first available score."""
+_TITLES: Final = {"bleu": "BLEU, of 100"} | {
+    f"rouge{n}": f"ROUGE-{n} F1" for n in "12L"
+}
+"""Titles of scores in the log, if they differ from the name."""
 
 
 @dataclass
@@ -50,7 +53,9 @@ class SampleWriter(Callback):
     warn: Callable[[Progress, str], None] = lambda _at, _message: None
     """Function called if texts cannot be stored or scored."""
     _before: Mapping[str, float] = field(default_factory=dict)
+    """Scores of the previous evaluation's texts."""
     _failed: set[str] = field(default_factory=set)
+    """Metrics with a reported error."""
     _left_out: list[int] = field(default_factory=list)
     """Number of omitted texts for each evaluation that omitted any."""
 
@@ -60,55 +65,59 @@ class SampleWriter(Callback):
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Store the texts. Log their scores, their cost, and the texts for the user's prompts."""
-        evaluated = self.evaluator.last
-        samples = [*evaluated.held_out, *evaluated.own]
+        evaluation = self.evaluator.last
+        samples = [*evaluation.held_out, *evaluation.users]
         # The run may have been moved.
         path = current_path(self.path.parent) / self.path.name
         warning = append_samples(path, samples, step=at.step) if samples else None
         if warning is not None:
             self.warn(at, warning)
-
-        if evaluated.left_out and self.evaluator.limit is not None:
-            if not self._left_out:
-                n_texts = len(samples) + evaluated.left_out
-                self.warn(
-                    at, self.evaluator.limit.left_out(evaluated.left_out, n_texts)
-                )
-            self._left_out.append(evaluated.left_out)
-        for name, error in evaluated.failed.items():
+        self._report_left_out(at, evaluation.left_out, len(samples))
+        for name, error in evaluation.failed.items():
             if name not in self._failed:
                 self._failed.add(name)
                 self.warn(at, f"scores of texts: {name} {error}")
 
-        lines = block(evaluated, self._before, self.watched)
-        self.reporter.detail("\n".join([*lines, cost(evaluated)]))
-        for sample in evaluated.own:
-            self.reporter.detail(shown(sample, step=at.step))
-        self._before = evaluated.texts
+        lines = format_scores(evaluation, self._before, self.watched)
+        self.reporter.detail("\n".join([*lines, format_cost(evaluation)]))
+        for sample in evaluation.users:
+            self.reporter.detail(format_sample(sample, step=at.step))
+        self._before = evaluation.texts
+
+    def _report_left_out(self, at: Progress, n_left_out: int, n_samples: int) -> None:
+        """Count omitted texts. Warn at the first evaluation that omits any."""
+        if n_left_out == 0 or self.evaluator.limit is None:
+            return
+        if not self._left_out:
+            n_texts = n_samples + n_left_out
+            self.warn(at, self.evaluator.limit.left_out(n_left_out, n_texts))
+        self._left_out.append(n_left_out)
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Report the total number of omitted texts, if several evaluations omitted any."""
-        if len(self._left_out) > 1:
-            n, times = sum(self._left_out), len(self._left_out)
-            self.warn(
-                end.progress, f"{n:,} texts of {times:,} evaluations were not written"
-            )
+        n_evaluations = len(self._left_out)
+        if n_evaluations > 1:
+            n = sum(self._left_out)
+            message = f"{n:,} texts of {n_evaluations:,} evaluations were not generated"
+            self.warn(end.progress, message)
 
 
-def main_score(names: Collection[str], watched: Sequence[str] = ()) -> str:
-    """Choose the score for the progress line: a watched metric, else a main score, or "".
+def choose_main_score(names: Collection[str], watched: Sequence[str] = ()) -> str:
+    """Choose the score for the progress line. Return "" if `names` is empty.
 
-    >>> main_score(["bleu", "recipe_score"]), main_score(["bleu"]), main_score([])
-    ('recipe_score', 'bleu', '')
+    A watched metric is preferred, then a main score, then any score.
+
+    >>> choose_main_score(["bleu", "recipe_score"]), choose_main_score(["bleu"])
+    ('recipe_score', 'bleu')
     """
     return next((name for name in (*watched, *_MAIN, *names) if name in names), "")
 
 
-def excerpt(sample: Sample, *, columns: int) -> str:
+def format_excerpt(sample: Sample, *, columns: int) -> str:
     """Format the first lines of a text below its prompt.
 
     >>> text = chr(10).join(["Bread.", "Toast.", "Butter.", "Eat."])
-    >>> print(excerpt(Sample("make toast", text, 9, None, {}), columns=40))
+    >>> print(format_excerpt(Sample("make toast", text, 9, None, {}), columns=40))
     For "make toast" it writes:
         Bread.
         Toast.
@@ -122,43 +131,46 @@ def excerpt(sample: Sample, *, columns: int) -> str:
     if n_hidden > 0:
         noun = "line" if n_hidden == 1 else "lines"
         lines[_EXCERPT_LINES:] = [f"... ({n_hidden} more {noun} in samples.jsonl)"]
+    # 17 is the length of the heading without the prompt.
     prompt = one_line(title_of(sample.prompt) or sample.prompt, columns - 17)
     heading = f'For "{prompt}" it writes:'
     return "\n".join([heading, *(f"    {line}" for line in lines or ["(nothing)"])])
 
 
-def highlight(evaluated: Evaluated, watched: Sequence[str] = ()) -> Highlight:
-    """Choose the main score of an evaluation, and its first text.
+def highlight(evaluation: Evaluation, watched: Sequence[str] = ()) -> Highlight:
+    """Choose the main score and a text of an evaluation, for the progress line.
 
     Without texts, the score is bits per byte or the perplexity.
     """
-    name = main_score(evaluated.texts, watched)
-    name = name or next((n for n in (BITS, "perplexity") if n in evaluated.metrics), "")
-    value = evaluated.texts.get(name, evaluated.metrics.get(name, math.nan))
-    samples = [*evaluated.own, *evaluated.held_out]
-    return Highlight(name.replace("_", " "), value, samples[0].text if samples else "")
+    scores = evaluation.texts
+    name = choose_main_score(scores, watched)
+    if not name:
+        scores = evaluation.metrics
+        name = next((n for n in (BITS, "perplexity") if n in scores), "")
+    samples = [*evaluation.users, *evaluation.held_out]
+    text = samples[0].text if samples else ""
+    return Highlight(name.replace("_", " "), scores.get(name, math.nan), text)
 
 
-def block(
-    evaluated: Evaluated, before: Mapping[str, float], watched: Sequence[str] = ()
+def format_scores(
+    evaluation: Evaluation, before: Mapping[str, float], watched: Sequence[str] = ()
 ) -> list[str]:
     """Format the scores of texts for held-out prompts, with the changes from `before`."""
-    n = len(evaluated.held_out)
+    n = len(evaluation.held_out)
     if not n:
         return []
 
     noun = "text" if n == 1 else "texts"
     lines = [f"  {n} {noun} for held-out prompts:"]
-    prefixes = tuple(
-        {f"{sample.task}_" for sample in evaluated.held_out if sample.task}
-    )
-    of_tasks = [name for name in evaluated.texts if name.startswith(prefixes)]
-    for name in dict.fromkeys((*_SHOWN, *watched, *of_tasks)):
-        if name not in evaluated.texts:
+    tasks = {sample.task for sample in evaluation.held_out if sample.task}
+    prefixes = tuple(f"{task}_" for task in tasks)
+    task_scores = [name for name in evaluation.texts if name.startswith(prefixes)]
+    for name in dict.fromkeys((*_SHOWN, *watched, *task_scores)):
+        if name not in evaluation.texts:
             continue
-        title = _NAMES.get(name, name.replace("_", " "))
+        title = _TITLES.get(name, name.replace("_", " "))
         digits = ".2f" if name == "bleu" else ".4f"
-        value = evaluated.texts[name]
+        value = evaluation.texts[name]
         value_text = "not measured" if math.isnan(value) else f"{value:{digits}}"
         line = f"    {title:22}{value_text:>8}"
         change = value - before.get(name, math.nan)
@@ -168,15 +180,15 @@ def block(
     return lines
 
 
-def cost(evaluated: Evaluated) -> str:
+def format_cost(evaluation: Evaluation) -> str:
     """Format the duration of an evaluation.
 
-    >>> cost(Evaluated(seconds=4.2, texts_seconds=3.1, own=["a text"]))
+    >>> format_cost(Evaluation(seconds=4.2, texts_seconds=3.1, users=["a text"]))
     '  evaluated in 4.2 s, 3.1 s of it for texts'
     """
-    line = f"  evaluated in {_format_seconds(evaluated.seconds)}"
-    if evaluated.held_out or evaluated.own:
-        line += f", {_format_seconds(evaluated.texts_seconds)} of it for texts"
+    line = f"  evaluated in {_format_seconds(evaluation.seconds)}"
+    if evaluation.held_out or evaluation.users:
+        line += f", {_format_seconds(evaluation.texts_seconds)} of it for texts"
     return line
 
 
@@ -184,14 +196,15 @@ def _format_seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else clock_text(seconds)
 
 
-def shown(sample: Sample, *, step: int) -> str:
+def format_sample(sample: Sample, *, step: int) -> str:
     """Format a text with its prompt and its quality.
 
-    >>> scores = {"recipe_score": 0.5, "completeness": 1.0}
-    >>> print(shown(Sample("make toast", "Bread.", 2, None, scores, asked="Recipe: toast"), step=9))
+    >>> scores = {"recipe_score": 0.5}
+    >>> sample = Sample("make toast", "Bread.", 2, None, scores, asked="Recipe: toast")
+    >>> print(format_sample(sample, step=9))
     step 9  make toast
       asked as: Recipe: toast
-      quality: recipe score 0.50, completeness 1.00
+      quality: recipe score 0.50
         Bread.
     """
     lines = [f"step {step:,}  {sample.prompt}"]
@@ -205,13 +218,13 @@ def shown(sample: Sample, *, step: int) -> str:
     if quality:
         lines.append(f"  quality: {', '.join(quality)}")
 
-    text = [line for line in sample.text.splitlines() if line.strip()] or ["(nothing)"]
-    text = [
+    text = [line for line in sample.text.splitlines() if line.strip()]
+    shown = [
         line if len(line) <= MAX_LETTERS else f"{line[:MAX_LETTERS]} ..."
-        for line in text
+        for line in text[:MAX_LINES]
     ]
-    if len(text) > MAX_LINES:
-        text[MAX_LINES:] = [
-            f"... ({len(text) - MAX_LINES} more lines in samples.jsonl)"
-        ]
-    return "\n".join([*lines, *(f"    {line}" for line in text)])
+    n_hidden = len(text) - MAX_LINES
+    if n_hidden > 0:
+        shown.append(f"... ({n_hidden} more lines in samples.jsonl)")
+    lines += [f"    {line}" for line in shown or ["(nothing)"]]
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Words of texts in any script, for scores that count words.
+"""Splitting of texts in any script into words, for scores that count words.
 
 A word is a run of letters, marks and decimal digits. In a script without blanks between words, each
 character with its marks is a word, as in sacrebleu's tokenizer "zh".
@@ -10,9 +10,10 @@ import re
 import unicodedata
 from typing import Final
 
-# Letters of Unicode that English texts use as signs, as in "350 ºF"
 _ORDINALS: Final = "ªº"
-_JOINERS: Final = "\u200c\u200d"  # change the shape of letters within a word
+"""Unicode letters that English texts use as signs, as in "350 ºF"."""
+_JOINERS: Final = "\u200c\u200d"
+"""Characters that change the shape of letters within a word."""
 _UNSPACED: Final = re.compile(
     "[\u0e00-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aaf\u1b00-\u1b7f"  # Thai to Burmese, Khmer
     "\u3005-\u3007\u3021-\u3029\u3031-\u303c\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff"  # kana, Zhuyin
@@ -24,22 +25,23 @@ _FULL_WIDTH: Final = re.compile("[\u3001-\u303f\uff00-\uffef]")
 
 
 class _Kinds(dict[int, str]):
-    """Kind of each code point.
+    """Kind of each code point, for `str.translate`.
 
     "c": a word by itself; "w": part of a word; "m": a mark; "p": full-width punctuation; " ":
     any other character.
 
-    Each code point is looked up once. A table of all of them would take 0.3 s to build.
+    A code point is classified when it first occurs. A complete table would take 0.3 s to build.
     """
 
     def __missing__(self, code: int) -> str:
-        self[code] = kind = _kind(chr(code))
+        self[code] = kind = _classify(chr(code))
         return kind
 
 
-def _kind(char: str) -> str:
+def _classify(char: str) -> str:
+    """Return the kind of a character, see `_Kinds`."""
     category = unicodedata.category(char)
-    is_variant = "\ufe00" <= char <= "\ufe0f"  # shape of the emoji before it
+    is_variant = "\ufe00" <= char <= "\ufe0f"  # selects the shape of the previous emoji
     if char in _JOINERS or (category in ("Mn", "Mc") and not is_variant):
         return "m"
     if category == "Nl" and _UNSPACED.match(char):  # the Chinese zero
@@ -60,33 +62,33 @@ _ASCII_WORD: Final = re.compile("[a-z0-9]+")
 
 
 def folded_words(text: str) -> list[str]:
-    """Split a text into words. Ignore case and the difference of composed and decomposed forms.
+    """Split a text into words. Fold the case, and compose the characters (NFC).
 
     >>> folded_words("2 Cups CAFÉ, हिन्दी 豆腐")
     ['2', 'cups', 'café', 'हिन्दी', '豆', '腐']
     """
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
-    # Turkish İ.
+    # casefold turns the Turkish İ into an i with a dot above.
     folded = unicodedata.normalize("NFC", text).casefold().replace("i\u0307", "i")
     folded = unicodedata.normalize("NFC", folded)
-    return [
-        folded[m.start() : m.end()] for m in _WORD.finditer(folded.translate(_KINDS))
-    ]
+    kinds = folded.translate(_KINDS)
+    return [folded[m.start() : m.end()] for m in _WORD.finditer(kinds)]
 
 
-def with_blanks(text: str) -> str:
-    """Compose a text, and add blanks around each character of a script without blanks.
+def add_blanks(text: str) -> str:
+    """Compose a text (NFC), and add blanks around each character of a script without blanks.
 
     Full-width punctuation is also surrounded by blanks.
 
-    >>> with_blanks("豆腐 tofu").split()
+    >>> add_blanks("豆腐 tofu").split()
     ['豆', '腐', 'tofu']
     """
     if text.isascii():
         return text
     text = unicodedata.normalize("NFC", text)
-    parts, last = list[str](), 0
+    parts: list[str] = []
+    last = 0
     for match in _CHARACTER.finditer(text.translate(_KINDS)):
         start, end = match.span()
         parts += [text[last:start], " ", text[start:end], " "]

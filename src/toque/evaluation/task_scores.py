@@ -1,4 +1,4 @@
-"""Task scores: the held-out loss per task, and the accuracy and calibration of class tasks."""
+"""Task scores: held-out loss per task, and accuracy and calibration of tasks with classes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from toque.cooking.prompts import RECIPE_TASKS, task_table
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.classification import ClassScores, calibration_error, class_scores
 from toque.evaluation.constrained_choice import choose
-from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
-from toque.reporter import SILENT, Count, Reporter, counting, uncounted
+from toque.evaluation.heldout_loss import HeldOut, pack_rows, subset
+from toque.reporter import SILENT, Reporter, counting
 from toque.runs.run_record import TASK_SCORES
 
 
@@ -38,24 +38,25 @@ class TaskScores:
     truncated: int = 0
     """Number of prompts with data.max_prompt_tokens tokens, which were probably truncated."""
 
-    def measured(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return the scores by metric name."""
-        numbers = self._numbers()
+        scores = self._scores_by_field()
         return {
-            name: numbers[field]
+            name: scores[field]
             for name, field in TASK_SCORES.items()
-            if field in numbers
+            if field in scores
         }
 
-    def _numbers(self) -> dict[str, float]:
-        numbers = {"loss": self.loss, "perplexity": self.perplexity}
+    def _scores_by_field(self) -> dict[str, float]:
+        """Return the scores by their field in evaluation.json."""
+        fields = {"loss": self.loss, "perplexity": self.perplexity}
         if (scores := self.classes) is not None:
-            numbers |= {"accuracy": scores.accuracy, "majority": scores.majority}
-            numbers |= {"macro_f1": scores.macro_f1, "ece": self.ece}
-        return numbers
+            fields |= {"accuracy": scores.accuracy, "majority": scores.majority}
+            fields |= {"macro_f1": scores.macro_f1, "ece": self.ece}
+        return fields
 
     def record(self) -> dict[str, Any]:
-        """Return the content of the task in evaluation.json."""
+        """Return the task's fields in evaluation.json."""
         class_fields: dict[str, Any] = {}
         if (scores := self.classes) is not None:
             class_fields = {
@@ -64,7 +65,8 @@ class TaskScores:
                 "confusion": scores.confusion.tolist(),
                 "full_prompts": self.truncated,
             }
-        rounded = {name: round(value, 6) for name, value in self._numbers().items()}
+        scores_by_field = self._scores_by_field()
+        rounded = {name: round(value, 6) for name, value in scores_by_field.items()}
         return {"examples": self.n, **rounded, **class_fields}
 
     def lines(self) -> list[str]:
@@ -89,21 +91,26 @@ def score_tasks(
     at_most: int | None,
     reporter: Reporter = SILENT,
 ) -> list[TaskScores]:
-    """Score every configured task with held-out examples, in this process."""
+    """Score every configured task that has held-out examples, in this process.
+
+    If recipes are the only task, the list is empty: the model's scores already describe this task.
+    """
     if tuple(data.tasks) == ("write",):
         return []
     held_out = store.rows("validation")
-    numbers = np.asarray(store.column("task"))[held_out]
+    codes = np.asarray(store.column("task"))[held_out]
     scores = []
-    for number, (name, task) in enumerate(task_table(data).items()):
-        rows = subset(held_out[numbers == number], at_most)
+    for code, (name, task) in enumerate(task_table(data).items()):
+        rows = subset(held_out[codes == code], at_most)
         if name in data.tasks and len(rows):
-            classes = classes_of(store, name, task.classes)
-            scores.append(_score(model, heldout, store, name, classes, rows, reporter))
+            classes = used_classes(store, name, task.classes)
+            scores.append(
+                _score_task(model, heldout, store, name, classes, rows, reporter)
+            )
     return scores
 
 
-def _score(
+def _score_task(
     model: PreTrainedModel,
     heldout: HeldOut,
     store: TokenStore,
@@ -112,52 +119,38 @@ def _score(
     rows: NDArray[np.int64],
     reporter: Reporter,
 ) -> TaskScores:
-    packed = choose_rows(store, rows, heldout.layout.shape)
+    """Score a task on some store rows: its loss, and its classes if it has any."""
+    packed = pack_rows(store, rows, heldout.layout.shape)
     task_heldout = replace(heldout, rows=packed, weights=None)
     with counting(reporter, "evaluating", f"examples of the task {task}") as count:
         losses = task_heldout(model, count)
     scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
     if not classes:
         return scores
+
+    codec = store.codec()
+    prompts = [store.prompt(row) for row in rows.tolist()]
+    truths = [codec.decode(store.target(row)) for row in rows.tolist()]
     with counting(reporter, "choosing for", f"prompts of the task {task}") as count:
-        shares, truths = choose_classes(model, heldout, store, classes, rows, count)
-    answers = [classes[i] for i in shares.argmax(axis=1).tolist()]
-    right = [a == t for a, t in zip(answers, truths, strict=True)]
-    full = int(
-        (
-            store.prompt_lengths[rows] >= store.manifest.settings["max_prompt_tokens"]
-        ).sum()
-    )
+        probabilities = choose(
+            model, codec, prompts, classes, count, autocast=heldout.autocast
+        )
+    answers = [classes[i] for i in probabilities.argmax(axis=1).tolist()]
+    is_right = [a == truth for a, truth in zip(answers, truths, strict=True)]
+    max_tokens = store.manifest.settings["max_prompt_tokens"]
+    is_truncated = store.prompt_lengths[rows] >= max_tokens
     return replace(
         scores,
         classes=class_scores(answers, truths, classes),
-        ece=calibration_error(shares.max(axis=1).tolist(), right),
-        truncated=full,
+        ece=calibration_error(probabilities.max(axis=1).tolist(), is_right),
+        truncated=int(is_truncated.sum()),
     )
 
 
-def choose_classes(
-    model: PreTrainedModel,
-    heldout: HeldOut,
-    store: TokenStore,
-    classes: Sequence[str],
-    rows: NDArray[np.int64],
-    on_progress: Count = uncounted,
-) -> tuple[NDArray[np.float64], list[str]]:
-    """Compute the [rows, classes] probabilities of classes. Also return the true class per row."""
-    codec = store.codec()
-    prompts = [store.prompt(row) for row in rows.tolist()]
-    shares = choose(
-        model, codec, prompts, classes, on_progress, autocast=heldout.autocast
-    )
-    return shares, [codec.decode(store.target(row)) for row in rows.tolist()]
-
-
-def classes_of(store: TokenStore, task: str, classes: Sequence[str]) -> list[str]:
+def used_classes(store: TokenStore, task: str, classes: Sequence[str]) -> list[str]:
     """List the classes of a task that occur in the store, in the order of their codes."""
-    if (
-        task not in RECIPE_TASKS or not classes
-    ):  # in the user's tasks, every class occurs
+    # In a user's task, every class occurs.
+    if task not in RECIPE_TASKS or not classes:
         return list(classes)
     codes = np.asarray(store.column(task)).astype(np.float64)
     used = np.unique(codes[(codes >= 0) & (codes < UNKNOWN)]).astype(int)

@@ -29,53 +29,58 @@ from toque.sources.records import NO_TASK, TaskTemplate, attempt
 from toque.storage.json_files import append_json_lines
 
 _EXTRA_TOKENS: Final = 8
-"""Tokens of an answer beyond the longest class, so that wrong answers can be recognised."""
+"""Maximum tokens of an answer beyond the longest class, so that a wrong answer is recognised."""
 LENGTHS: Final = (("short", 100), ("medium", 200))
-"""Largest number of words per label. Longer texts are labelled long."""
+"""Length labels with their largest number of words. Longer texts are labelled long."""
 
 
 def metrics_of(task: TaskTemplate) -> tuple[str, ...]:
-    """Return the separate metrics of a task, or () if its answers are scored with other texts."""
-    return task.metrics or (OF_CLASSES if task.classes else ())
+    """Return a task's separate metrics, or () if its answers are scored with all other texts."""
+    if task.metrics:
+        return task.metrics
+    return OF_CLASSES if task.classes else ()
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as ids and as text, and its reference, if any."""
+    """Prompt as token ids and as text, with its reference if one exists."""
 
     ids: tuple[int, ...]
     text: str
     """Prompt in the format that the model expects."""
     reference: str | None = None
     slices: Mapping[str, str] = field(default_factory=dict)
-    """Label per slicing, such as {"difficulty": "easy"}."""
+    """Label per slicing, e.g. {"difficulty": "easy"}."""
     typed: str | None = None
     """Prompt that the user typed, if it differs from `text`."""
     task: str = ""
     """Name of the task, if it has separate metrics."""
     max_tokens: int | None = None
-    """Limit of tokens of an answer, if answers are short."""
+    """Maximum tokens of an answer, if the task has short answers."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One generated text with its metrics."""
+    """Generated text with its metrics."""
 
     prompt: str
+    """Prompt that the user typed, or the prompt of a held-out example."""
     text: str
     tokens: int
+    """Number of generated tokens."""
     reference: str | None
     metrics: Mapping[str, float]
+    """Recipe metrics by name."""
     slices: Mapping[str, str] = field(default_factory=dict)
     failed: str = ""
     """Error of the recipe metrics. `metrics` is then empty."""
     asked: str | None = None
-    """Prompt in the format that the model expects, if the user typed another one."""
+    """Prompt in the format that the model expects, if the user typed a different prompt."""
     task: str = ""
     """Name of the task, if it has separate metrics."""
 
     def record(self) -> dict[str, Any]:
-        """Return the content of the line in samples.jsonl."""
+        """Return the fields of the line in samples.jsonl."""
         fields = {
             "prompt": self.prompt,
             "text": self.text,
@@ -89,7 +94,7 @@ class Sample:
         return {name: value for name, value in fields.items() if value is not None}
 
 
-class TimeIsUp(Exception):  # noqa: N818 - control flow, not an error anyone sees
+class TimeIsUp(Exception):  # noqa: N818 - control flow, not an error that users see
     """Raised by a progress callback to stop generation. Unfinished texts are left out."""
 
 
@@ -100,69 +105,63 @@ class Sampler:
     prompts: Sequence[Prompt]
     codec: Codec
     record: Provenance
-    """Record of the model, with the maximum length of its texts."""
+    """Model's record, with the maximum length of its texts."""
     on_notice: Callable[[str], object] = lambda _: None
 
-    def __call__(
+    def generate_samples(
         self, model: nn.Module, on_progress: Count = uncounted
-    ) -> list[Sample]:
-        """Generate a sample per prompt, in their order. `on_progress` is passed to `generate`.
+    ) -> dict[int, Sample]:
+        """Generate a sample per prompt. Return the samples by the number of the prompt.
 
         If `on_progress` raises TimeIsUp, only the prompts with a finished text have a sample.
         """
-        return [*self.by_number(model, on_progress).values()]
-
-    def by_number(
-        self, model: nn.Module, on_progress: Count = uncounted
-    ) -> dict[int, Sample]:
-        """Generate a sample per prompt, as `__call__` does. Return them by prompt number."""
         longest = self.record.max_new_tokens
         limits = [min(prompt.max_tokens or longest, longest) for prompt in self.prompts]
-        written: dict[int, list[int]] = {}
-        for max_tokens in dict.fromkeys(
-            limits
-        ):  # short and long answers in separate batches
+        token_ids: dict[int, list[int]] = {}
+        # Short and long answers are generated in separate batches.
+        for max_tokens in dict.fromkeys(limits):
             rows = [row for row, limit in enumerate(limits) if limit == max_tokens]
 
             def count(
                 done: int,
                 _total: int,
                 share: float | None = None,
-                before: int = len(written),
+                before: int = len(token_ids),
             ) -> None:
                 on_progress(before + done, len(limits), share)
 
-            written |= self._write_finished(model, rows, max_tokens, count)
-        return {
-            row: scored(
-                prompt,
-                self.codec.decode(written[row], skip_special_tokens=True),
-                tokens=len(written[row]),
+            token_ids |= self._generate_finished(model, rows, max_tokens, count)
+
+        samples = {}
+        for row in sorted(token_ids):
+            ids = token_ids[row]
+            samples[row] = score_text(
+                self.prompts[row],
+                self.codec.decode(ids, skip_special_tokens=True),
+                tokens=len(ids),
                 knows_recipes=self.record.knows_recipes,
             )
-            for row, prompt in enumerate(self.prompts)
-            if row in written
-        }
+        return samples
 
-    def _write_finished(
+    def _generate_finished(
         self, model: nn.Module, rows: Sequence[int], max_tokens: int, on_progress: Count
     ) -> dict[int, list[int]]:
-        """Generate texts for some prompts. Return the finished ones by prompt number."""
+        """Generate texts for some prompts. Return the finished texts by prompt number."""
         texts: list[list[int]] = [[] for _ in rows]
         finished: list[int] = []
 
-        def take(number: int, token: int | None) -> None:
-            if token is None:
+        def on_token(number: int, token: int | None) -> None:
+            if token is None:  # the end of the text
                 finished.append(number)
             else:
                 texts[number].append(token)
 
         ids = [self.prompts[row].ids for row in rows]
         with suppress(TimeIsUp):
-            self.written(model, ids, max_tokens, on_progress, take)
+            self.generate(model, ids, max_tokens, on_progress, on_token)
         return {rows[number]: texts[number] for number in finished}
 
-    def written(
+    def generate(
         self,
         model: nn.Module,
         prompts: Sequence[Sequence[int]],
@@ -170,7 +169,7 @@ class Sampler:
         on_progress: Count = uncounted,
         on_token: Callable[[int, int | None], object] | None = None,
     ) -> list[list[int]]:
-        """Generate greedily after each prompt. The callbacks are passed to `generate`."""
+        """Generate greedily from token ids. The callbacks are passed to the engine."""
         return generate(
             model,
             prompts,
@@ -183,19 +182,25 @@ class Sampler:
         )
 
 
-def scored(
+def score_text(
     prompt: Prompt, text: str, *, tokens: int = 0, knows_recipes: bool = True
 ) -> Sample:
     """Score a text by the recipe metrics, or record the error that they raised."""
     result = attempt(text_metrics, prompt.text, text, knows_recipes=knows_recipes)
+    metrics: dict[str, float] = {}
+    failed = ""
+    if isinstance(result, str):
+        failed = result
+    else:
+        metrics = result
     return Sample(
         prompt.typed or prompt.text,
         text,
         tokens,
         prompt.reference,
-        metrics={} if isinstance(result, str) else dict(result),
+        metrics=metrics,
         slices=prompt.slices,
-        failed=result if isinstance(result, str) else "",
+        failed=failed,
         asked=prompt.text if prompt.typed else None,
         task=prompt.task,
     )
@@ -204,12 +209,11 @@ def scored(
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str | None:
     """Append a JSON line per sample, all or none.
 
-    Return a warning if the file system refused: a run does not stop for its samples.
+    Return a warning if writing failed. A run does not stop without its samples.
     """
-    lines = [
-        json.dumps({"step": step} | s.record(), ensure_ascii=False) for s in samples
-    ]
-    # A model may write half a surrogate pair, which is not valid UTF-8.
+    records = [{"step": step} | sample.record() for sample in samples]
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    # A model may generate half a surrogate pair, which is not valid UTF-8.
     error = append_json_lines(path, [line.encode("utf-8", "replace") for line in lines])
     if error is None:
         return None
@@ -220,43 +224,48 @@ def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str |
 
 
 def held_out_prompts(store: TokenStore, n: int, data: DataConfig) -> list[Prompt]:
-    """Choose the first `n` held-out prompts of each task with separate metrics, and of the rest.
+    """Choose `n` held-out prompts for each task with separate metrics, and `n` for other examples.
 
-    The prompts of the rest come first. Documents have no prompts.
+    The prompts of other examples come first. Documents have no prompts.
     """
-    table, codec = task_table(data), store.codec()
+    table = task_table(data)
     separate = {
         name: code for code, name in enumerate(table) if metrics_of(table[name])
     }
     held_out = store.rows("validation")
     codes = np.asarray(store.column("task"))[held_out]
 
-    common = _first_prompts(store, held_out[~np.isin(codes, [*separate.values()])], n)
+    is_common = ~np.isin(codes, [*separate.values()])
+    common = _first_prompts(store, held_out[is_common], n)
     references = [prompt.reference or "" for prompt in common.values()]
-    slices = slices_of(store, list(common), references, tuple(table))
+    slices = label_slices(store, list(common), references, tuple(table))
     prompts = [
-        replace(p, slices=labels)
-        for p, labels in zip(common.values(), slices, strict=True)
+        replace(prompt, slices=labels)
+        for prompt, labels in zip(common.values(), slices, strict=True)
     ]
     for name, code in separate.items():
-        sizes = [
-            len(codec.encode(codec.normalise(answer))) for answer in table[name].classes
-        ]
-        max_tokens = max(sizes) + _EXTRA_TOKENS if sizes else None
-        task_prompts = _first_prompts(store, held_out[codes == code], n).values()
+        max_tokens = _max_answer_tokens(table[name], store.codec())
+        task_prompts = _first_prompts(store, held_out[codes == code], n)
         prompts += [
-            replace(prompt, task=name, max_tokens=max_tokens) for prompt in task_prompts
+            replace(prompt, task=name, max_tokens=max_tokens)
+            for prompt in task_prompts.values()
         ]
     return prompts
+
+
+def _max_answer_tokens(task: TaskTemplate, codec: Codec) -> int | None:
+    """Return the maximum tokens of an answer, or None if the task has no classes."""
+    sizes = [len(codec.encode(codec.normalise(name))) for name in task.classes]
+    return max(sizes) + _EXTRA_TOKENS if sizes else None
 
 
 def _first_prompts(
     store: TokenStore, rows: NDArray[np.int64], n: int
 ) -> dict[int, Prompt]:
-    """Choose the first `n` prompts in the held-out order, by store row."""
+    """Choose the first `n` prompts that are not empty, in the held-out order, by store row."""
     codec = store.codec()
     prompts: dict[int, Prompt] = {}
-    # Most rows of a mixture may be documents, which have no prompts.
+    # A mixture may consist mostly of documents, which have no prompts.
     for row in subset(rows[store.prompt_lengths[rows] > 0], None).tolist():
         if len(prompts) == n:
             break
@@ -273,30 +282,38 @@ def _length_label(reference: str) -> str:
     return next((label for label, max_words in LENGTHS if n_words <= max_words), "long")
 
 
-def slices_of(
+def label_slices(
     store: TokenStore,
     rows: Sequence[int],
     references: Sequence[str],
     names: Sequence[str],
 ) -> list[dict[str, str]]:
-    """Label each store row by length, difficulty, task and source. `names` are the task names."""
-    slices = [{"length": _length_label(reference)} for reference in references]
+    """Label each store row by length, difficulty, task and source. `names` are the task names.
+
+    The task and the source are left out if all rows have the same one.
+    """
+    columns = {"length": [_length_label(reference) for reference in references]}
     if "difficulty" in store.manifest.columns:
         levels = store.column("difficulty")[list(rows)].astype(float).tolist()
-        for labels, level in zip(slices, levels, strict=True):
-            # The comparison is also false for NaN.
-            labels["difficulty"] = (
-                DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown"
-            )
+        # The comparison is also false for NaN.
+        columns["difficulty"] = [
+            DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown"
+            for level in levels
+        ]
+
     tasks = store.column("task")[list(rows)].astype(int).tolist()
     if len(set(tasks)) > 1:
-        for labels, task in zip(slices, tasks, strict=True):
-            labels["task"] = names[task] if task != NO_TASK else "none"
+        columns["task"] = [names[task] if task != NO_TASK else "none" for task in tasks]
+
     files: dict[int, str] = {}
     for entry in store.manifest.sources:
         files.setdefault(entry.source, Path(entry.path).name)
     if len(files) > 1:
         sources = store.column("source")[list(rows)].astype(int).tolist()
-        for labels, source in zip(slices, sources, strict=True):
-            labels["source"] = f"{source + 1} {files.get(source, '')}".strip()
-    return slices
+        columns["source"] = [
+            f"{source + 1} {files.get(source, '')}".strip() for source in sources
+        ]
+    return [
+        dict(zip(columns, labels, strict=True))
+        for labels in zip(*columns.values(), strict=True)
+    ]

@@ -1,7 +1,7 @@
 """Scores of a set of generated texts: every metric with its interval, overall and by slice.
 
-Only numbers are stored per text, except for the user's metrics, which need the texts. The answers
-to a task with separate metrics are not scored with other texts.
+Only numbers are stored per text, except for the user's metrics, which need the texts. If a task has
+separate metrics, its answers are not scored with other texts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,23 @@ from toque.evaluation.answer_scores import (
     token_f1,
     valid_json,
 )
-from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates, key_of_text
+from toque.evaluation.bootstrap import (
+    Estimate,
+    Floats,
+    PerText,
+    estimate_scores,
+    key_of_text,
+)
 from toque.evaluation.ngram_metrics import (
     MAX_PAIRS,
     U64,
     HashedTokens,
     bleu_counts,
     bleu_of,
-    distinct,
+    distinct_share,
     hash_ngrams,
+    hash_words,
     repetition,
-    words,
 )
 from toque.evaluation.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.rouge import rouge_f1
@@ -54,29 +60,29 @@ _NAMES_OF: Final[Mapping[str, Sequence[str]]] = {
     "repetition": ("repetition", "distinct_1", "distinct_2"),
     "recipe": RECIPE_NAMES,
 }
-"""Names of the scores of metrics with several scores."""
+"""Score names of metrics that have several scores."""
 NO_CLASS: Final = "no_class"
-"""Name of the score that is the share of answers outside the task's classes."""
+"""Name of a score: the share of answers that are not a class of the task."""
 PART: Final = MAX_PAIRS // 4
-"""Texts per step. Their hashes fit in the cache of a core."""
+"""Texts per step. Their hashes fit in a core's cache."""
 MAX_SLICES: Final = 12
-"""Labels of a slicing that are reported, the most frequent first."""
+"""Maximum labels to report per slicing, the most frequent first."""
 
 UserMetric = Callable[[Sequence[str], Sequence[str]], Any]
-"""Function from predictions and references to {name: score or scores}, or to the score or scores.
+"""Function from predictions and references to one score, one score per text, or {name: score(s)}.
 
-A score per text has a confidence interval.
+Scores per text have a confidence interval.
 """
 
 
 def names_in(metrics: Collection[str]) -> list[str]:
-    """List the score names of Toque's metrics."""
+    """List the score names of Toque's metrics. The user's metrics have a colon and are left out."""
     return [name for m in metrics if ":" not in m for name in _NAMES_OF.get(m, (m,))]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a set of texts."""
+    """Scores of a set of texts, overall and by slice."""
 
     n_texts: int
     overall: Mapping[str, Estimate]
@@ -87,7 +93,7 @@ class Scores:
     failed: Mapping[str, str]
     """Error of each metric that raised one."""
     each: Mapping[str, PerText] = field(default_factory=dict)
-    """Statistics per text, by the name of the score."""
+    """Statistics per text, by score name."""
     keys: Sequence[str] = ()
     """Hash per text, see `key_of_text`."""
 
@@ -97,28 +103,30 @@ class Scores:
         return {name: e.value for name, e in self.overall.items()}
 
     def __str__(self) -> str:
-        lines = [f"{self.n_texts} written texts, with 95 % intervals:"]
+        lines = [f"{self.n_texts} generated texts, with 95 % intervals:"]
         for name, e in self.overall.items():
-            ends = f"   {e.low:.3f} to {e.high:.3f}" if e.low is not None else ""
-            some = f"   ({e.n} texts)" if e.n != self.n_texts else ""
-            lines.append(f"  {name.replace('_', ' '):26}{e.value:8.3f}{ends}{some}")
+            interval = f"   {e.low:.3f} to {e.high:.3f}" if e.low is not None else ""
+            n_texts = f"   ({e.n} texts)" if e.n != self.n_texts else ""
+            title = name.replace("_", " ")
+            lines.append(f"  {title:26}{e.value:8.3f}{interval}{n_texts}")
         return "\n".join(lines)
 
 
 @dataclass
 class TextScores:
-    """Accumulator of the scores of texts."""
+    """Accumulator of scores for generated texts."""
 
     groups: Sequence[str] = METRIC_GROUPS
-    """Toque's metrics."""
+    """Toque's metrics to compute."""
     user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
-    """The user's functions, by import path."""
+    """User's functions by import path."""
     classes: Sequence[str] = ()
+    """Classes of the task, or () if its answers are free text."""
     reserved_names: Collection[str] = ()
-    """Reserved names, which a user's scores cannot have."""
+    """Names that the user's scores cannot have."""
 
     @classmethod
-    def named(
+    def from_names(
         cls,
         names: Sequence[str],
         foreign: ForeignCode,
@@ -126,10 +134,17 @@ class TextScores:
         classes: Sequence[str] = (),
         reserved_names: Collection[str] = (),
     ) -> Self:
-        """Import the functions that a setting names, and make an empty accumulator.
+        """Make an empty accumulator of the named metrics. Import the user's functions.
+
+        Args:
+            names: Names of Toque's metrics, and import paths of the user's functions.
+            foreign: Untrusted code that must not be imported.
+            setting: Setting with the names, for messages.
+            classes: Classes of the task.
+            reserved_names: Names that the user's scores cannot have.
 
         Raises:
-            ConfigError: A name is not a function.
+            ConfigError: An import path is not a function.
         """
         purpose = "a function of the predictions and the references that returns {name: score}"
         user_metrics: dict[str, UserMetric] = {}
@@ -148,70 +163,74 @@ class TextScores:
     def __post_init__(self) -> None:
         self.n_texts = 0
         self.failed: dict[str, str] = {}
+        """Error of each metric that raised one."""
         self._unscored: Counter[str] = Counter()
+        """Number of texts without recipe scores, by error."""
         self._keys: list[str] = []
         self._rows: dict[str, list[tuple[int, Floats]]] = defaultdict(list)
+        """Statistics of parts of the texts, by score name. Each part has the row of its first text
+        and a [texts, k] array."""
         self._labels: dict[str, list[str]] = defaultdict(list)
+        """Label per text, by slicing."""
         self._texts: tuple[list[str], list[str]] = ([], [])
-        self._grams: dict[int, list[U64]] = (
-            {1: [], 2: []} if "repetition" in self.groups else {}
-        )
+        """Predictions and references for the user's metrics."""
+        orders = (1, 2) if "repetition" in self.groups else ()
+        self._ngrams: dict[int, list[U64]] = {n: [] for n in orders}
+        """Hashed n-grams of all texts, by n."""
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Add the scores of these texts."""
+        """Score these texts and add their statistics."""
         remaining = iter(samples)
         while part := list(islice(remaining, PART)):
             self._add_part(part)
 
     def _add_part(self, samples: Sequence[Sample]) -> None:
-        texts = [sample.text for sample in samples]
-        self._keys += [key_of_text(s.prompt, s.reference or "") for s in samples]
+        """Add the statistics of at most `PART` texts."""
         first = self.n_texts
         self.n_texts += len(samples)
+        self._keys += [key_of_text(s.prompt, s.reference or "") for s in samples]
         if "recipe" in self.groups:  # recipe scores come first in every table
-            for name in dict.fromkeys(
-                name for sample in samples for name in sample.metrics
-            ):
+            names = [name for sample in samples for name in sample.metrics]
+            for name in dict.fromkeys(names):
                 values = [sample.metrics.get(name, np.nan) for sample in samples]
                 self._rows[name].append((first, np.array(values, float)[:, None]))
             self._unscored.update(sample.failed for sample in samples if sample.failed)
-        references = [sample.reference for sample in samples]
-        for name, rows in self._score_texts(texts, references).items():
+
+        for name, rows in self._score_texts(samples).items():
             self._rows[name].append((first, rows))
         for sample in samples:
             for slicing, label in sample.slices.items():
                 self._labels[slicing].append(label)
-        if self.user_metrics:
-            for sample in samples:
-                if sample.reference is not None:
-                    self._texts[0].append(sample.text)
-                    self._texts[1].append(sample.reference)
+            if self.user_metrics and sample.reference is not None:
+                self._texts[0].append(sample.text)
+                self._texts[1].append(sample.reference)
 
-    def _score_texts(
-        self, texts: Sequence[str], references: Sequence[str | None]
-    ) -> dict[str, Floats]:
-        """Compute the metrics of texts, [texts, k] each.
+    def _score_texts(self, samples: Sequence[Sample]) -> dict[str, Floats]:
+        """Compute the statistics of texts, [texts, k] per score.
 
-        A metric that needs a reference is NaN for texts without one.
+        Scores that need a reference are NaN for texts without a reference.
         """
-        has_none = np.array([reference is None for reference in references])
-        expected = [reference or "" for reference in references]
+        texts = [sample.text for sample in samples]
+        references = [sample.reference or "" for sample in samples]
+        lacks_reference = np.array([sample.reference is None for sample in samples])
         columns: dict[str, Floats] = {}
-        tokens = words(texts) if {"bleu", "repetition"} & set(self.groups) else None
-        if not has_none.all():
-            columns = self._compare_texts(texts, expected, tokens)
+        tokens = None
+        if "bleu" in self.groups or self._ngrams:
+            tokens = hash_words(texts)
+        if not lacks_reference.all():
+            columns = self._compare_texts(texts, references, tokens)
         for rows in columns.values():
-            rows[has_none] = np.nan
+            rows[lacks_reference] = np.nan
 
-        if self._grams and tokens is not None:
+        if self._ngrams and tokens is not None:
             columns["repetition"] = repetition(tokens)[:, None]
-            for n, parts in self._grams.items():
+            for n, parts in self._ngrams.items():
                 parts.append(hash_ngrams(tokens, n)[0])
         if "valid_json" in self.groups:
             columns["valid_json"] = np.array([[valid_json(text)] for text in texts])
         if self.classes:
-            is_no_class = [[float(text.strip() not in self.classes)] for text in texts]
-            columns[NO_CLASS] = np.array(is_no_class)
+            is_no_class = [[text.strip() not in self.classes] for text in texts]
+            columns[NO_CLASS] = np.array(is_no_class, float)
         return columns
 
     def _compare_texts(
@@ -220,13 +239,13 @@ class TextScores:
         references: Sequence[str],
         tokens: HashedTokens | None,
     ) -> dict[str, Floats]:
-        """Compute the metrics that compare texts with references, [texts, k] each."""
+        """Compute the scores that compare texts with references, [texts, k] each."""
         columns: dict[str, Floats] = {}
         if "rouge" in self.groups:
             scores = rouge_f1(texts, references)
             columns |= {name: scores[:, [i]] for i, name in enumerate(ROUGE_NAMES)}
         if "bleu" in self.groups and tokens is not None:
-            columns["bleu"] = bleu_counts(tokens, words(references))
+            columns["bleu"] = bleu_counts(tokens, hash_words(references))
         for name, metric in _BY_TEXT.items():
             if name in self.groups:
                 pairs = zip(texts, references, strict=True)
@@ -240,60 +259,60 @@ class TextScores:
 
         A user's metric that raises an error is left out, and its error is in `Scores.failed`.
         """
-        measures = {
-            name: self._measure(name, rows) for name, rows in self._rows.items()
-        }
-        # Distinct n-grams have no interval, because resampled texts always have fewer.
+        measures = {name: self._join(name, rows) for name, rows in self._rows.items()}
+        # Distinct n-grams have no interval, because a resample has fewer of them.
         totals = {
-            f"distinct_{n}": Estimate(score, None, None, self.n_texts)
-            for n, parts in self._grams.items()
-            if (score := distinct(parts)) is not None
+            f"distinct_{n}": Estimate(share, None, None, self.n_texts)
+            for n, parts in self._ngrams.items()
+            if (share := distinct_share(parts)) is not None
         }
-
         for path, metric in self.user_metrics.items() if self.n_texts else ():
             try:
-                self._call(path, metric, measures, totals)
-            except Exception as error:  # noqa: BLE001  # code of the user may raise anything
+                self._add_user_scores(path, metric, measures, totals)
+            except Exception as error:  # noqa: BLE001  # the user's code may raise any error
                 self.failed[path] = f"{type(error).__name__}: {error}".splitlines()[0]
 
-        overall = estimates(measures, resamples=resamples) | totals
+        overall = estimate_scores(measures, resamples=resamples) | totals
         slices: dict[str, dict[str, dict[str, Estimate]]] = {}
         sizes: dict[str, dict[str, int]] = {}
         for slicing, labels in self._labels.items():
-            rows = _rows_of(labels)
+            rows = _rows_by_label(labels)
             sizes[slicing] = {label: len(chosen) for label, chosen in rows.items()}
             slices[slicing] = {
-                label: estimates(measures, chosen, resamples=resamples)
+                label: estimate_scores(measures, chosen, resamples=resamples)
                 for label, chosen in rows.items()
             }
 
-        if n := self._unscored.total():
-            reasons = "; ".join(
-                f"{n} {reason}" for reason, n in self._unscored.most_common()
+        if n_unscored := self._unscored.total():
+            counts = self._unscored.most_common()
+            reasons = "; ".join(f"{n} {reason}" for reason, n in counts)
+            self.failed["recipe"] = (
+                f"left out {n_unscored} of {self.n_texts} texts: {reasons}"
             )
-            self.failed["recipe"] = f"left out {n} of {self.n_texts} texts: {reasons}"
         return Scores(
             self.n_texts, overall, slices, sizes, self.failed, measures, self._keys
         )
 
-    def _measure(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
+    def _join(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
+        """Join the parts of a score. The score does not apply to texts of a missing part."""
         rows = np.full((self.n_texts, parts[0][1].shape[1]), np.nan)
-        for first, part in parts:  # a part without this score is missing
+        for first, part in parts:
             rows[first : first + len(part)] = part
+        # A user's score may have one of these names if Toque does not compute it.
         of_sums = {"bleu": bleu_of, "macro_f1": macro_f1_of}
         if name not in of_sums or name not in self.groups:
             return PerText.mean(rows[:, 0])
         applies = ~np.isnan(rows[:, 0])
         return PerText(np.nan_to_num(rows), of_sums[name], applies)
 
-    def _call(
+    def _add_user_scores(
         self,
         path: str,
         metric: UserMetric,
         measures: dict[str, PerText],
         totals: dict[str, Estimate],
     ) -> None:
-        """Add the scores of a user's metric: one number for all texts, or one per text.
+        """Call a user's metric. Add scores per text to `measures`, and other scores to `totals`.
 
         Raises:
             ValueError: A score has the wrong shape, a reserved name or no valid number.
@@ -314,6 +333,7 @@ class TextScores:
             if np.isinf(values).any() or np.isnan(values).all():
                 raise ValueError(f"{name} is infinite, or NaN for every text")
         for name, values in scores.items():
+            # Texts without a reference have no score, so the scores do not match the texts.
             if values.shape == () or n != self.n_texts:
                 totals[name] = Estimate(float(values.mean()), None, None, n)
             else:
@@ -321,29 +341,28 @@ class TextScores:
 
 
 def groups_in(names: Collection[str]) -> list[str]:
-    """List Toque's named metrics in a fixed order. "auto" is replaced by the default ones."""
+    """List Toque's metrics among `names` in a fixed order. "auto" means the default metrics."""
     defaults = METRIC_GROUPS if "auto" in names else ()
-    return [
-        name for name in (*ANY_TEXTS, *OF_CLASSES) if name in names or name in defaults
-    ]
+    requested = {*names, *defaults}
+    return [name for name in (*ANY_TEXTS, *OF_CLASSES) if name in requested]
 
 
 @dataclass(frozen=True)
 class ScoresByTask:
-    """Accumulators of the scores of texts, separate for each task with separate metrics."""
+    """Accumulators of scores: one for each task with separate metrics, and one for other texts."""
 
     parts: Mapping[str, TextScores]
-    """Accumulator by name of the task. The other texts have the name ""."""
+    """Accumulator by task name. The name "" is for other texts."""
 
     @classmethod
     def from_settings(
         cls, evaluation: EvaluationConfig, data: DataConfig, foreign: ForeignCode
     ) -> Self:
-        """Make empty accumulators of the configured metrics, and import their functions."""
+        """Make empty accumulators of the configured metrics. Import the user's functions."""
         metrics = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
-        of_tasks = {f"{task}_{score}" for task in data.tasks for score in TASK_SCORES}
-        reserved_names = {*HELD_OUT, BITS, *COUNTS, *of_tasks}
-        common = TextScores.named(
+        task_names = {f"{task}_{score}" for task in data.tasks for score in TASK_SCORES}
+        reserved_names = {*HELD_OUT, BITS, *COUNTS, *task_names}
+        common = TextScores.from_names(
             metrics, foreign, "evaluation.metrics", reserved_names=reserved_names
         )
         parts = {"": common}
@@ -352,20 +371,20 @@ class ScoresByTask:
             if names := metrics_of(table[name]):
                 setting = f"data.tasks.{name}.metrics"
                 classes = tuple(map(str.strip, table[name].classes))
-                parts[name] = TextScores.named(
+                parts[name] = TextScores.from_names(
                     names, foreign, setting, classes, TASK_SCORES
                 )
         return cls(parts)
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Add the scores of these texts."""
+        """Score these texts and add their statistics."""
         for name, part in self.parts.items():
             part.add(sample for sample in samples if sample.task == name)
 
     def result(self, *, resamples: int = 1000) -> Scores:
-        """Compute the scores of all texts so far. Scores of a task are named TASK_SCORE.
+        """Compute the scores of all texts so far, as `TextScores.result` does.
 
-        See `TextScores.result`.
+        A task's scores are named TASK_SCORE.
         """
         results = {
             f"{task}_" if task else "": part.result(resamples=resamples)
@@ -378,14 +397,12 @@ class ScoresByTask:
         each: dict[str, PerText] = {}
         keys: list[str] = []
         for prefix, scores in results.items():
-            overall |= {f"{prefix}{name}": e for name, e in scores.overall.items()}
-            failed |= {
-                f"{prefix}{name}": error for name, error in scores.failed.items()
-            }
-            each |= {
-                f"{prefix}{name}": m.among(len(keys), total)
-                for name, m in scores.each.items()
-            }
+            for name, estimate in scores.overall.items():
+                overall[f"{prefix}{name}"] = estimate
+            for name, error in scores.failed.items():
+                failed[f"{prefix}{name}"] = error
+            for name, measure in scores.each.items():
+                each[f"{prefix}{name}"] = measure.pad(len(keys), total)
             keys += scores.keys
         return replace(
             results[""],
@@ -397,7 +414,7 @@ class ScoresByTask:
         )
 
 
-def _rows_of(labels: Sequence[str]) -> dict[str, np.ndarray]:
+def _rows_by_label(labels: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the rows of the most frequent labels, sorted by label."""
     names, label, counts = np.unique(
         np.array(labels), return_inverse=True, return_counts=True

@@ -1,8 +1,9 @@
-"""Estimate of a run's bytes and seconds, before its model and data are loaded.
+"""Estimate of a run's memory, time and disk space, before its model and data are loaded.
 
-Bytes follow from shapes (`outlined_update`) and are accurate to 15 %. Seconds are accurate to
-25 %. They come from the metrics of the run if it has ten updates. Otherwise a CPU times each of the
-run's operations once, and a GPU is assumed to reach a share of the peak stated by its maker.
+The memory follows from tensor shapes (`outlined_update`) and is accurate to 15 %. The time is
+accurate to 25 %. It comes from the run's metrics if the run has at least ten updates. Otherwise, on
+a CPU, each of the run's operations is timed. A GPU is assumed to reach a share of the peak that its
+manufacturer states.
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ from toque.models.generation.kv_cache import cache_shape
 from toque.models.lora.frozen import frozen_matrices
 from toque.models.lora.layers import is_adapted
 from toque.models.lora.quantised import quantised_layers
-from toque.runs.history import METRICS, history_of
-from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
+from toque.runs.history import METRICS, read_history
+from toque.runs.outlined_update import OutlinedUpdate, UpdateOutliner, outlining
 from toque.runs.peak import Peak
-from toque.runs.time_left import times_in
+from toque.runs.time_left import count_events
 
 _TENSOR_SHARE: Final = {"cpu": 0.65, "cuda": 0.9}
-"""Tensors as a share of the memory that their allocator takes (CPU: lab/notes.md). glibc's heap
-retains freed blocks for later tensors of the same size."""
+"""Share of the allocator's memory that live tensors use (CPU: lab/notes.md). The rest is gaps, and
+freed blocks that glibc's heap retains for later tensors of the same size."""
 _LIBRARY_BYTES: Final = 320 << 20
-"""Bytes that libraries allocate when they compute, e.g. oneDNN's compiled matmuls. A rough estimate
-from the demo, which has almost no tensors."""
+"""Bytes that libraries allocate during computation, e.g. for oneDNN's compiled matmuls. A rough
+estimate from the demo, which has small tensors."""
 _ASSUMED_UTILISATION: Final = {True: 0.30, False: 0.40}
-"""Assumed share of a GPU's peak, by whether the model is an encoder-decoder. Published T5
-training runs reach 12 to 38 %, decoders 33 to 57 %."""
+"""Assumed share of a GPU's peak. The key is True for an encoder-decoder. Published training runs
+of T5 reach 12 to 38 %, of decoders 33 to 57 %."""
 _RECOMPUTE_FACTOR: Final = 4 / 3
-"""Relative time of an update with two forward passes: a backward pass costs as much as two."""
+"""Relative time of an update that runs the forward pass twice. The backward pass takes as long as
+two forward passes."""
 _MIN_UPDATES: Final = 10
+"""Updates after which the run's own speed replaces the estimate."""
 
 Optimizers = Callable[
     [nn.Module, OptimConfig], tuple[torch.optim.Optimizer | None, int]
@@ -58,21 +61,25 @@ its step reads tensor values."""
 class Work:
     """The work of a run: its rows, updates and tokens."""
 
-    row: OutlinedRows  # one row with the average number of examples
-    worst_examples: (
-        int  # examples in a row of the longest examples: attention peaks there
-    )
+    row: OutlinedRows
+    """One row with the average number of examples."""
+    worst_examples: int
+    """Examples in a row of the longest examples, for which attention takes the most memory."""
     update_rows: int
-    usual_rows: int  # rows of a CPU's micro-batch by default
-    tokens_per_update: float  # both sides, without padding
+    usual_rows: int
+    """Default number of rows in a CPU's micro-batch."""
+    tokens_per_update: float
+    """Tokens of both sides, without padding."""
     flops_per_token: float
     products: Mapping[tuple[int, int], float]
     """FLOPs per token in matmuls with weights, by the weight's (in, out) size."""
     totals: Mapping[str, float]
     """Steps, epochs, examples and tokens of the entire run. Unknown totals are missing."""
-    seconds: float | None  # length of a run that a time limit ends
+    seconds: float | None
+    """Length of the run if a time limit ends it, otherwise None."""
     held_out_tokens: float
-    how: str  # origin of the lengths
+    how: str
+    """Origin of the examples' lengths."""
 
     @property
     def useful_share(self) -> float:
@@ -87,25 +94,32 @@ class Machine:
     name: str
     where: Where
     precision: str
-    memory_bytes: int  # memory available to a process
-    card: Card | None  # None for this machine
-    peak: Peak  # peak of the model's matmuls
+    memory_bytes: int
+    """Memory available to a process."""
+    card: Card | None
+    """GPU of the table, or None for this machine."""
+    peak: Peak
+    """Peak of the model's matmuls."""
 
 
 @dataclass(frozen=True)
 class Memory:
     """Peak memory of training, in bytes."""
 
-    parts: Mapping[str, int]  # bytes of tensors
+    parts: Mapping[str, int]
+    """Bytes of tensors by purpose."""
     beside: Mapping[str, int]
-    """Bytes in addition to the tensors: gaps and free blocks of the allocator, and on a CPU the
+    """Bytes in addition to the tensors: the allocator's gaps and free blocks, and on a CPU the
     libraries."""
     room: int
+    """Bytes available to a process."""
     micro_batch_rows: int
     recompute: bool
-    update: OutlinedUpdate  # bytes and work of one micro-batch
+    """True if the backward pass recomputes activations."""
+    update: OutlinedUpdate
+    """Bytes and work of one micro-batch."""
     host: int | None = None
-    """Bytes of host memory while the model of a GPU is loaded. None on a CPU."""
+    """Bytes of host memory needed to load the model for a GPU. None on a CPU."""
 
     @property
     def total(self) -> int:
@@ -128,14 +142,17 @@ class Time:
     """Seconds of an update and of the run, with their origin."""
 
     update_seconds: float
-    flops_per_update: float  # without padding and recomputation
+    flops_per_update: float
+    """FLOPs without padding and recomputation."""
     peak: Peak
     how: str
-    evaluation_seconds: float  # time of one held-out loss
+    """Origin of `update_seconds`."""
+    evaluation_seconds: float
+    """Seconds to compute the held-out loss once."""
     run_seconds: float | None
     """Seconds of all updates and held-out losses. None if their number is unknown."""
-    # True if the run's own updates, with their exchange, were measured.
     measured: bool = False
+    """True if the run's own updates, including the GPUs' traffic, were measured."""
 
     @property
     def utilisation(self) -> float | None:
@@ -143,6 +160,7 @@ class Time:
         share = self.flops_per_update / (
             self.update_seconds * self.peak.flops_per_second
         )
+        # A requested utilisation of 100 % may exceed 1 by a rounding error.
         return min(1.0, share) if share < 1.0 + 1e-9 else None
 
 
@@ -153,14 +171,18 @@ class Disk:
     checkpoint: int
     kept: int
     """Bytes of the retained checkpoints, plus one of each kind while a save is in progress."""
-    model: int  # the finished model
-    store: int  # the prepared data; 0 before it exists
+    model: int
+    """Bytes of the finished model."""
+    store: int
+    """Bytes of the prepared data, or 0 before it exists."""
     saves: int
+    """Number of saved checkpoints."""
     uploaded: int
+    """Bytes sent to the bucket."""
 
     @property
     def total(self) -> int:
-        """Most bytes on the disk at a time."""
+        """Largest number of bytes on the disk at any time."""
         return self.kept + self.model + self.store
 
 
@@ -172,7 +194,8 @@ class Estimator:
     work: Work
     machine: Machine
     optimizers: Optimizers
-    ranks: int = 1  # processes that share an update
+    ranks: int = 1
+    """Number of processes that share an update."""
 
     def of_rank(self) -> Estimator:
         """Return the estimator for the rank with the most rows."""
@@ -182,38 +205,44 @@ class Estimator:
     def memory(self, model: PreTrainedModel) -> Memory:
         """Estimate the memory of an outlined model. Call this inside `outlining`."""
         setting = self.config.train.gradient_checkpointing
-        memory = self._estimate_memory(model, recompute=setting is True)
-        if setting == "auto" and not memory.fits and memory.micro_batch_rows == 1:
-            memory = self._estimate_memory(model, recompute=True)
+        recompute = setting is True
+        rows = self._choose_rows(model, recompute=recompute)
+        memory = self._estimate_rows(model, rows, recompute=recompute)
+        if setting == "auto" and not memory.fits and rows == 1:
+            rows = self._choose_rows(model, recompute=True)
+            memory = self._estimate_rows(model, rows, recompute=True)
         return memory
 
-    def _estimate_memory(self, model: PreTrainedModel, *, recompute: bool) -> Memory:
-        """Estimate the memory at the configured micro-batch, or at the choice of `auto`."""
+    def _choose_rows(self, model: PreTrainedModel, *, recompute: bool) -> int:
+        """Return the configured rows per micro-batch, or the rows that `auto` would choose."""
         setting = self.config.train.micro_batch_rows
         work = self.work
         if isinstance(setting, int):
-            rows = min(setting, work.update_rows)
-        elif self.machine.where == "cpu":
-            rows = evenly(work.update_rows, work.usual_rows)
-        else:
-            free = self.machine.memory_bytes
+            return min(setting, work.update_rows)
+        if self.machine.where == "cpu":
+            return even_rows(work.update_rows, work.usual_rows)
 
-            def bytes_if_fitting(n: int) -> int | None:
-                total = self._estimate_rows(model, n, recompute=recompute).total
-                return total if total <= free else None
+        available = self.machine.memory_bytes
 
-            rows = largest_rows(
-                bytes_if_fitting, update_rows=work.update_rows, room=lambda: free
-            )
-        return self._estimate_rows(model, rows, recompute=recompute)
+        def bytes_if_fitting(rows: int) -> int | None:
+            total = self._estimate_rows(model, rows, recompute=recompute).total
+            return total if total <= available else None
+
+        return largest_rows(
+            bytes_if_fitting,
+            update_rows=work.update_rows,
+            available_bytes=lambda: available,
+        )
 
     def _estimate_rows(
         self, model: PreTrainedModel, rows: int, *, recompute: bool
     ) -> Memory:
+        """Estimate the memory with micro-batches of `rows` rows of the longest examples."""
         update = self._outline(
             model, rows, self.work.worst_examples, recompute=recompute
         )
         parts = self._split_tensors(model, update, rows, recompute=recompute)
+        is_on_gpu = self.machine.where == "cuda"
         return Memory(
             parts=parts,
             beside=_overhead(sum(parts.values()), self.machine.where),
@@ -221,9 +250,7 @@ class Estimator:
             micro_batch_rows=rows,
             recompute=recompute,
             update=update,
-            host=_host_bytes(self.config, model)
-            if self.machine.where == "cuda"
-            else None,
+            host=_host_bytes(self.config, model) if is_on_gpu else None,
         )
 
     def _outline(
@@ -235,10 +262,9 @@ class Estimator:
         recompute: bool,
         operations: bool = False,
     ) -> OutlinedUpdate:
+        """Outline an update of rows with `examples` examples each."""
         optimizer, state = self.optimizers(model, self.config.optim)
-        return outline_update(
-            model,
-            replace(self.work.row, rows=rows, examples=examples),
+        outliner = UpdateOutliner(
             where=self.machine.where,
             precision=self.machine.precision,
             optimizer=optimizer,
@@ -250,6 +276,8 @@ class Estimator:
             masked=self.config.train.optimisations.attention == "dense",
             operations=operations,
         )
+        row = self.work.row
+        return outliner.outline(model, replace(row, rows=rows, examples=examples))
 
     def _split_tensors(
         self,
@@ -261,17 +289,15 @@ class Estimator:
     ) -> dict[str, int]:
         """Return the bytes of tensors at the peak, by purpose."""
         config = self.config
+        row = self.work.row
         where = self.machine.where
 
-        chunk = logits_bytes(
-            vocabulary_rows(model), where, positions=rows * self.work.row.target
-        )
+        chunk = logits_bytes(vocabulary_rows(model), where, positions=rows * row.target)
         logits = min(chunk, update.computing)
         computing = update.computing - logits
         if config.train.activation_offload and recompute:
-            computing = max(
-                0, computing - _block_input_bytes(model, self.work.row, rows)
-            )
+            offloaded = _block_input_bytes(model, row, rows)
+            computing = max(0, computing - offloaded)
 
         parts = _weights_by_part(model, update.weights) | {
             "16-bit copies of weights": update.copies,
@@ -281,13 +307,15 @@ class Estimator:
             "activations and their gradients": computing,
         }
 
-        # Activations are free while the optimizer steps, texts are generated or a save begins.
+        # The optimizer's step, the generation of texts and a save begin after activations are
+        # freed. Each adds only the bytes that exceed the peak so far.
         parts["the optimizer's step"] = max(0, update.step - update.computing)
         if where == "cpu":
             peak = max(update.step, update.computing)
-            texts = _text_bytes(config, model, self.work.row)
+            texts = _text_bytes(config, model, row)
             parts["evaluation: keys and values"] = max(0, texts - peak)
 
+            # Trained weights have as many bytes as their gradients.
             saved = update.gradients + update.optimizer
             if config.train.keep_best:
                 saved += update.gradients
@@ -303,64 +331,74 @@ class Estimator:
     ) -> Time:
         """Estimate the time of an update and of the run.
 
-        The call may measure operations, so make it outside `outlining`.
+        The call may time operations, so make it outside `outlining`.
 
         Args:
-            model: Outlined model.
-            memory: Its estimated memory.
+            model: The outlined model.
+            memory: The model's estimated memory.
             utilisation: Share of the peak to assume instead of a measurement.
         """
         work = self.work
-        peak = self.machine.peak
         flops = work.flops_per_token * work.tokens_per_update
-        is_this_machine = self.machine.card is None
-        metrics = Path(self.config.run_dir) / METRICS
-        measured = False
-
-        if utilisation is not None:
-            seconds = flops / (utilisation * peak.flops_per_second)
-            how = f"{utilisation:.0%} of the peak, as requested"
-        elif (
-            is_this_machine
-            and (rate := _measured_rate(metrics, model, self.ranks)) is not None
-        ):
-            seconds = work.tokens_per_update / rate
-            measured = True
-            how = f"measured in {metrics}: {rate:,.0f} tokens per second"
-        elif self.machine.where == "cpu" and memory.fits:
-            seconds = self._time_operations(model, memory)
-            how = "this model's operations, each timed just now"
+        if utilisation is None:
+            seconds, how, is_measured = self._update_seconds(model, memory, flops)
         else:
-            share = _ASSUMED_UTILISATION[family_of(model.config).is_encoder_decoder]
-            factor = _RECOMPUTE_FACTOR if memory.recompute else 1.0
-            seconds = (
-                flops * factor / (work.useful_share * share * peak.flops_per_second)
-            )
-            how = f"{share:.0%} of the peak while it computes: a guess until a run has measured"
+            seconds = flops / (utilisation * self.machine.peak.flops_per_second)
+            how = f"{utilisation:.0%} of the peak, as requested"
+            is_measured = False
 
-        # A held-out loss needs only the forward pass, a third of an update.
+        # The held-out loss needs only the forward pass, a third of an update.
         held_out = work.held_out_tokens / work.tokens_per_update * seconds / 3
         run_seconds = work.seconds
         steps = work.totals.get("steps")
         if run_seconds is None and steps is not None:
             train = self.config.train
-            evaluations = times_in(
-                train.stop_after, self._totals(seconds), train.evaluate_every
-            )
+            totals = self._totals(seconds)
+            evaluations = count_events(train.stop_after, totals, train.evaluate_every)
             run_seconds = steps * seconds + evaluations * held_out
-        return Time(seconds, flops, peak, how, held_out, run_seconds, measured)
+        return Time(
+            update_seconds=seconds,
+            flops_per_update=flops,
+            peak=self.machine.peak,
+            how=how,
+            evaluation_seconds=held_out,
+            run_seconds=run_seconds,
+            measured=is_measured,
+        )
+
+    def _update_seconds(
+        self, model: PreTrainedModel, memory: Memory, flops: float
+    ) -> tuple[float, str, bool]:
+        """Return an update's seconds, their origin, and whether the run itself was measured."""
+        work = self.work
+        if self.machine.card is None:
+            metrics = Path(self.config.run_dir) / METRICS
+            rate = _measured_rate(metrics, model, self.ranks)
+            if rate is not None:
+                how = f"measured in {metrics}: {rate:,.0f} tokens per second"
+                return work.tokens_per_update / rate, how, True
+
+        if self.machine.where == "cpu" and memory.fits:
+            how = "this model's operations, each timed just now"
+            return self._time_operations(model, memory), how, False
+
+        share = _ASSUMED_UTILISATION[family_of(model.config).is_encoder_decoder]
+        rate = work.useful_share * share * self.machine.peak.flops_per_second
+        factor = _RECOMPUTE_FACTOR if memory.recompute else 1.0
+        how = f"{share:.0%} of the peak during computation, a guess until a run is measured"
+        return flops * factor / rate, how, False
 
     def _time_operations(self, model: PreTrainedModel, memory: Memory) -> float:
-        """Measure the seconds of an update's micro-batches and optimizer step."""
+        """Time an update's micro-batches and its optimizer step, in seconds."""
         rows = memory.micro_batch_rows
         examples = self.work.row.examples
         with outlining():
             update = self._outline(
                 model, rows, examples, recompute=memory.recompute, operations=True
             )
-        # A CPU computes the examples of a row one by one, without padding.
-        pieces = self.work.update_rows / rows * self.work.useful_share
-        return pieces * update.micro_batch.seconds() + update.update.seconds()
+        # A CPU computes a row's examples one by one, without padding.
+        micro_batches = self.work.update_rows / rows * self.work.useful_share
+        return micro_batches * update.micro_batch.seconds() + update.update.seconds()
 
     def _totals(self, update_seconds: float) -> dict[str, float]:
         """Return the run's totals by unit, with minutes, if an update takes `update_seconds`."""
@@ -380,7 +418,7 @@ class Estimator:
         *,
         update_seconds: float,
     ) -> Disk:
-        """Estimate the disk space of an outlined model's run with `store` bytes of data."""
+        """Estimate the disk space of a run. Its prepared data takes `store` bytes."""
         config = self.config
         train = config.train
         # Trained weights have as many bytes as their gradients: both are float32.
@@ -388,28 +426,27 @@ class Estimator:
         saved = trained + memory.update.optimizer
         # A new checkpoint is complete before the oldest of its kind is removed.
         best = trained * (train.keep_best + 1) if train.keep_best else 0
-        finished = (
-            trained if config.adapter is not None else 4 * parameter_counts(model).total
-        )
-        saves = times_in(
-            train.stop_after, self._totals(update_seconds), train.save_every
-        )
-        remote = config.checkpoint.upload is not None or "://" in config.run_dir
+        # A finished adapter is saved without its base model.
+        finished = trained
+        if config.adapter is None:
+            finished = 4 * parameter_counts(model).total
+        totals = self._totals(update_seconds)
+        saves = count_events(train.stop_after, totals, train.save_every)
+        is_uploaded = config.checkpoint.upload is not None or "://" in config.run_dir
         return Disk(
             checkpoint=saved,
             kept=saved * (train.keep_last + 1) + best,
             model=finished,
             store=store,
             saves=saves,
-            uploaded=saves * saved + finished if remote else 0,
+            uploaded=saves * saved + finished if is_uploaded else 0,
         )
 
 
 def _overhead(tensors: int, where: Where) -> dict[str, int]:
-    """Return the bytes of allocator and libraries in addition to the tensors."""
-    overhead = {
-        "the allocator's share": round(tensors / _TENSOR_SHARE[where]) - tensors
-    }
+    """Return the bytes that the allocator and libraries take in addition to the tensors."""
+    allocated = round(tensors / _TENSOR_SHARE[where])
+    overhead = {"the allocator's share": allocated - tensors}
     if where == "cpu":
         resident = int(psutil.Process().memory_info().rss)
         overhead["Python and its libraries"] = resident + _LIBRARY_BYTES
@@ -417,59 +454,66 @@ def _overhead(tensors: int, where: Where) -> dict[str, int]:
 
 
 def _measured_rate(path: Path, model: PreTrainedModel, ranks: int) -> float | None:
-    """Return the useful tokens per second of a run with this model and number of ranks.
+    """Return the median tokens per second, without padding, in a run's metrics.
 
-    The result is None before the run has enough updates.
+    Return None if the run has another model or number of ranks, or too few updates.
     """
     if not path.is_file():
         return None
-    history = history_of(path)
+    history = read_history(path)
     rates = history.curves["tokens_per_second"].values()
+    if not rates or history.progress.step < _MIN_UPDATES:
+        return None
     total = (history.start.get("parameters") or {}).get("total")
     is_same_model = total == parameter_counts(model).total
-    is_same = is_same_model and history.start.get("ranks", 1) == ranks
-    if not is_same or not rates or history.progress.step < _MIN_UPDATES:
+    if not is_same_model or history.start.get("ranks", 1) != ranks:
         return None
-    # Skip the first updates, which load kernels. A median ignores pauses.
+    # Skip the first updates, which load kernels. The median ignores pauses.
     return statistics.median(rates[len(rates) // 5 :])
 
 
-def evenly(update_rows: int, at_most: int) -> int:
-    """Divide an update into the most even micro-batches of at most `at_most` rows.
+def even_rows(update_rows: int, max_rows: int) -> int:
+    """Return the rows per micro-batch that divide an update most evenly, at most `max_rows`.
 
-    >>> evenly(30, 16), evenly(30, 40)
+    >>> even_rows(30, 16), even_rows(30, 40)
     (15, 30)
     """
-    at_most = max(1, min(at_most, update_rows))
-    pieces = -(-update_rows // at_most)
-    return -(-update_rows // pieces)
+    max_rows = max(1, min(max_rows, update_rows))
+    micro_batches = -(-update_rows // max_rows)
+    return -(-update_rows // micro_batches)
 
 
 def largest_rows(
-    fits: Callable[[int], int | None], *, update_rows: int, room: Callable[[], float]
+    bytes_if_fitting: Callable[[int], int | None],
+    *,
+    update_rows: int,
+    available_bytes: Callable[[], float],
 ) -> int:
     """Find the largest micro-batch that fits, from the bytes of one and of two rows.
 
     Args:
-        fits: Returns the bytes of a number of rows, or None if they do not fit.
+        bytes_if_fitting: Returns the bytes of a number of rows, or None if they do not fit.
         update_rows: Rows per update.
-        room: Returns the available bytes. It is called after `fits` for two rows.
+        available_bytes: Returns the available bytes. It is called after two rows were measured.
 
     Returns:
         A number of rows. It is at least 1, even if one row does not fit.
     """
-    one = fits(1)
-    two = fits(2) if update_rows > 1 else None
-    if one is None or two is None:
+    one_row = bytes_if_fitting(1)
+    two_rows = bytes_if_fitting(2) if update_rows > 1 else None
+    if one_row is None or two_rows is None:
         return 1
-    rows = evenly(update_rows, max(2, 1 + int((room() - one) // max(1, two - one))))
-    while rows > 2 and fits(rows) is None:
-        rows = evenly(update_rows, max(2, int(0.85 * rows)))
+    bytes_per_row = max(1, two_rows - one_row)
+    more_rows = int((available_bytes() - one_row) // bytes_per_row)
+    rows = even_rows(update_rows, max(2, 1 + more_rows))
+    # Two rows fit. Reduce a larger estimate until it also fits.
+    while rows > 2 and bytes_if_fitting(rows) is None:
+        rows = even_rows(update_rows, max(2, int(0.85 * rows)))
     return rows
 
 
 def _text_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) -> int:
-    """Return the float32 bytes of keys and values for the final evaluation's batch of texts."""
+    """Return the float32 bytes of the KV cache for the final evaluation's batch of texts."""
     layers, heads, size = cache_shape(model)
     # An encoder-decoder has cross-attention to the prompt. A decoder caches the prompt itself.
     tokens = row.source + row.target
@@ -477,7 +521,10 @@ def _text_bytes(config: RunConfig, model: PreTrainedModel, row: OutlinedRows) ->
 
 
 def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
-    """Split the bytes of the weights into quantised matrices, their constants, adapter and rest."""
+    """Split the weights' bytes into quantised matrices, their constants, the adapter and the rest.
+
+    `total` is the bytes of all weights.
+    """
     quantised = [layer.stored_bytes() for _, layer in quantised_layers(model)]
     parts = {
         "quantised matrices": sum(sizes["codes"] for sizes in quantised),
@@ -490,33 +537,31 @@ def _weights_by_part(model: PreTrainedModel, total: int) -> dict[str, int]:
 
 
 def _host_bytes(config: RunConfig, model: PreTrainedModel) -> int:
-    """Return the bytes of host memory while the model is loaded, in float32."""
+    """Return the bytes of host memory needed to load the model, in float32."""
     if config.adapter is None or config.adapter.kind == "dora":
         return 4 * parameter_counts(model).total
+
     # With an adapter, frozen matrices are loaded one by one, so only the largest one adds memory.
-    matrices = [
-        cast("Tensor", layer.weight) for layer in frozen_matrices(model).values()
-    ]
-    sizes = [m.numel() for m in matrices] + [
-        q.shape.numel() for _, q in quantised_layers(model)
-    ]
-    frozen_ids = {id(m) for m in matrices}
+    layers = frozen_matrices(model).values()
+    matrices = [cast("Tensor", layer.weight) for layer in layers]
+    sizes = [matrix.numel() for matrix in matrices]
+    sizes += [layer.shape.numel() for _, layer in quantised_layers(model)]
+    frozen_ids = {id(matrix) for matrix in matrices}
     remaining = sum(p.numel() for p in model.parameters() if id(p) not in frozen_ids)
     return 4 * (remaining + max(sizes))
 
 
 def _block_input_bytes(model: PreTrainedModel, row: OutlinedRows, rows: int) -> int:
-    """Return the bytes of the float32 inputs of all blocks but one."""
+    """Return the bytes of the float32 inputs of all blocks except the largest input."""
     shape = model.config
     if family_of(shape).is_encoder_decoder:
-        sides = shape.num_layers * row.source + shape.num_decoder_layers * row.target
-        return (
-            4 * int(shape.d_model) * rows * (int(sides) - max(row.source, row.target))
+        hidden_size = shape.d_model
+        positions = (
+            shape.num_layers * row.source
+            + shape.num_decoder_layers * row.target
+            - max(row.source, row.target)
         )
-    return (
-        4
-        * int(shape.hidden_size)
-        * rows
-        * (int(shape.num_hidden_layers) - 1)
-        * row.target
-    )
+    else:
+        hidden_size = shape.hidden_size
+        positions = (shape.num_hidden_layers - 1) * row.target
+    return 4 * int(hidden_size) * rows * int(positions)

@@ -1,6 +1,6 @@
-"""History of a run: the reader of `metrics.jsonl`, event by event while the file grows.
+"""History of a run, built from the events in `metrics.jsonl` while the file grows.
 
-The file is untrusted, so events of another form are skipped.
+The file is untrusted, so malformed events are skipped.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _SMOOTHING_SHARE: Final = 0.04
 """Window of the running mean, as a share of all values so far."""
 
 Point = tuple[float, float | None]
+"""x and y. y is None if the value is missing."""
 Points = tuple[list[float], list[float | None]]
 """x and y values of a curve."""
 METRICS: Final = "metrics.jsonl"
@@ -35,18 +36,18 @@ SYSTEM: Final = "system "
 _MAX_EVALUATIONS: Final = 2000
 _MAX_WARNINGS: Final = 40
 _MAX_SESSIONS: Final = 200
-_MAX_ROWS: Final = 1000
-"""Number of rows to remember while a checkpoint is written in the background."""
-_RISEN: Final = 1.02
+_MAX_STEPS: Final = 1000
+"""Number of steps with remembered sums, because checkpoints are written in the background."""
+_RISE_RATIO: Final = 1.02
 """Ratio of the held-out loss to its minimum that counts as a rise."""
 _MAX_GPUS: Final = 16
 _MAX_CURVES: Final = 400
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None
-"""Number, or None for infinity and NaN."""
+"""Finite number, or None for infinity and NaN."""
 _Value = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)] | _Number
-"""Count or number."""
+"""Integer or `_Number`."""
 
 
 class _Row(msgspec.Struct):
@@ -62,7 +63,7 @@ class StartRow(_Row):
 
 
 class StepRow(_Row):
-    """Update, with sums over the updates since the previous row."""
+    """Update. Its sums cover the updates since the previous row."""
 
     epoch: Annotated[float, msgspec.Meta(ge=0, le=1e300)] = 0.0
     loss: _Number = None
@@ -87,7 +88,7 @@ class EvaluationRow(_Row):
 
 
 class SaveRow(_Row):
-    """Checkpoint."""
+    """Saved checkpoint."""
 
     blocked_seconds: _Number = None
 
@@ -143,9 +144,9 @@ _FORMS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "gradients": GradientsRow,
     "end": EndRow,
 }
-"""Checked fields of each kind of event."""
+"""Types of the checked fields, by kind of event."""
 _UNDONE: Final = frozenset({"step", "evaluation", "save", "system", "gradients"})
-"""Events that no longer count if a session continues from an earlier step."""
+"""Kinds of events that a session undoes if it continues from an earlier step."""
 
 
 @dataclass(frozen=True)
@@ -172,71 +173,78 @@ METRIC_NAMES: Final[Mapping[str, MetricInfo]] = {
     "pad_fraction": MetricInfo("padding", "share of computed tokens", "lower"),
     "mfu": MetricInfo("utilisation", "share of peak arithmetic"),
 }
-"""Known metrics. For all other metrics, higher is better."""
+"""Metrics with a title that differs from their name, or with a known direction."""
+_LOWER_IS_BETTER: Final = ("_no_class", "_repetition", "_hallucinated_ingredients")
+"""Suffixes of scores that should be low. The name of a task's score begins with the task."""
 
 
 def metric_named(name: str) -> MetricInfo:
-    """Look up a metric. The title of an unknown metric is its name.
+    """Look up a metric. The title of an unknown metric is its name, and higher is better.
 
     >>> metric_named("ingredient_coverage").title, metric_named("loss").better
     ('ingredient coverage', 'lower')
     """
+    if name in METRIC_NAMES:
+        return METRIC_NAMES[name]
     title = name.replace("_", " ")
-    # Scores of a task's answers begin with the name of the task.
-    is_loss = name.endswith(("_no_class", "_repetition", "_hallucinated_ingredients"))
-    return METRIC_NAMES.get(name) or MetricInfo(
-        title, title, "lower" if is_loss else "higher"
-    )
+    is_lower_better = name.endswith(_LOWER_IS_BETTER)
+    return MetricInfo(title, title, "lower" if is_lower_better else "higher")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the valid events of a run, without events that a continued session has undone."""
+    """Read a run's valid events, except events that a continued session has undone."""
     events: list[dict[str, Any]] = []
-    for event in _events(path):
+    for event in _read_events(path):
         if event["event"] == "start":
-            at = event["step"]
-            events = [e for e in events if e["event"] not in _UNDONE or e["step"] <= at]
+            step = event["step"]
+            events = [
+                earlier
+                for earlier in events
+                if earlier["event"] not in _UNDONE or earlier["step"] <= step
+            ]
         events.append(event)
     return events
 
 
-def history_of(path: Path) -> RunHistory:
-    """Read the history in an entire file.
+def read_history(path: Path) -> RunHistory:
+    """Read a run's history from its entire file.
 
     Raises:
         OSError: The file cannot be read.
     """
     history = RunHistory()
-    for event in _events(path):
-        history.take(event)
+    for event in _read_events(path):
+        history.add(event)
     return history
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
+def _read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the valid events in a file."""
     with path.open(encoding="utf-8", errors="replace") as lines:
-        yield from filter(None, map(event_in, lines))
+        yield from filter(None, map(parse_event, lines))
 
 
-def event_in(line: str) -> dict[str, Any] | None:
-    """Parse the event in a line, or return None if the line is incomplete or has another form."""
+def parse_event(line: str) -> dict[str, Any] | None:
+    """Parse a line of metrics.jsonl. Return None if it is incomplete or not a valid event."""
     try:
         event = json.loads(line, parse_constant=lambda _: None)
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             return None
         msgspec.convert(event, _FORMS.get(event["event"], msgspec.Struct))
-    except (ValueError, RecursionError):  # msgspec's is a ValueError
+    except (ValueError, RecursionError):  # msgspec.ValidationError is a ValueError
         return None
     return event
 
 
 def number(value: object) -> float | None:
-    """Convert a finite number to a float. Return None for any other value.
+    """Convert a JSON number to a finite float. Return None for any other value.
 
     >>> number(2), number(True), number(float("nan")), number("2")
     (2.0, None, None, None)
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    # The comparison is false for NaN. A larger integer may overflow a float.
     return float(value) if abs(value) < 1e300 else None
 
 
@@ -244,89 +252,112 @@ def _extremes(points: Iterable[Point]) -> list[Point]:
     """Return the lowest, the highest and the first missing point, in their order."""
     points = list(points)
     values = [(y, i) for i, (_, y) in enumerate(points) if y is not None]
-    # The first of equal values stays, so that a point does not move while the curve grows.
-    indices = {min(values)[1], max(values, key=itemgetter(0))[1]} if values else set()
-    indices.update([i for i, (_, y) in enumerate(points) if y is None][:1])
+    missing = [i for i, (_, y) in enumerate(points) if y is None]
+    indices = set(missing[:1])
+    if values:
+        # The first of equal values stays, so that a point does not move while the curve grows.
+        lowest, highest = min(values), max(values, key=itemgetter(0))
+        indices |= {lowest[1], highest[1]}
     return [points[i] for i in sorted(indices)]
 
 
 @final
 class Curve:
-    """Curve of any length in bounded memory, about `max_points` points.
+    """Curve of any number of points, reduced to about `max_points` points to plot.
 
     Each block of neighbouring points keeps its lowest and highest point, so no spike is lost. When
-    there are too many blocks, neighbouring blocks are joined. Adding a point takes constant time.
+    there are too many blocks, neighbouring blocks are joined. On average, adding a point takes
+    constant time.
     """
 
     def __init__(self, max_points: int = MAX_POINTS) -> None:
         self._max_blocks = max(2, max_points // 2)  # two points per block
-        self._size = 1
+        self._block_size = 1
+        """Number of added points after which a block is full."""
         self._blocks: list[list[Point]] = []
-        self._in_last = 0
+        self._last_block_size = 0
+        """Number of points added to the last block."""
         self.last: Point | None = None
         """Newest point. It is always plotted."""
 
     def add(self, x: float, y: float | None) -> None:
         """Add a point. x never decreases, and a y of None interrupts the line."""
         self.last = (x, y)
-        if self._blocks and self._in_last < self._size:
+        if self._blocks and self._last_block_size < self._block_size:
             self._blocks[-1] = _extremes([*self._blocks[-1], self.last])
-            self._in_last += 1
+            self._last_block_size += 1
             return
         self._blocks.append([self.last])
-        self._in_last = 1
+        self._last_block_size = 1
         if len(self._blocks) > self._max_blocks:
-            if len(self._blocks) % 2 == 0:
-                # The last block is joined with a full block.
-                self._in_last += self._size
-            self._size *= 2
-            self._blocks = [
-                _extremes(chain(*self._blocks[at : at + 2]))
-                for at in range(0, len(self._blocks), 2)
-            ]
+            self._join_blocks()
+
+    def _join_blocks(self) -> None:
+        """Join blocks in pairs. An odd last block stays alone."""
+        if len(self._blocks) % 2 == 0:
+            # The last block is joined with a full block.
+            self._last_block_size += self._block_size
+        self._block_size *= 2
+        self._blocks = [
+            _extremes(chain(*self._blocks[start : start + 2]))
+            for start in range(0, len(self._blocks), 2)
+        ]
 
     def drop_after(self, x: float) -> None:
         """Drop the points after `x`, which a resumed run recomputes."""
         while self._blocks and self._blocks[-1][0][0] > x:
             self._blocks.pop()
-            self._in_last = self._size
+            self._last_block_size = self._block_size
         self.last = None
         if self._blocks:
             self._blocks[-1] = [point for point in self._blocks[-1] if point[0] <= x]
             self.last = self._blocks[-1][-1]
 
     def points(self) -> Points:
-        """Return the points to plot, in their order."""
+        """Return the x and y values to plot, in order of x."""
         points = [point for block in self._blocks for point in block]
         if self.last is not None and (not points or points[-1][0] < self.last[0]):
             points.append(self.last)
         return [x for x, _ in points], [y for _, y in points]
 
     def values(self) -> list[float]:
-        """Return the y values of the points to plot, without missing values."""
+        """Return the y values to plot, without missing values."""
         return [y for y in self.points()[1] if y is not None]
 
 
 @dataclass(frozen=True)
 class RunningMean:
-    """Exponential mean over the newest 4 % of all values so far.
+    """Exponential moving average over the newest 4 % of all values so far.
 
-    At the start this is a single value, because a loss falls fastest there.
+    The window starts with a single value, because a loss falls fastest at the start.
     """
 
     value: float = 0.0
     n: int = 0
+    """Number of values so far."""
 
-    def after(self, value: float) -> RunningMean:
+    def add(self, value: float) -> RunningMean:
         """Return the mean with one more value.
 
-        >>> RunningMean().after(5.0).after(5.0)
+        >>> RunningMean().add(5.0).add(5.0)
         RunningMean(value=5.0, n=2)
         """
         n = self.n + 1
-        return RunningMean(
-            self.value + (value - self.value) / max(1.0, _SMOOTHING_SHARE * n), n
-        )
+        window = max(1.0, _SMOOTHING_SHARE * n)
+        return RunningMean(self.value + (value - self.value) / window, n)
+
+
+_Sums = tuple[Progress, RunningMean]
+"""`RunHistory.progress` and the smoothed loss."""
+_STEP_CURVES: Final = (
+    "loss",
+    "lr",
+    "grad_norm",
+    "tokens_per_second",
+    "pad_fraction",
+    "mfu",
+)
+"""Plotted fields of `StepRow`."""
 
 
 class Curves(dict[str, Curve]):
@@ -345,11 +376,11 @@ class Curves(dict[str, Curve]):
 
 @dataclass
 class RunSession:
-    """Part of a run from a start event to its end event."""
+    """Part of a run, from a start event to an end event."""
 
     from_step: int
     to_step: int | None = None
-    """Last step. None if the session continues or was killed."""
+    """Last step. None if the session is still running or was killed."""
     seconds: float = 0.0
     reason: str = ""
 
@@ -357,12 +388,12 @@ class RunSession:
 @final
 @dataclass
 class RunHistory:
-    """State of a run after the events so far: curves, sums and the newest event of each kind."""
+    """Curves, sums and newest events of a run, updated event by event."""
 
     start: Mapping[str, Any] = field(default_factory=dict)
     """Newest start event."""
     end: Mapping[str, Any] | None = None
-    """End event of the newest session. None if it continues or was killed."""
+    """End event of the newest session. None if the session is still running or was killed."""
     step: StepRow | None = None
     """Newest update."""
     system: SystemRow | None = None
@@ -386,21 +417,21 @@ class RunHistory:
     progress: Progress = Progress()
     """Updates, epochs, tokens and seconds so far."""
     gpu_joules: float | None = None
-    """Energy while power was measured. None if it was never measured."""
+    """Energy of the GPUs while their power was measured. None if it was never measured."""
     curves: Curves = field(default_factory=Curves)
-    """Curves of the fields of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
+    """Curves by name: a field of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
     `group WHAT GROUP`, and SYSTEM with a field of system events or `gpu INDEX FIELD`."""
     _counted: Progress = Progress()
     """`progress` with the seconds that count for train.stop_after."""
     _began_at: Progress = Progress()
     """`_counted` at the start of this session."""
-    _spent: float = 0.0
+    _spent_seconds: float = 0.0
     """Seconds of updates, evaluations and saves in this session."""
     _smoothed: RunningMean = field(default_factory=RunningMean)
-    _at_saves: dict[int, tuple[Progress, RunningMean]] = field(default_factory=dict)
-    """Sums at each checkpoint. A session that continues from it starts with these sums."""
-    _at_rows: dict[int, tuple[Progress, RunningMean]] = field(default_factory=dict)
-    """Sums at the newest rows. The event of a checkpoint comes some updates later, or never if the
+    _sums_at_saves: dict[int, _Sums] = field(default_factory=dict)
+    """Sums at each checkpoint. A session that continues from a checkpoint starts with its sums."""
+    _sums_at_steps: dict[int, _Sums] = field(default_factory=dict)
+    """Sums at the newest steps. A checkpoint's event is written some updates later, or never if the
     process was killed."""
 
     @property
@@ -416,20 +447,20 @@ class RunHistory:
         """Completed share of the run, or None if it is unknown."""
         length = self.stop_after
         if self.end is not None and self.end.get("reason") == FINISHED:
-            return 1.0  # a time limit ends a run before its length
+            return 1.0  # a time limit may end a run before its length is reached
         if length is None or length.unit in ("%", "examples"):
-            return None  # events have no examples
+            return None  # events do not count examples
         return length.fraction(self._counted)
 
     @property
     def overfitting_note(self) -> str:
-        """Message for the user if the held-out loss has clearly risen after its minimum, or ""."""
+        """Message for the user if the held-out loss has clearly risen above its minimum, or ""."""
         if not self.evaluations or self.best is None:
             return ""
         last = self.evaluations[-1]
         loss = number(last.metrics.get("loss"))
         lowest, step = self.best
-        if loss is None or loss < _RISEN * lowest:
+        if loss is None or loss < _RISE_RATIO * lowest:
             return ""
         return (
             f"The held-out loss was lowest at step {step:,} of {last.step:,} ({lowest:.4f}) and is "
@@ -440,85 +471,92 @@ class RunHistory:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until training ends at the pace of this session, or None before it has a pace."""
+        """Seconds until training ends at this session's pace. None before the first update."""
         length, done = self.stop_after, self.done
         if length is None or done is None:
             return None
-        gained = done - length.fraction(self._began_at)
-        return self._spent * (1.0 - done) / gained if gained > 0 else None
+        session_share = done - length.fraction(self._began_at)
+        if session_share <= 0:
+            return None
+        return self._spent_seconds * (1.0 - done) / session_share
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Update the state with an event of `event_in`."""
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Update the history with an event that `parse_event` returned."""
         kind = event["event"]
         if kind == "start":
-            self._start(event)
+            self._start_session(event)
         elif kind == "end":
-            self.end = event
-            if self.sessions:
-                session = self.sessions[-1]
-                session.to_step = int(event["step"])
-                session.reason = str(event.get("reason"))
-                session.seconds = number(event.get("seconds")) or 0.0
+            self._end_session(event)
         elif kind == "warning":
+            step = int(number(event.get("step")) or 0)
+            self.warnings.append((step, str(event.get("message"))))
             self.n_warnings += 1
-            self.warnings.append(
-                (int(number(event.get("step")) or 0), str(event.get("message")))
-            )
         elif kind in _FORMS:
-            getattr(self, f"_{kind}")(msgspec.convert(event, _FORMS[kind]))
+            add_row = getattr(self, f"_add_{kind}")
+            add_row(msgspec.convert(event, _FORMS[kind]))
 
-    def _start(self, event: Mapping[str, Any]) -> None:
-        """Start a session. Undo events of an earlier session after its first step."""
-        at = int(event["step"])
-        for name, curve in self.curves.items():
-            if not name.startswith(SYSTEM):  # the machine's time is not undone
-                curve.drop_after(at)
-
-        sums = self._at_saves.get(at) or self._at(at)
-        self.progress, self._smoothed = sums if at else (Progress(), RunningMean())
-        self._at_saves = {
-            step: sums for step, sums in self._at_saves.items() if step < at
-        }
-        self._at_saves[at] = self.progress, self._smoothed
-        self._at_rows.clear()
-
-        while self.evaluations and self.evaluations[-1].step > at:
-            self.evaluations.pop()
-            self.n_evaluations -= 1
-        if self.best is not None and self.best[1] > at:
-            losses = ((row.metrics.get("loss"), row.step) for row in self.evaluations)
-            self.best = min(
-                ((x, step) for x, step in losses if x is not None), default=None
-            )
-
+    def _start_session(self, event: Mapping[str, Any]) -> None:
+        """Start a session. Undo the events of earlier sessions after its first step."""
+        step = int(event["step"])
+        self._undo_after(step)
+        self._restore_sums(step)
         epoch = max(0.0, number(event.get("epoch")) or 0.0)
-        self.progress = replace(self.progress, step=at, epoch=epoch)
-        if self.step is not None and self.step.step > at:
-            self.step = None
+        self.progress = replace(self.progress, step=step, epoch=epoch)
         self.start = event
         self.end = None
-        self.saved = at or None
-        self._count(number(event.get("run_seconds")))
+        self.saved = step or None  # a session from step 0 has no checkpoint
+        self._set_counted(number(event.get("run_seconds")))
         self._began_at = self._counted
-        self._spent = 0.0
-        self.sessions.append(RunSession(at))
+        self._spent_seconds = 0.0
+        self.sessions.append(RunSession(step))
 
-    def _step(self, row: StepRow) -> None:
+    def _undo_after(self, step: int) -> None:
+        """Remove points, evaluations and the newest update after a step."""
+        for name, curve in self.curves.items():
+            # The x values of system curves are measured minutes, not steps.
+            if not name.startswith(SYSTEM):
+                curve.drop_after(step)
+
+        while self.evaluations and self.evaluations[-1].step > step:
+            self.evaluations.pop()
+            self.n_evaluations -= 1
+        if self.best is not None and self.best[1] > step:
+            losses = [(row.metrics.get("loss"), row.step) for row in self.evaluations]
+            known_losses = [(loss, at) for loss, at in losses if loss is not None]
+            self.best = min(known_losses, default=None)
+        if self.step is not None and self.step.step > step:
+            self.step = None
+
+    def _restore_sums(self, step: int) -> None:
+        """Restore the sums at the step from which a session continues."""
+        sums = Progress(), RunningMean()
+        if step:
+            sums = self._sums_at_saves.get(step) or self._sums_at(step)
+        self.progress, self._smoothed = sums
+        saves = self._sums_at_saves.items()
+        earlier = {at: saved for at, saved in saves if at < step}
+        self._sums_at_saves = earlier | {step: sums}
+        self._sums_at_steps.clear()
+
+    def _end_session(self, event: Mapping[str, Any]) -> None:
+        """Record the end of the newest session."""
+        self.end = event
+        if self.sessions:
+            session = self.sessions[-1]
+            session.to_step = int(event["step"])
+            session.reason = str(event.get("reason"))
+            session.seconds = number(event.get("seconds")) or 0.0
+
+    def _add_step(self, row: StepRow) -> None:
+        """Add an update to the curves and the sums."""
         x = float(row.step)
         seconds = row.seconds or 0.0
-        for name in (
-            "loss",
-            "lr",
-            "grad_norm",
-            "tokens_per_second",
-            "pad_fraction",
-            "mfu",
-        ):
+        for name in _STEP_CURVES:
             self.curves[name].add(x, getattr(row, name))
         if seconds and row.data_wait_seconds is not None:
             self.curves["data_wait"].add(x, row.data_wait_seconds / seconds)
         if row.loss is not None:
-            self._smoothed = self._smoothed.after(row.loss)
+            self._smoothed = self._smoothed.add(row.loss)
             self.curves["loss smoothed"].add(x, self._smoothed.value)
 
         before = self.progress
@@ -530,22 +568,25 @@ class RunHistory:
             target_tokens=before.target_tokens + (row.target_tokens or 0),
             seconds=before.seconds + seconds,
         )
-        self._count(row.run_seconds)
-        self._spent += seconds
+        self._set_counted(row.run_seconds)
+        self._spent_seconds += seconds
         self.step = row
-        self._at_rows[row.step] = (self.progress, self._smoothed)
-        if len(self._at_rows) > _MAX_ROWS:
-            del self._at_rows[next(iter(self._at_rows))]
+        self._sums_at_steps[row.step] = (self.progress, self._smoothed)
+        if len(self._sums_at_steps) > _MAX_STEPS:
+            oldest = next(iter(self._sums_at_steps))
+            del self._sums_at_steps[oldest]
 
-    def _count(self, run_seconds: float | None) -> None:
+    def _set_counted(self, run_seconds: float | None) -> None:
+        """Set `_counted`. If `run_seconds` is None, the seconds of all updates count."""
         seconds = self.progress.seconds if run_seconds is None else run_seconds
         self._counted = replace(self.progress, seconds=seconds)
 
-    def _at(self, step: int) -> tuple[Progress, RunningMean]:
-        """Return the sums at a step, or the newest sums if the step has no row."""
-        return self._at_rows.get(step, (self.progress, self._smoothed))
+    def _sums_at(self, step: int) -> _Sums:
+        """Return the sums at a step, or the newest sums if the step is not remembered."""
+        return self._sums_at_steps.get(step, (self.progress, self._smoothed))
 
-    def _evaluation(self, row: EvaluationRow) -> None:
+    def _add_evaluation(self, row: EvaluationRow) -> None:
+        """Add the metrics of an evaluation to the curves, and update `best`."""
         for name, value in row.metrics.items():
             self.curves[f"held-out {name}"].add(float(row.step), value)
         loss = row.metrics.get("loss")
@@ -554,43 +595,44 @@ class RunHistory:
         self.evaluations.append(row)
         self.n_evaluations += 1
         self.evaluation_seconds += row.seconds or 0.0
-        self._spent += row.seconds or 0.0
+        self._spent_seconds += row.seconds or 0.0
 
-    def _save(self, row: SaveRow) -> None:
+    def _add_save(self, row: SaveRow) -> None:
         self.saved = row.step
-        self._at_saves[row.step] = self._at(row.step)
-        self._spent += row.blocked_seconds or 0.0
+        self._sums_at_saves[row.step] = self._sums_at(row.step)
+        self._spent_seconds += row.blocked_seconds or 0.0
 
-    def _gradients(self, row: GradientsRow) -> None:
+    def _add_gradients(self, row: GradientsRow) -> None:
         for group, values in row.groups.items():
             if "grad_norm" in values:
-                self.curves[f"group grad_norm {group}"].add(
-                    float(row.step), values["grad_norm"]
-                )
+                curve = self.curves[f"group grad_norm {group}"]
+                curve.add(float(row.step), values["grad_norm"])
 
-    def _system(self, row: SystemRow) -> None:
+    def _add_system(self, row: SystemRow) -> None:
+        """Add a sample of the machine to the curves, and its GPUs' energy to `gpu_joules`."""
         self.system = row
         seconds = row.seconds or 0.0
         watts = [gpu.power_watts for gpu in row.gpus if gpu.power_watts is not None]
         if watts:
             self.gpu_joules = (self.gpu_joules or 0.0) + sum(watts) * seconds
+        # Every sample has a point in this curve, so its last x is the minutes so far.
         previous = self.curves[f"{SYSTEM}cpu_percent"].last
-        x = (previous[0] if previous else 0.0) + seconds / 60  # measured minutes
-        for name, value in _scaled(row):
-            self.curves[SYSTEM + name].add(x, value)
+        minutes = (previous[0] if previous else 0.0) + seconds / 60
+        for name, value in _scaled_fields(row):
+            self.curves[SYSTEM + name].add(minutes, value)
         for gpu in row.gpus[:_MAX_GPUS]:
-            for name, value in _scaled(gpu):
+            for name, value in _scaled_fields(gpu):
                 if value is not None:
-                    self.curves[f"{SYSTEM}gpu {gpu.index} {name}"].add(x, value)
+                    self.curves[f"{SYSTEM}gpu {gpu.index} {name}"].add(minutes, value)
 
 
-def _scaled(row: SystemRow | GpuRow) -> Iterator[tuple[str, float | None]]:
+def _scaled_fields(row: SystemRow | GpuRow) -> Iterator[tuple[str, float | None]]:
     """Yield the fields with a unit in their name, bytes in GB and rates in MB per second."""
     for name in row.__struct_fields__:
-        unit = next((size for end, size in _UNITS.items() if name.endswith(end)), None)
-        if unit is not None:
-            value = getattr(row, name)
-            yield name, None if value is None else value / unit
+        for suffix, size in _UNITS.items():
+            if name.endswith(suffix):
+                value = getattr(row, name)
+                yield name, None if value is None else value / size
 
 
 _UNITS: Final = {
@@ -600,3 +642,4 @@ _UNITS: Final = {
     "_watts": 1.0,
     "_celsius": 1.0,
 }
+"""Size of the plotted unit, by the suffix of a field's name."""

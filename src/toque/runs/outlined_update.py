@@ -1,6 +1,6 @@
 """Outlined update: bytes and operations of a micro-batch and of the optimizer, from shapes alone.
 
-Under `FakeTensorMode`, a forward and a backward pass take almost no memory and time. They still
+Under `FakeTensorMode`, the forward and backward passes take almost no memory and time. They still
 create and free every tensor in the real order, and the ledger counts the bytes.
 """
 
@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -44,78 +44,92 @@ _GPU_BLOCK: Final = 512
 """Bytes of a block in CUDA's caching allocator. Sizes are rounded up to whole blocks."""
 _TRIES: Final = 3
 _SLOW_SECONDS: Final = 0.2
-"""Longer operations are timed twice instead of three times. The first run loads kernels."""
+"""Longer operations are timed twice instead of three times. The first try loads kernels."""
 
 
 @dataclass(frozen=True)
-class _Like:
+class _TensorShape:
     """Shape, strides and type of a tensor argument."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
 
-    def tensor(self) -> Tensor:
-        """Create such a tensor, with zeros as indices and random numbers from 0 to 1."""
-        ends = (
+    def create(self) -> Tensor:
+        """Create a tensor of this shape: zeros for integers, otherwise random numbers below 1."""
+        last_element = sum(
             (n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)
         )
-        n = 1 + sum(ends) if all(self.shape) else 0
+        n = 1 + last_element if all(self.shape) else 0
         if self.dtype.is_floating_point:
             flat = torch.rand(n).to(self.dtype)
         else:
-            flat = torch.zeros(n, dtype=self.dtype)
+            flat = torch.zeros(n, dtype=self.dtype)  # 0 is a valid index
         return flat.as_strided(self.shape, self.strides)
 
 
 @dataclass
 class Operations:
-    """Operations of an update: each distinct call with its arguments, and its number of runs."""
+    """Operations of an update: the distinct calls, and how often the update runs each of them."""
 
     calls: dict[str, tuple[Any, list[Any], Any]] = field(default_factory=dict)
+    """Function, flat arguments with tensors as `_TensorShape`, and structure of the arguments."""
     runs: Counter[str] = field(default_factory=Counter)
 
     def add(self, function: Any, args: Any, kwargs: Any) -> None:
-        """Count a run of a call."""
+        """Count one run of a call."""
         flat, structure = tree_flatten((args, kwargs))
-        like = [
-            _Like(tuple(a.shape), a.stride(), a.dtype) if isinstance(a, Tensor) else a
-            for a in flat
+        shapes = [
+            _TensorShape(tuple(argument.shape), argument.stride(), argument.dtype)
+            if isinstance(argument, Tensor)
+            else argument
+            for argument in flat
         ]
-        key = repr((str(function), like, structure))
-        self.calls.setdefault(key, (function, like, structure))
+        key = repr((str(function), shapes, structure))
+        self.calls.setdefault(key, (function, shapes, structure))
         self.runs[key] += 1
 
     @torch.no_grad()
     def seconds(self) -> float:
-        """Measure the seconds of all runs on this CPU, by the fastest of a few tries per call."""
-        total = 0.0
+        """Time each call on this CPU. Return the seconds of all runs."""
         with torch.random.fork_rng(devices=[]):
-            for key, (function, like, structure) in self.calls.items():
-                flat = [a.tensor() if isinstance(a, _Like) else a for a in like]
-                args, kwargs = tree_unflatten(flat, structure)
-                best = float("inf")
-                for n in range(_TRIES):
-                    started = time.perf_counter()
-                    function(*args, **kwargs)
-                    best = min(best, time.perf_counter() - started)
-                    if n and best > _SLOW_SECONDS:
-                        break
-                total += self.runs[key] * best
-        return total
+            return sum(
+                self.runs[key] * _time_call(*call) for key, call in self.calls.items()
+            )
+
+
+def _time_call(function: Any, shapes: list[Any], structure: Any) -> float:
+    """Return the seconds of the fastest of a few tries."""
+    flat = [
+        item.create() if isinstance(item, _TensorShape) else item for item in shapes
+    ]
+    args, kwargs = tree_unflatten(flat, structure)
+    best = float("inf")
+    for n in range(_TRIES):
+        started = time.perf_counter()
+        function(*args, **kwargs)
+        best = min(best, time.perf_counter() - started)
+        if n and best > _SLOW_SECONDS:
+            break
+    return best
 
 
 class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter of the bytes of live tensors, their peak, and the FLOPs of matmuls."""
+    """Counter of the bytes of live tensors, their peak, and the FLOPs of matmuls.
+
+    If `operations` is given, every operation is added to it. Sizes are rounded up to `block` bytes.
+    """
 
     def __init__(self, operations: Operations | None = None, *, block: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._block = block
         self.now = 0
+        """Bytes of the live tensors."""
         self.peak = 0
         self.flops = 0.0
         self.operations = operations
         self._live: dict[int, tuple[Any, int]] = {}
+        """Weak reference and bytes of each live storage."""
         self._has_labels = False
 
     def add(self, tensor: Tensor) -> None:
@@ -154,7 +168,11 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _nonzero(self, mask: Tensor) -> Tensor:
-        """Return indices as if the first mask (of labels) were all true and later masks false."""
+        """Return indices without reading the mask.
+
+        The first mask selects the labels: every token has a label. Later masks select rare cases,
+        such as probabilities that underflow: none occurs.
+        """
         n = 0 if self._has_labels else mask.numel()
         self._has_labels = True
         indices = mask.new_empty((n, mask.dim()), dtype=torch.int64)
@@ -164,7 +182,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class OutlinedUpdate:
-    """Bytes and work of an update's parts, from the second micro-batch on."""
+    """Bytes and work of an update after the first."""
 
     weights: int
     copies: int
@@ -173,7 +191,7 @@ class OutlinedUpdate:
     optimizer: int
     """Bytes of the optimizer's state after the first update."""
     computing: int
-    """Peak of the forward pass, loss and backward pass, in addition to the parts above."""
+    """Peak of the forward pass, the loss and the backward pass, in addition to the parts above."""
     kept: int
     """Part of `computing` that the forward pass keeps for the backward pass."""
     step: int
@@ -181,12 +199,14 @@ class OutlinedUpdate:
     flops: float
     """FLOPs of the micro-batch's matmuls."""
     micro_batch: Operations
+    """Operations of a micro-batch, if requested."""
     update: Operations
+    """Operations of the optimizer's step, if requested."""
 
 
 @contextmanager
 def outlining() -> Iterator[FakeTensorMode]:
-    """Make tensors in this context have shapes but no content."""
+    """Create fake tensors, which have shapes but no content, inside this context."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
@@ -194,160 +214,166 @@ def outlining() -> Iterator[FakeTensorMode]:
         causal_mask.cache_clear()  # a later training run must not use a mask without content
 
 
-def outline_update(
-    model: PreTrainedModel,
-    rows: OutlinedRows,
-    *,
-    where: Where,
-    precision: str,
-    optimizer: torch.optim.Optimizer | None,
-    state_bytes: int,
-    accumulates: bool,
-    recompute: bool = False,
-    smoothing: float = 0.0,
-    masked: bool = False,
-    operations: bool = False,
-) -> OutlinedUpdate:
-    """Run a micro-batch and the optimizer's step on shapes. Call it inside `outlining`.
+@dataclass(frozen=True)
+class UpdateOutliner:
+    """Outliner of updates on a device. Use it inside `outlining`."""
 
-    Args:
-        model: Model with the layers for `where`.
-        rows: Rows of the micro-batch.
-        where: Device: "cpu" or "cuda".
-        precision: Type of the matmuls.
-        optimizer: The optimizer. None if its step reads values, which outlined tensors lack.
-        state_bytes: Bytes of the optimizer's state after the first update.
-        accumulates: Whether gradients of earlier micro-batches already exist.
-        recompute: Whether the backward pass recomputes the blocks.
-        smoothing: Label smoothing.
-        masked: Whether a GPU uses dense attention with masks.
-        operations: Whether to list the operations, so that they can be timed.
-    """
-    model.train()
-    for parameter in model.parameters():
-        parameter.grad = None
-        if accumulates and parameter.requires_grad:
-            parameter.grad = torch.empty_like(parameter)
-    buffers = (b for _, layer in quantised_layers(model) for b in layer.buffers())
-    stored = [*model.parameters(), *buffers]
-    weights = _storage_bytes(stored)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    gradients = sum(p.numel() * p.element_size() for p in trained)
+    where: Where
+    precision: str
+    """Type of the matmuls."""
+    optimizer: torch.optim.Optimizer | None
+    """None if the optimizer's step reads values, which outlined tensors lack."""
+    state_bytes: int
+    """Bytes of the optimizer's state after the first update."""
+    accumulates: bool
+    """True if gradients of earlier micro-batches already exist."""
+    recompute: bool = False
+    """True if the backward pass recomputes the blocks."""
+    smoothing: float = 0.0
+    """Label smoothing."""
+    masked: bool = False
+    """True if a GPU uses dense attention with masks."""
+    operations: bool = False
+    """True to list the operations, so that they can be timed."""
 
-    plans = None
-    if where == "cuda":
-        use_attention(model, "dense" if masked else "flex")
-    else:
+    def outline(self, model: PreTrainedModel, rows: OutlinedRows) -> OutlinedUpdate:
+        """Run a micro-batch and the optimizer's step on shapes.
+
+        The model must have the layers for the device.
+        """
+        model.train()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        for parameter in model.parameters():
+            parameter.grad = None
+        if self.accumulates:
+            _create_gradients(trained)
+        buffers = (b for _, layer in quantised_layers(model) for b in layer.buffers())
+        stored = [*model.parameters(), *buffers]
+        weights = _storage_bytes(stored)
+        gradients = sum(parameter.nbytes for parameter in trained)
+
+        block = _GPU_BLOCK if self.where == "cuda" else 1
+        micro_batch, update = Operations(), Operations()
+        ledger = _Ledger(micro_batch if self.operations else None, block=block)
+        before_head = self._run_micro_batch(model, rows, stored, ledger)
+
+        copies = _storage_bytes(
+            copy for module in model.modules() for copy in copies_of(module)
+        )
+        retained = weights + copies + gradients
+        earlier_gradients = gradients if self.accumulates else 0
+        return OutlinedUpdate(
+            weights=weights,
+            copies=copies,
+            gradients=gradients,
+            optimizer=self.state_bytes,
+            computing=max(0, ledger.peak - retained),
+            kept=max(0, before_head - weights - copies - earlier_gradients),
+            step=self._run_step(trained, update if self.operations else None),
+            flops=ledger.flops,
+            micro_batch=micro_batch,
+            update=update,
+        )
+
+    def _run_micro_batch(
+        self,
+        model: PreTrainedModel,
+        rows: OutlinedRows,
+        stored: list[Tensor],
+        ledger: _Ledger,
+    ) -> int:
+        """Run the forward and backward passes. Return the bytes in use before the output head."""
+        is_on_gpu = self.where == "cuda"
+        plans = self._prepare_attention(model, rows)
+        if self.recompute:
+            recompute_blocks(model)
+        autocast: AbstractContextManager[object] = nullcontext()
+        if self.precision != "float32":
+            autocast = torch.autocast("cpu", dtype=DTYPES[self.precision])
+
+        try:
+            with ledger, as_on_a_gpu() if is_on_gpu else nullcontext():
+                gradients = (t.grad for t in stored if t.grad is not None)
+                for tensor in (*stored, *gradients):
+                    ledger.add(tensor)
+                with autocast:
+                    hidden, labels = _run_blocks(model, rows, plans)
+                    before_head = ledger.now
+                    weight, bias = output_head(model)
+                    loss = cross_entropy_sum(
+                        hidden,
+                        weight,
+                        labels,
+                        bias=bias,
+                        smoothing=self.smoothing,
+                        n_labels=rows.rows * rows.target if is_on_gpu else None,
+                        cap=logit_cap(model),
+                    )
+                # torch.autograd.backward would leave the context of the GPU's operators.
+                torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001
+                    (loss,), (torch.ones_like(loss),), False, False, (),
+                    allow_unreachable=True, accumulate_grad=True,
+                )  # fmt: skip
+        finally:
+            stop_recomputing(model)
+        return before_head
+
+    def _prepare_attention(
+        self, model: PreTrainedModel, rows: OutlinedRows
+    ) -> tuple[AttentionPlan, AttentionPlan] | None:
+        """Choose a GPU's attention and return None, or return the attention plans of a CPU."""
+        if self.where == "cuda":
+            use_attention(model, "dense" if self.masked else "flex")
+            return None
         with unset_fake_temporarily():
-            plans = cpu_plans(rows)
-    if recompute:
-        recompute_blocks(model)
+            return cpu_plans(rows)
 
-    micro_batch = Operations()
-    update = Operations()
-    block = _GPU_BLOCK if where == "cuda" else 1
-    try:
-        with (
-            _Ledger(micro_batch if operations else None, block=block) as ledger,
-            as_on_a_gpu() if where == "cuda" else nullcontext(),
-        ):
-            for tensor in stored:
-                ledger.add(tensor)
-                if tensor.grad is not None:
-                    ledger.add(tensor.grad)
-            is_half = precision != "float32"
-            with (
-                torch.autocast("cpu", dtype=DTYPES[precision])
-                if is_half
-                else nullcontext()
-            ):
-                loss, before_head = _outlined_loss(
-                    model, rows, plans, smoothing, ledger
-                )
-            # torch.autograd.backward would leave the context of the GPU's operators.
-            torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001
-                (loss,), (torch.ones_like(loss),), False, False, (),
-                allow_unreachable=True, accumulate_grad=True,
-            )  # fmt: skip
-    finally:
-        stop_recomputing(model)
+    def _run_step(
+        self, trained: list[nn.Parameter], operations: Operations | None
+    ) -> int:
+        """Run the optimizer's step and return its temporary bytes."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            # Such an optimizer computes in float32, one weight at a time.
+            return max((4 * p.numel() for p in trained), default=0)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3  # no schedule sets it here
+        _create_gradients(trained)
+        optimizer.step()  # allocates the state
 
-    copies = _storage_bytes(
-        copy for module in model.modules() for copy in copies_of(module)
-    )
-    retained = weights + copies + gradients
-    earlier_gradients = gradients if accumulates else 0
-    return OutlinedUpdate(
-        weights=weights,
-        copies=copies,
-        gradients=gradients,
-        optimizer=state_bytes,
-        computing=max(0, ledger.peak - retained),
-        kept=max(0, before_head - weights - copies - earlier_gradients),
-        step=_step_bytes(trained, optimizer, update if operations else None),
-        flops=ledger.flops,
-        micro_batch=micro_batch,
-        update=update,
-    )
+        with _Ledger(operations) as ledger:
+            states = optimizer.state.values()
+            state = [value for values in states for value in values.values()]
+            for tensor in (*trained, *(p.grad for p in trained), *state):
+                if isinstance(tensor, Tensor):
+                    ledger.add(tensor)
+            before = ledger.now
+            optimizer.step()
+        return int(ledger.peak - before)
 
 
-def _outlined_loss(
+def _create_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Create the missing gradients of parameters."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+
+
+def _run_blocks(
     model: PreTrainedModel,
     rows: OutlinedRows,
     plans: tuple[AttentionPlan, AttentionPlan] | None,
-    smoothing: float,
-    ledger: _Ledger,
-) -> tuple[Tensor, int]:
-    """Return the loss and the bytes in use before the output head. `plans` are for a CPU only."""
+) -> tuple[Tensor, Tensor]:
+    """Return the input of the output head, and the labels. `plans` are None on a GPU."""
     if plans is None:
         batch = outlined_batch(rows)
-        hidden = hidden_states(model, batch)
-        labels = batch.labels
-    else:
-        hidden = outlined_hidden(model, rows, plans)
-        labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64)
-    before_head = ledger.now
-    weight, bias = output_head(model)
-    loss = cross_entropy_sum(
-        hidden,
-        weight,
-        labels,
-        bias=bias,
-        smoothing=smoothing,
-        n_labels=rows.rows * rows.target if plans is None else None,
-        cap=logit_cap(model),
-    )
-    return loss, before_head
-
-
-def _step_bytes(
-    trained: list[nn.Parameter],
-    optimizer: torch.optim.Optimizer | None,
-    operations: Operations | None,
-) -> int:
-    """Measure the temporary bytes of the optimizer's second step. The first allocates its state."""
-    if optimizer is None:  # such an optimizer computes in float32, one weight at a time
-        return max((4 * p.numel() for p in trained), default=0)
-    for group in optimizer.param_groups:
-        group["lr"] = 1e-3
-    for parameter in trained:
-        if parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter)
-    optimizer.step()
-    with _Ledger(operations) as ledger:
-        state = [
-            value for values in optimizer.state.values() for value in values.values()
-        ]
-        for tensor in (*trained, *(p.grad for p in trained), *state):
-            if isinstance(tensor, Tensor):
-                ledger.add(tensor)
-        before = ledger.now
-        optimizer.step()
-    return int(ledger.peak - before)
+        return hidden_states(model, batch), batch.labels
+    hidden = outlined_hidden(model, rows, plans)
+    return hidden, torch.zeros(hidden.shape[:-1], dtype=torch.int64)
 
 
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Count the bytes of tensors. Shared storage counts once."""
+    """Sum the bytes of tensors. Shared storage counts once."""
     return sum({_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
 
 

@@ -1,7 +1,7 @@
 """Peak speed of a device in dense matmuls, for model FLOPs utilisation.
 
-The maker states the peak of known GPUs in 16 bits. Any other peak is measured in the run's
-precision and with the shapes of the model's weights, because both change it several times.
+The manufacturer states the 16-bit peak of known GPUs. Any other peak is measured in the run's
+precision and with the shapes of the model's weights, because both change the peak several-fold.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from toque.hardware.onednn import onednn_is_faster, onednn_linear
 _KINDS: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MEASURE_SECONDS: Final = 0.2
 _MIN_ROUNDS: Final = 2
-"""Rounds per shape. The first round loads and chooses kernels."""
+"""Minimum rounds per shape. The first round loads and chooses kernels."""
 _MIN_TOKENS: Final = 512
 _MAX_TOKENS: Final = 4096
 _FLOPS_PER_ROUND: Final = 2e10
-"""FLOPs per round that limit the tokens for large matrices, such as the output head."""
+"""FLOPs per round. They limit the tokens for large matrices, such as the output head."""
 Products = Mapping[tuple[int, int], float]
-"""FLOPs of matmuls by the matrix's (in, out) size, as returned by `models.flops.flops_by_shape`."""
+"""FLOPs of matmuls by the weight's (in, out) size, as returned by `models.flops.flops_by_shape`."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Peak:
     origin: str
 
     @property
-    def too_low(self) -> str:
-        """Message in place of a utilisation over 100 %."""
+    def too_low_message(self) -> str:
+        """Message to print instead of a utilisation over 100 %."""
         message = f"the updates are faster than the peak speed of this machine ({self.origin})"
         if self.origin.startswith("measured"):
             return (
@@ -47,7 +47,7 @@ class Peak:
         return f"{message}. This peak belongs to a slower device"
 
     def of_ranks(self, ranks: int) -> Peak:
-        """Return the peak of all ranks together, with a device per rank."""
+        """Return the peak of all ranks together. Each rank has a device."""
         if ranks == 1:
             return self
         rate = self.flops_per_second
@@ -55,7 +55,7 @@ class Peak:
 
 
 def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Peak:
-    """Look up the stated peak of a known GPU in 16 bits, or measure the peak in 0.2 s."""
+    """Look up the stated 16-bit peak of a known GPU. Measure any other peak in about 0.2 s."""
     if device.type == "cuda" and dtype in _KINDS:
         name = torch.cuda.get_device_name(device)
         card = card_of_device(name)
@@ -72,32 +72,34 @@ def measure_peak(
     *,
     seconds: float | None = None,
 ) -> Peak:
-    """Measure the FLOP/s of `products` in sequence: forward pass and both gradients.
+    """Measure the FLOP/s of a model's matmuls: the forward pass and both gradients.
 
-    Each shape counts with its best round.
+    Each shape contributes the time of its fastest round.
 
     Args:
-        device: The device.
+        device: Device to measure.
         dtype: Type of the matrices.
-        products: The matmuls.
+        products: FLOPs of the matmuls by shape.
         seconds: Time for all measurements, 0.2 by default. Each shape has at least two rounds.
     """
-    share = (_MEASURE_SECONDS if seconds is None else seconds) / len(products)
-    needed = sum(
-        flops / _rate(shape, device, dtype, seconds=share)
+    total_seconds = _MEASURE_SECONDS if seconds is None else seconds
+    seconds_per_shape = total_seconds / len(products)
+    computing_seconds = sum(
+        flops / _measure_rate(shape, device, dtype, seconds=seconds_per_shape)
         for shape, flops in products.items()
     )
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     kind = str(dtype).removeprefix("torch.")
-    origin = f"measured in {kind}, products of {len(products)} shapes{threads}"
-    return Peak(sum(products.values()) / needed, origin)
+    origin = f"measured in {kind}, matmuls of {len(products)} shapes{threads}"
+    return Peak(sum(products.values()) / computing_seconds, origin)
 
 
-def _rate(
+def _measure_rate(
     shape: tuple[int, int], device: torch.device, dtype: torch.dtype, *, seconds: float
 ) -> float:
     """Measure the FLOP/s of one layer's matmuls: y = x W', and the gradients of x and W."""
     n_in, n_out = shape
+    # Three matmuls, each with a multiplication and an addition per weight.
     flops_per_token = 6 * n_in * n_out
     n = int(min(_MAX_TOKENS, max(_MIN_TOKENS, _FLOPS_PER_ROUND / flops_per_token)))
     x = torch.randn(n, n_in, dtype=dtype, device=device)

@@ -1,7 +1,7 @@
-"""Places of runs: read access to a run's files in a local folder or in a bucket.
+"""Places of runs: read access to a run's files in a local folder or a bucket.
 
 Nothing is written or locked, because the run may be in use. Links are not followed, because the run
-is untrusted.
+may be untrusted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from toque.storage.bucket import Bucket, BucketError, is_remote
 from toque.storage.no_follow import open_plain
 
 MAX_READ_BYTES: Final = 8 << 20
-"""Most bytes to read at a time. A longer file takes several reads."""
+"""Maximum bytes per read. A longer file takes several reads."""
 _DEPTH: Final = 3
-"""Depth of the folders that are searched for runs."""
+"""Levels of folders to search for runs."""
 _MAX_RUNS: Final = 200
 _RUN_FOLDERS: Final = frozenset(
     {"checkpoints", "best", "model", "outbox", "tensorboard", "wandb"}
 )
-"""Folders inside a run, which have no other runs."""
+"""Folders inside a run. The search skips them, because they contain no other runs."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FileState:
 
     bytes: int
     tag: str
-    """Identity of the file. It changes if the file is replaced, and stays if the file grows."""
+    """Identity of the file. It changes if the file is replaced, but not if the file grows."""
     changed: float | None
     """Time of the last write in seconds since 1970. None if it is unknown."""
 
@@ -107,6 +107,7 @@ class BucketPlace:
     is the run."""
 
     folder: None = None
+    """A run in a bucket has no local folder."""
 
     @property
     def address(self) -> str:
@@ -160,18 +161,18 @@ def read_small_file(place: Place, name: str) -> bytes | None:
         BucketError: The bucket cannot be read.
     """
     file = place.look(name)
-    return (
-        None if file is None else place.read(name, 0, min(file.bytes, MAX_READ_BYTES))
-    )
+    if file is None:
+        return None
+    return place.read(name, 0, min(file.bytes, MAX_READ_BYTES))
 
 
 @final
 @dataclass(frozen=True)
 class RunFinder:
-    """Search for runs at an address: the address itself, or folders below it."""
+    """Finder of runs at an address: the address itself, or folders below it."""
 
     where: Path | Bucket
-    """Local folder or bucket. Links in a folder are not followed."""
+    """Local folder or bucket to search. Links in a folder are not followed."""
 
     @property
     def address(self) -> str:
@@ -179,30 +180,39 @@ class RunFinder:
         return str(self.where) if isinstance(self.where, Path) else self.where.address
 
     def places(self) -> Mapping[str, Place]:
-        """Find the current runs, by a short name.
+        """Find the current runs, at most `_MAX_RUNS`. Return them by a short name.
 
         Raises:
             OSError: The folder cannot be read.
             BucketError: The bucket cannot be read.
         """
-        where = self.where
-        if isinstance(where, Bucket):
-            names = where.names()
-            if METRICS in names or "config.yaml" in names:
-                return {where.path.rstrip("/").rpartition("/")[2]: BucketPlace(where)}
-            below = sorted(
-                n.removesuffix(METRICS) for n in names if n.endswith(f"/{METRICS}")
-            )
-            return {
-                path.rstrip("/"): BucketPlace(where, path) for path in below[:_MAX_RUNS]
-            }
-        if _is_run(where):
-            return {where.resolve().name: FolderPlace(where)}
-        folders = islice(_runs_below(where, _DEPTH), _MAX_RUNS)
-        return {
-            folder.relative_to(where).as_posix(): FolderPlace(folder)
-            for folder in folders
-        }
+        if isinstance(self.where, Bucket):
+            return _runs_in_bucket(self.where)
+        return _runs_in_folder(self.where)
+
+
+def _runs_in_bucket(bucket: Bucket) -> dict[str, Place]:
+    """Find the runs in a bucket, by the path of their folder."""
+    names = bucket.names()
+    if METRICS in names or "config.yaml" in names:
+        name = bucket.path.rstrip("/").rpartition("/")[2]
+        return {name: BucketPlace(bucket)}
+    folders = [n.removesuffix(METRICS) for n in names if n.endswith(f"/{METRICS}")]
+    return {
+        folder.rstrip("/"): BucketPlace(bucket, folder)
+        for folder in sorted(folders)[:_MAX_RUNS]
+    }
+
+
+def _runs_in_folder(folder: Path) -> dict[str, Place]:
+    """Find the runs in a local folder, by the path of their folder."""
+    if _is_run(folder):
+        return {folder.resolve().name: FolderPlace(folder)}
+    run_folders = islice(_runs_below(folder, _DEPTH), _MAX_RUNS)
+    return {
+        run_folder.relative_to(folder).as_posix(): FolderPlace(run_folder)
+        for run_folder in run_folders
+    }
 
 
 def _is_run(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Names of a run's files, and checks that a run does not overwrite the user's files.
 
 A session overwrites files with these names. If a folder or a bucket has such files but is not a
-run, they belong to the user, so it is refused before anything is written.
+run, the files belong to the user. The command then refuses the folder before it writes anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from toque.storage.bucket_lock import owner_in
 _GROWING: Final = (
     r"(metrics|samples|skipped_updates)\.jsonl|scores_by_text\.json|training\.log"
 )
+"""Pattern of files that a run appends to, or that grow with its data."""
 _SMALL: Final = r"config\.yaml|(end|evaluation|non_finite|resources(-rank\d+)?)\.json"
+"""Pattern of files that a run writes entirely."""
 _FILE: Final = re.compile(rf"{_SMALL}|(?P<growing>{_GROWING})", re.ASCII)
 _FOLDERS: Final = (
     "best",
@@ -35,13 +37,14 @@ _FOLDERS: Final = (
     "tensorboard",
     "trace",
 )
-_OF_A_RUN: Final = re.compile(
+_RUN_ONLY: Final = re.compile(
     r"checkpoints/\.lock(\.lease)?|(checkpoints|best)/step-[0-9]{8,}/.+", re.DOTALL
 )
 """Files that only a run has. The lock is written first and remains."""
-_EVENT: Final = b'{"event"'
-_MODEL: Final = {f"model/{name}" for name in WRITTEN}
-_RECORD: Final = f"model/{FOLDER}/{RECORD}"
+_EVENT_START: Final = b'{"event"'
+"""First bytes of a run's metrics.jsonl."""
+_MODEL_FILES: Final = {f"model/{name}" for name in WRITTEN}
+_MODEL_RECORD: Final = f"model/{FOLDER}/{RECORD}"
 """File that a run writes next to its model."""
 
 
@@ -51,7 +54,7 @@ def is_run_file(name: str) -> bool:
 
 
 def is_growing(name: str) -> bool:
-    """Check whether a run appends to its file of this name, so that only the disk limits it."""
+    """Check whether a run's file of this name grows, so that only the disk limits its size."""
     match = _FILE.fullmatch(name)
     return match is not None and match["growing"] is not None
 
@@ -76,7 +79,7 @@ def refuse_users_folder(folder: Path, *, writes: Collection[str] | None = None) 
     with suppress(OSError):  # missing or unreadable: a later step reports it
         for path in folder.iterdir():
             is_folder = path.name in _FOLDERS and path.is_dir()
-            names += _below(path) if is_folder else [path.name]
+            names += _names_below(path) if is_folder else [path.name]
     _refuse_users_files(names, read, str(folder), writes=writes)
 
 
@@ -91,13 +94,13 @@ def refuse_users_address(bucket: Bucket) -> None:
     def read(name: str) -> bytes:
         return bucket.read(name) or b""
 
-    locked = BUCKET_LOCK in names
-    if locked and not {"id", "beat"} <= owner_in(read(BUCKET_LOCK)).keys():
+    is_locked = BUCKET_LOCK in names
+    if is_locked and not {"id", "beat"} <= owner_in(read(BUCKET_LOCK)).keys():
         raise _refusal(bucket.address, [BUCKET_LOCK])
-    _refuse_users_files(names, read, bucket.address, locked=locked)
+    _refuse_users_files(names, read, bucket.address, is_locked=is_locked)
 
 
-def _below(folder: Path) -> Iterator[str]:
+def _names_below(folder: Path) -> Iterator[str]:
     """Yield the names in a folder and its subfolders, e.g. best/step-00000200/manifest.json."""
     for inner in folder.iterdir():
         name = f"{folder.name}/{inner.name}"
@@ -111,36 +114,44 @@ def _refuse_users_files(
     read: Callable[[str], bytes],
     place: str,
     *,
-    locked: bool = False,
+    is_locked: bool = False,
     writes: Collection[str] | None = None,
 ) -> None:
-    """Refuse the user's files by their names below `place`. `read` returns the start of a file."""
-    listed = set(names)
-    wrote_config = CONFIG in listed and read(CONFIG).startswith(HEADER.encode())
-    has_trained = END in listed or (
-        METRICS in listed and read(METRICS).startswith(_EVENT)
-    )
-    is_run = (
-        locked
-        or (wrote_config and has_trained)
-        or any(map(_OF_A_RUN.fullmatch, listed))
-    )
+    """Refuse the user's files that a command would overwrite.
 
-    users_files = {
-        f"{top}/" if inner else top
-        for top, _, inner in (name.partition("/") for name in listed)
-        if top in _FOLDERS or (is_run_file(top) and not inner)
-    }
-    if is_run:  # a user may have put these into the folder of a run
-        users = {
-            CONFIG: not wrote_config,
-            "model/": not listed & {END, _RECORD} and _MODEL & listed,
-        }
-        users_files = {name for name in users_files if users.get(name)}
+    Args:
+        names: Names of all files below `place`.
+        read: Function that returns the start of a file.
+        place: Folder or address, for the message.
+        is_locked: Whether a run's lock is among the files.
+        writes: Names of the files that the command writes. None means the files of a training run.
+    """
+    listed = set(names)
+    has_config = CONFIG in listed and read(CONFIG).startswith(HEADER.encode())
+    has_events = METRICS in listed and read(METRICS).startswith(_EVENT_START)
+    has_trained = END in listed or has_events
+    has_run_files = any(map(_RUN_ONLY.fullmatch, listed))
+
+    users_files = _overwritten_by_run(listed)
+    if is_locked or has_run_files or (has_config and has_trained):
+        # In a run's folder, only a configuration or a model may be the user's.
+        has_users_model = listed & _MODEL_FILES and not listed & {END, _MODEL_RECORD}
+        is_users = {CONFIG: not has_config, "model/": has_users_model}
+        users_files = {name for name in users_files if is_users.get(name)}
     if writes is not None:
         users_files.intersection_update(writes)
     if users_files:
         raise _refusal(place, sorted(users_files))
+
+
+def _overwritten_by_run(names: Iterable[str]) -> set[str]:
+    """Return the names of files and folders that a training run would overwrite."""
+    overwritten: set[str] = set()
+    for name in names:
+        top, _, inner = name.partition("/")
+        if top in _FOLDERS or (is_run_file(top) and not inner):
+            overwritten.add(f"{top}/" if inner else top)
+    return overwritten
 
 
 def _refusal(place: str, users_files: Sequence[str]) -> ConfigError:

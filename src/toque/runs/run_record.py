@@ -1,7 +1,7 @@
 """Record of a run: its history, texts and small files, read while they grow.
 
-The lock file identifies the process that trains the run. It is only read. An attempt to lock it
-could make a starting run fail.
+The lock file identifies the process that trains the run. This module only reads the file, because
+an attempt to lock it could make a starting run fail.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import psutil
 
 from toque.errors import CheckpointError, ToqueError
-from toque.runs.history import METRICS, RunHistory, event_in
+from toque.runs.history import METRICS, RunHistory, parse_event
 from toque.runs.places import MAX_READ_BYTES, FileState, Place
 from toque.storage.bucket_lock import LOCK as BUCKET_LOCK
 from toque.storage.bucket_lock import died_here, owner_in
@@ -24,35 +24,39 @@ from toque.storage.json_files import decode_json
 from toque.storage.locks import STALE
 
 _LOCK: Final = "checkpoints/.lock"
-_CLOCK_SLACK: Final = 5.0  # seconds by which a process may seem younger than its files
+_CLOCK_SLACK: Final = 5.0
+"""Seconds by which a process may seem younger than its files, because clocks are inexact."""
 SAMPLES: Final = "samples.jsonl"
 EVALUATION: Final = "evaluation.json"
 HELD_OUT: Final = ("loss", "perplexity")
-BITS: Final = "bits_per_byte"  # measured if the bytes of the held-out targets are known
-# Counts among the scores.
+"""Metrics of every held-out evaluation."""
+BITS: Final = "bits_per_byte"
+"""Metric that is measured if the number of bytes in the held-out targets is known."""
 COUNTS: Final = frozenset({"target_tokens", "target_bytes", "texts"})
+"""Values of an evaluation that are counts, not scores."""
 TASK_SCORES: Final[Mapping[str, str]] = {
     "loss": "loss",
     "choice_accuracy": "accuracy",
     "choice_macro_f1": "macro_f1",
     "ece": "ece",
 }
-"""Scores of a task's held-out examples: suffix of the metric's name, and key in EVALUATION.
+"""Scores of a task's held-out examples. A key is the suffix of the metric's name, a value is the
+field in EVALUATION.
 
-The choice scores compare the classes only. The task's generated answers have separate scores.
+The choice scores compare only the classes. The task's generated answers have separate scores.
 """
 CONFIG: Final = "config.yaml"
 END: Final = "end.json"
-"""File in a run's folder that identifies the end of its model and scores. It is written last."""
+"""File in a run's folder that marks its model and scores as complete. It is written last."""
 _MAX_LINE_BYTES: Final = 4 << 20
-"""Largest incomplete line. A longer line is skipped."""
+"""Maximum bytes of an incomplete line. A longer line is skipped."""
 _MAX_PROMPTS: Final = 64
 _MAX_TEXTS: Final = 32
-"""Texts per prompt. When there are more, every second text and the newest remain."""
+"""Maximum texts per prompt. Above this number, every second text and the newest remain."""
 
 
 class FinalScores(msgspec.Struct):
-    """Scores of EVALUATION with checked types."""
+    """Scores in EVALUATION, with checked types."""
 
     step: int | None = None
     heldout: dict[str, int | float | None] = {}
@@ -61,16 +65,16 @@ class FinalScores(msgspec.Struct):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Every score that is not null, by its name in `toque.evaluate`."""
+        """All scores that are not null, by their names in `toque.evaluate`."""
         task_scores = {
             f"{task}_{name}": scores.get(field)
             for task, scores in self.tasks.items()
             for name, field in TASK_SCORES.items()
         }
-        pairs = {**self.heldout, **task_scores, **self.generated}
+        all_scores = self.heldout | task_scores | self.generated
         return {
             name: value
-            for name, value in pairs.items()
+            for name, value in all_scores.items()
             if isinstance(value, int | float)
         }
 
@@ -79,26 +83,30 @@ class FinalScores(msgspec.Struct):
 class Tail:
     """Reader of a growing file that returns each line once.
 
-    An incomplete line waits for its end. A writer ends a torn line before it adds another.
+    An incomplete line is returned when its end is written. After a kill, the next writer ends the
+    torn line first.
     """
 
     def __init__(self, place: Place, name: str) -> None:
         self._place = place
         self._name = name
         self._at = 0
-        self._waiting = b""
-        self._skipping = False
+        """Number of bytes read so far."""
+        self._incomplete = b""
+        self._is_skipping = False
+        """True until the end of a line that is too long."""
         self.file: FileState | None = None
-        """State of the file at the last look, or None before it exists."""
+        """State of the file at the last read, or None before it exists."""
         self.restarted = False
-        """True if the file was replaced or cut before the last look. Earlier lines are void."""
+        """True if the file was replaced or truncated before the last read, which makes earlier
+        lines invalid."""
 
     @property
     def behind(self) -> bool:
         """True if the file has unread bytes."""
         return self.file is not None and self._at < self.file.bytes
 
-    def lines(self) -> list[str]:
+    def read_lines(self) -> list[str]:
         """Read new lines, from at most MAX_READ_BYTES of the file.
 
         Raises:
@@ -113,22 +121,21 @@ class Tail:
         )
         if self.restarted:
             self._at = 0
-            self._waiting = b""
-            self._skipping = False
+            self._incomplete = b""
+            self._is_skipping = False
         if file is None or file.bytes <= self._at:
             return []
 
-        data = self._place.read(
-            self._name, self._at, min(file.bytes, self._at + MAX_READ_BYTES)
-        )
+        end = min(file.bytes, self._at + MAX_READ_BYTES)
+        data = self._place.read(self._name, self._at, end)
         self._at += len(data)
-        *complete, self._waiting = (self._waiting + data).split(b"\n")
-        if complete and self._skipping:
+        *complete, self._incomplete = (self._incomplete + data).split(b"\n")
+        if complete and self._is_skipping:
             del complete[0]
-            self._skipping = False
-        if len(self._waiting) > _MAX_LINE_BYTES:
-            self._waiting = b""
-            self._skipping = True
+            self._is_skipping = False
+        if len(self._incomplete) > _MAX_LINE_BYTES:
+            self._incomplete = b""
+            self._is_skipping = True
         return [line.decode("utf-8", "replace") for line in complete if line.strip()]
 
 
@@ -147,8 +154,10 @@ class HolderWatch:
     def __init__(
         self, place: Place, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._place, self._clock = place, clock
-        self._record: tuple[bytes, float | None] = b"", None
+        self._place = place
+        self._clock = clock
+        self._lease: tuple[bytes, float | None] = b"", None
+        """Content and modification time of the lease at the last look."""
         self._unchanged_since = clock()
 
     def look(self) -> Holder:
@@ -162,30 +171,37 @@ class HolderWatch:
         lease_name = f"{_LOCK}.lease" if is_local else BUCKET_LOCK
         lease = self._place.look(lease_name)
         if lease is not None:
-            # The holder is gone if its process has ended or no longer renews the lease.
-            now = self._clock()
             content = self._place.read(lease_name, 0, min(lease.bytes, 1 << 12))
-            if (content, lease.changed) != self._record:
-                self._record = content, lease.changed
-                self._unchanged_since = now
             owner = owner_in(content)
-            is_gone = died_here(owner) or now - self._unchanged_since > STALE
-            pid = self._pid() if is_local else str(owner.get("pid", ""))
+            is_renewed = self._is_renewed(content, lease.changed)
+            is_gone = died_here(owner) or not is_renewed
+            pid = self._read_pid() if is_local else str(owner.get("pid", ""))
             return Holder("gone" if is_gone else "alive", pid)
+
         if not is_local:
             # A process that trains in a bucket always has a lock there.
             return Holder("gone")
         lock = self._place.look(_LOCK)
-        return Holder("unknown") if lock is None else _process(self._pid(), lock)
+        if lock is None:
+            return Holder("unknown")
+        return _find_holder(self._read_pid(), lock)
 
-    def _pid(self) -> str:
+    def _is_renewed(self, content: bytes, changed: float | None) -> bool:
+        """Check whether the lease has changed within the last `STALE` seconds."""
+        now = self._clock()
+        if (content, changed) != self._lease:
+            self._lease = content, changed
+            self._unchanged_since = now
+        return now - self._unchanged_since <= STALE
+
+    def _read_pid(self) -> str:
         """Read the process id at the start of `.lock`."""
         text = self._place.read(_LOCK, 0, 64).decode("ascii", "replace")
         return text.partition(" ")[0].strip()
 
 
-def _process(pid: str, lock: FileState) -> Holder:
-    """Return the holder with a process id. It is gone if a younger process has the id."""
+def _find_holder(pid: str, lock: FileState) -> Holder:
+    """Look up the process that wrote a lock. It is gone if a younger process has its id."""
     if not pid.isascii() or not pid.isdigit() or len(pid) > 9:
         return Holder("unknown")
     try:
@@ -202,9 +218,9 @@ def _process(pid: str, lock: FileState) -> Holder:
 
 @final
 class RunRecord:
-    """Files of a run or of one of its checkpoints, read with `read_whole` or with `refresh`.
+    """Files of a run or of one of its checkpoints. Read them with `read_whole` or `refresh`.
 
-    The record of a checkpoint has its scores, and the events up to its step.
+    A checkpoint's record has the checkpoint's scores, and the run's events up to its step.
     """
 
     def __init__(
@@ -221,25 +237,31 @@ class RunRecord:
         self._files: dict[str, tuple[FileState, str]] = {}
         self.history = RunHistory()
         self.texts: dict[str, list[Mapping[str, Any]]] = {}
-        """Texts by prompt, the newest prompt last."""
+        """Generated texts by prompt, the newest prompt last."""
         self.holder = Holder("unknown")
         self.version = 0
         """Number of observed changes."""
         self.trouble = ""
-        """Reason why the files could not be read at the last look, or ""."""
+        """Reason why the files could not be read at the last refresh, or ""."""
         self._grew_at: float | None = None
+        """Time of the newest lines that were added after all lines had been read."""
         self._gone_since: float | None = None
+        """Time since which the holder is gone."""
 
     @property
     def is_scored(self) -> bool:
-        """True once the finished model and its scores are written."""
+        """True if the finished model and its scores are complete."""
         return END in self._files
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if lines came after its process was seen gone: it runs on another machine."""
-        grew, gone = self._grew_at, self._gone_since
-        return grew is not None and gone is not None and grew > gone
+        """True if a process on another machine trains the run.
+
+        Its lines appear although no process on this machine has the lock.
+        """
+        if self._grew_at is None or self._gone_since is None:
+            return False
+        return self._grew_at > self._gone_since
 
     @property
     def written_at(self) -> float | None:
@@ -252,7 +274,7 @@ class RunRecord:
         return self._files[name][1] if name in self._files else ""
 
     def evaluation(self) -> dict[str, Any]:
-        """Decode evaluation.json. A missing or damaged file is empty."""
+        """Decode evaluation.json. Return {} if the file is missing or damaged."""
         try:
             return decode_json(self.text(EVALUATION), dict[str, Any])
         except msgspec.DecodeError:
@@ -266,9 +288,9 @@ class RunRecord:
             BucketError: The bucket cannot be read.
         """
         try:
-            self._look()
+            self._read_changes()
             while self._events.behind or self._samples.behind:
-                self._look()
+                self._read_changes()
         except OSError as error:
             raise CheckpointError(
                 f"Cannot read {error.filename or self.place.address}: {error.strerror}. Check "
@@ -276,39 +298,53 @@ class RunRecord:
             ) from error
 
     def refresh(self) -> None:
-        """Read new lines and changed files. If this fails, `trouble` has the reason."""
+        """Read new lines and changed files. If reading fails, set `trouble` to the reason."""
         before = (self.trouble, self.holder)
         try:
-            self._look()
+            self._read_changes()
             self.trouble = ""
         except (OSError, ToqueError) as error:
             self.trouble = str(getattr(error, "strerror", None) or error)
         if (self.trouble, self.holder) != before:
             self.version += 1
 
-    def _look(self) -> None:
-        was_at_end = self._events.file is not None and not self._events.behind
-        lines = self._events.lines()
-        if self._events.restarted:
-            self.history, self.texts = RunHistory(), {}
-            self._samples = Tail(self.place, SAMPLES)
-        for line in lines:
-            if (event := event_in(line)) is not None and not self._is_later(event):
-                self.history.take(event)
-        texts = self._samples.lines()
-        for line in texts:
-            with suppress(msgspec.DecodeError):
-                self._take_text(decode_json(line, dict[str, Any]))
-        changed = {self._reread(name) for name in (EVALUATION, CONFIG, END)}
-        if lines or texts or self._events.restarted or True in changed:
+    def _read_changes(self) -> None:
+        """Read the next part of each growing file, changed small files, and the holder."""
+        has_events = self._read_events()
+        has_texts = self._read_texts()
+        changed_files = [n for n in (EVALUATION, CONFIG, END) if self._reread(n)]
+        if has_events or has_texts or changed_files:
             self.version += 1
-        if lines and was_at_end:
-            self._grew_at = self._clock()
+
         self.holder = self._holders.look()
         if self.holder.state != "gone":
             self._gone_since = None
         elif self._gone_since is None:
             self._gone_since = self._clock()
+
+    def _read_events(self) -> bool:
+        """Add new events to the history. Return True if the file changed."""
+        was_at_end = self._events.file is not None and not self._events.behind
+        lines = self._events.read_lines()
+        if self._events.restarted:
+            self.history = RunHistory()
+            self.texts = {}
+            self._samples = Tail(self.place, SAMPLES)
+        for line in lines:
+            event = parse_event(line)
+            if event is not None and not self._is_later(event):
+                self.history.add(event)
+        if lines and was_at_end:
+            self._grew_at = self._clock()
+        return bool(lines) or self._events.restarted
+
+    def _read_texts(self) -> bool:
+        """Add new texts. Return True if the file has new lines."""
+        lines = self._samples.read_lines()
+        for line in lines:
+            with suppress(msgspec.DecodeError):
+                self._add_text(decode_json(line, dict[str, Any]))
+        return bool(lines)
 
     @property
     def address(self) -> str:
@@ -316,20 +352,18 @@ class RunRecord:
         return f"{self.place.address}/{self.at}".rstrip("/")
 
     def path_of(self, name: str) -> str:
-        """Path below the run of a file: scores of a checkpoint are in its folder."""
+        """Return a file's path in the run. The scores of a checkpoint are in its own folder."""
         return f"{self.at}/{name}" if self.at and name != CONFIG else name
 
     def _is_later(self, event: Mapping[str, Any]) -> bool:
-        """True for an event after the step of the checkpoint."""
+        """Check whether an event happened after the checkpoint's step."""
         step = event.get("step")
-        return (
-            self._last_step is not None
-            and isinstance(step, int)
-            and step > self._last_step
-        )
+        if self._last_step is None or not isinstance(step, int):
+            return False
+        return step > self._last_step
 
     def _reread(self, name: str) -> bool:
-        """Read a small file again if it changed since the last look, and return True if it did."""
+        """Read a small file again if it changed. Return True if it changed or was removed."""
         path = self.path_of(name)
         file = self.place.look(path)
         previous = self._files.get(name)
@@ -341,11 +375,14 @@ class RunRecord:
         self._files[name] = (file, data.decode("utf-8", "replace"))
         return True
 
-    def _take_text(self, sample: Mapping[str, Any]) -> None:
+    def _add_text(self, sample: Mapping[str, Any]) -> None:
+        """Add a text to its prompt. Drop texts and prompts above the limits."""
         prompt = str(sample.get("prompt", ""))
         texts = [*self.texts.pop(prompt, []), sample]
         if len(texts) > _MAX_TEXTS:
-            texts = texts[len(texts) % 2 :: 2]
+            # Start so that the newest text stays.
+            texts = texts[(len(texts) + 1) % 2 :: 2]
         self.texts[prompt] = texts
-        while len(self.texts) > _MAX_PROMPTS:
-            del self.texts[next(iter(self.texts))]
+        if len(self.texts) > _MAX_PROMPTS:
+            oldest_prompt = next(iter(self.texts))
+            del self.texts[oldest_prompt]

@@ -1,4 +1,4 @@
-"""State of a run according to its files: waiting, running, scoring, ended, killed or silent."""
+"""State of a run, read from its files: waiting, running, scoring, ended, killed or silent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = Literal[
 _QUIET_SECONDS: Final = 120.0
 """Seconds without new metrics after which a run counts as silent."""
 _CONTINUABLE: Final = ("interrupted", "taken_over", "folder moved")
-"""Reasons after which a run can continue. After any other end, its model is scored."""
+"""Reasons for an end after which a run can continue. After any other end, its model is scored."""
 _END_TEXTS: Final = {
     "finished": "Finished",
     "early_stopping": "Stopped early, as requested",
@@ -35,55 +35,68 @@ class RunStatus:
 
 
 def state_of(run: RunRecord, *, now: float | None = None) -> RunStatus:
-    """Describe the state of a run that has just been read. `now` is in seconds since 1970."""
-    holder = run.holder
+    """Describe the state of a run that was just read. `now` is in seconds since 1970."""
     history = run.history
-    step = history.progress.step
     if run.at:
+        step = history.progress.step
         return RunStatus("checkpoint", f"A checkpoint of step {step:,}.")
-    # A process that reads its own run does not train it any more.
-    is_alive = (
-        holder.state == "alive" and holder.pid != str(os.getpid())
-    ) or run.is_elsewhere
-    if not history.start:
-        outlook = (
-            "it is being set up"
-            if is_alive
-            else "metrics appear here when training begins"
-        )
-        return RunStatus("waiting", f"No update yet: {outlook}.")
 
-    if (end := history.end) is not None:
-        sentence = describe_end(end)
-        is_complete = end.get("reason") not in _CONTINUABLE and not end.get("error")
-        if is_alive and is_complete and not run.is_scored:
-            return RunStatus(
-                "scoring", f"{sentence} Its best model is being scored and written."
-            )
-        if is_alive and not is_complete:
-            return RunStatus("waiting", f"{sentence} A new session is being set up.")
-        return RunStatus("ended", sentence)
+    # A process that reads its own run has finished training it.
+    holder = run.holder
+    is_held = holder.state == "alive" and holder.pid != str(os.getpid())
+    is_alive = is_held or run.is_elsewhere
+    if not history.start:
+        outlook = "metrics appear here when training begins"
+        if is_alive:
+            outlook = "it is being set up"
+        return RunStatus("waiting", f"No update yet: {outlook}.")
+    if history.end is not None:
+        return _ended_state(history.end, is_alive=is_alive, is_scored=run.is_scored)
 
     now = time.time() if now is None else now
-    quiet = 0.0 if run.written_at is None else max(0.0, now - run.written_at)
-    running = f"Running, at step {step:,}"
-    if is_alive and quiet > _QUIET_SECONDS:
-        return RunStatus("running", f"{running}; nothing new for {clock_text(quiet)}.")
-    if is_alive or (holder.state != "gone" and quiet <= _QUIET_SECONDS):
-        return RunStatus("running", f"{running}.")
+    quiet_seconds = 0.0
+    if run.written_at is not None:
+        quiet_seconds = max(0.0, now - run.written_at)
+    return _unended_state(run, quiet_seconds, is_alive=is_alive)
+
+
+def _ended_state(
+    end: Mapping[str, Any], *, is_alive: bool, is_scored: bool
+) -> RunStatus:
+    """Describe a run after its newest session recorded an end."""
+    sentence = describe_end(end)
+    is_complete = end.get("reason") not in _CONTINUABLE and not end.get("error")
+    if is_alive and not is_complete:
+        return RunStatus("waiting", f"{sentence} A new session is being set up.")
+    if is_alive and not is_scored:
+        scoring = "Its best model is being scored and written."
+        return RunStatus("scoring", f"{sentence} {scoring}")
+    return RunStatus("ended", sentence)
+
+
+def _unended_state(
+    run: RunRecord, quiet_seconds: float, *, is_alive: bool
+) -> RunStatus:
+    """Describe a run without a recorded end of its newest session."""
+    holder = run.holder
+    step = run.history.progress.step
+    is_quiet = quiet_seconds > _QUIET_SECONDS
+    quiet = clock_text(quiet_seconds)
+    if is_alive or (holder.state != "gone" and not is_quiet):
+        note = f"; nothing new for {quiet}" if is_quiet else ""
+        return RunStatus("running", f"Running, at step {step:,}{note}.")
 
     outlook = "Nothing was saved, so the same command starts again."
-    if history.saved:
-        outlook = f"The same command continues from step {history.saved:,}, the newest checkpoint."
+    if saved := run.history.saved:
+        outlook = (
+            f"The same command continues from step {saved:,}, the newest checkpoint."
+        )
     outlook = f"The last metrics are of step {step:,}. {outlook}"
     if holder.state == "gone":
         process = f"process {holder.pid}" if holder.pid else "its process"
-        return RunStatus(
-            "killed", f"Killed: {process} has ended without a record. {outlook}"
-        )
-    silence = (
-        f"No end is recorded, and there are no new metrics for {clock_text(quiet)}"
-    )
+        killed = f"Killed: {process} has ended without a record."
+        return RunStatus("killed", f"{killed} {outlook}")
+    silence = f"No end is recorded, and there are no new metrics for {quiet}"
     return RunStatus(
         "silent", f"{silence}: killed, or stopped with its machine. {outlook}"
     )

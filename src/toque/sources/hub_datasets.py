@@ -15,7 +15,7 @@ from toque.errors import DataError, ToqueError, needing
 from toque.sources.records import Located
 from toque.storage.atomic import atomic_file, disk_faults
 from toque.storage.download import CACHE_VARIABLE, cache_folder
-from toque.storage.json_files import json_object
+from toque.storage.json_files import read_json_object
 from toque.user_paths import named_path
 
 PREFIX = "hf:"
@@ -26,7 +26,9 @@ _FORM = re.compile(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _RECORDED = re.compile(r"(hf:.+)/([0-9a-f]{40})/[^/]*")
 _STREAM_ROWS = 1000  # rows per batch of a stream
-_read_json = partial(json_object, error=DataError, todo="Save the dataset again.")
+_read_json = partial(
+    read_json_object, error=DataError, advice="Save the dataset again."
+)
 _MAX_NAME_BYTES = 200  # file systems raise an OSError from 256 bytes
 
 

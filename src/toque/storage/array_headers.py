@@ -1,4 +1,4 @@
-"""Checks of `.npy` and safetensors headers, because the files may be untrusted."""
+"""Checks of `.npy` and safetensors headers in untrusted files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from toque.errors import CheckpointError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The safetensors library's own limit. A forged header must not make us allocate gigabytes."""
+"""Limit of the safetensors library. A forged header must not make Toque allocate gigabytes."""
 Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 """Shape of a `.npy` array, whether it is in Fortran order, and its type."""
 
@@ -36,23 +36,24 @@ def read_npy_header(file: IO[bytes]) -> Header:
             raise ValueError(f"version {version} of the format")
     except OSError:
         raise
-    except (
-        Exception
-    ) as error:  # numpy evaluates the header as a Python literal: any error occurs
-        reason = (
-            str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        )
-        raise ValueError(reason) from error
-    if min(header[0], default=0) < 0:
-        raise ValueError(f"the shape {header[0]}")
+    except Exception as error:
+        # numpy evaluates the header as a Python literal, which may raise any error.
+        first_line = str(error).partition("\n")[0]
+        raise ValueError(first_line[:200] or type(error).__name__) from error
+    shape = header[0]
+    if min(shape, default=0) < 0:
+        raise ValueError(f"the shape {shape}")
     return header
 
 
 def check_safetensors_header(path: Path) -> None:
-    """Refuse a header that is larger than its file or the limit, not JSON, or repeats a name.
+    """Refuse a header that is too large, is not JSON, or repeats a name.
 
-    Readers disagree about which of two equal names counts. The safetensors library itself checks
-    sizes, offsets and overlaps.
+    Readers differ in which of two tensors with the same name they use. The safetensors library
+    itself checks sizes, offsets and overlaps.
+
+    Raises:
+        CheckpointError: The header is not valid.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -63,14 +64,15 @@ def check_safetensors_header(path: Path) -> None:
             )
         text = file.read(length)
     try:
-        json.loads(text, object_pairs_hook=_unique_members)
+        json.loads(text, object_pairs_hook=_refuse_repeated_names)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not a safetensors file: {error}. Replace it with a good copy."
         ) from error
 
 
-def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object. Raise ValueError if it has two members of the same name."""
     members = dict(pairs)
     if len(members) < len(pairs):
         [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -79,12 +81,12 @@ def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def opened_weights(file: Path, *, missing: str = ".") -> Iterator[Any]:
-    """Open an untrusted safetensors file to read.
+def open_weights(file: Path, *, missing: str = ".") -> Iterator[Any]:
+    """Check the header of an untrusted safetensors file, and open it for reading.
 
     Args:
         file: The safetensors file.
-        missing: The end of the message if the file does not exist.
+        missing: End of the error message if the file does not exist.
 
     Raises:
         CheckpointError: The file is missing or damaged.
@@ -101,13 +103,13 @@ def opened_weights(file: Path, *, missing: str = ".") -> Iterator[Any]:
         ) from error
 
 
-def with_sorted_metadata(data: bytes) -> bytes:
-    """Sort the metadata of a safetensors file, so that equal tensors give equal files."""
+def sort_metadata(data: bytes) -> bytes:
+    """Sort a safetensors file's metadata, so that equal tensors give bitwise identical files."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     if "__metadata__" in header:
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    padding = -len(text) % 8  # the library aligns tensors to eight bytes
-    text += b" " * padding
-    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+    # The library pads the header with blanks, so that tensors are aligned to eight bytes.
+    padded = text.ljust(len(text) + -len(text) % 8)
+    return len(padded).to_bytes(8, "little") + padded + data[8 + length :]

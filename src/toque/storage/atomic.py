@@ -1,9 +1,9 @@
 """Atomic writes: after a kill, a file or folder is either complete or absent.
 
-Data is written and fsynced under a temporary name in the same folder, then renamed. Then the parent
-folder is fsynced. A crash leaves the old state or the new state. It may also leave a temporary
-file or folder, which `sweep` or the next write of the same folder removes. Nothing is written
-through a link: a temporary file has a random name, and a temporary folder is always new.
+Data is written and fsynced under a temporary name in the same folder, then renamed. Finally, the
+parent folder is fsynced. A crash leaves the old state or the new state. It may also leave a
+temporary file or folder, which `sweep` or the next write of the same folder removes. Nothing is
+written through a link: a temporary file has a random name, and a temporary folder is always new.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ from toque.errors import DataError, ToqueError
 from toque.storage.no_follow import open_new, refuse_moved, write_new
 
 AfterStage = Callable[[str], None]
-"""Function called after each system call of a folder write. Tests kill the process in it."""
+"""Function called after each system call of a folder write. Tests use it to kill the process."""
 TEMP_PREFIX: Final = "temp-"
 """Prefix of an unfinished folder. It is safe to delete once its writer has ended."""
 ASIDE_PREFIX: Final = "aside-"
-"""Prefix of a folder while a new folder of the same name replaces it."""
+"""Prefix of an old folder while a new folder replaces it."""
 PARTIAL: Final = ".partial"
-"""Suffix of a file that is being written."""
+"""Suffix of an unfinished file."""
 _LEFTOVER: Final = re.compile(r"\..+\.[0-9a-f]{16}\.partial")
-_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Names of temporary files of `atomic_path`."""
+_DISK_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NOT_WRITABLE: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}
 
 
 @contextmanager
 def atomic_path(path: Path, *, new: bool = False) -> Iterator[Path]:
-    """Yield a temporary name to write, and rename it to `path` if the block ends without an error.
+    """Yield a temporary path, and rename it to `path` if the block ends without an error.
 
     The temporary name is hidden and random, so no one can place a link there first. A link at
-    `path` is replaced, and its target stays as it is.
+    `path` is replaced, and its target is not changed.
 
     Args:
         path: The file to write.
-        new: Whether the file must be new.
+        new: Whether `path` must not exist yet.
 
     Raises:
         FileExistsError: `new` is set and `path` exists.
@@ -95,7 +97,7 @@ def save_array(path: Path, array: NDArray[np.generic]) -> None:
 
 def write_array(file: BinaryIO, array: NDArray[np.generic]) -> None:
     """Write an array in the format of `.npy` files."""
-    # np.save and np.lib.format.write_array do not report a full disk: their OSError has no errno
+    # np.save and np.lib.format.write_array do not identify a full disk: their OSError has no errno
     # ("1220862 requested and 1089472 written").
     array = np.ascontiguousarray(array)
     header = np.lib.format.header_data_from_array_1_0(array)
@@ -104,17 +106,19 @@ def write_array(file: BinaryIO, array: NDArray[np.generic]) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Compute the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, hashlib.sha256).hexdigest()
 
 
 def md5_of(path: Path) -> str:
-    """MD5 of a file's bytes, in hexadecimal. Buckets compare by it. It does not prevent forgery."""
+    """Compute the MD5 of a file's bytes, in hexadecimal, to compare with a bucket's MD5.
+
+    MD5 detects damage, not forgery.
+    """
     with path.open("rb") as file:
-        return hashlib.file_digest(
-            file, lambda: hashlib.md5(usedforsecurity=False)
-        ).hexdigest()
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -127,12 +131,12 @@ class FileEntry:
 
 
 def no_hook(_stage: str) -> None:
-    """Do nothing: the default for `after`."""
+    """Do nothing. This is the default of `after`."""
 
 
 @dataclass(frozen=True)
 class FolderWriter:
-    """Writer of the files in an unfinished folder. It raises OSError if the file system refuses."""
+    """Writer of files into an unfinished folder. Its methods raise OSError if a write fails."""
 
     folder: Path
     after: AfterStage = no_hook
@@ -142,7 +146,7 @@ class FolderWriter:
         return self.write(name, lambda path: write_new(path, data))
 
     def write(self, name: str, save: Callable[[Path], object]) -> FileEntry:
-        """Have `save` write the file `name`, and return its size and SHA-256."""
+        """Call `save` to write the file `name`, and return its size and SHA-256."""
         path = self.folder / name
         save(path)
         self.after(f"write {name}")
@@ -153,14 +157,14 @@ class FolderWriter:
 def atomic_folder(
     target: Path, *, after: AfterStage = no_hook
 ) -> Iterator[FolderWriter]:
-    """Yield a folder to fill, which appears at `target` if the block ends without an error.
+    """Yield a writer of a new folder, which appears at `target` if the block ends without an error.
 
-    An existing folder at `target` is replaced. It is recoverable at every moment (see `sweep`).
-    After an OSError, `target` is unchanged and no temporary folder is left.
+    An existing folder at `target` is replaced. After a crash, `sweep` restores the old folder if
+    the new one is not in place. After an OSError, `target` is unchanged and no temporary folder
+    remains.
     """
     refuse_moved(target)
     temp = target.with_name(TEMP_PREFIX + target.name)
-    aside = target.with_name(ASIDE_PREFIX + target.name)
     shutil.rmtree(temp, ignore_errors=True)
     try:
         temp.mkdir(parents=True)
@@ -175,28 +179,34 @@ def atomic_folder(
         after("fsync folder")
 
         refuse_moved(target)
-        if target.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-            target.rename(aside)
-            after("set aside")
-        try:
-            temp.rename(target)
-        except OSError:
-            if aside.exists():
-                aside.rename(target)
-            raise
-        after("rename")
-
-        sync_folder(target.parent)
-        after("fsync parent")
-        shutil.rmtree(aside, ignore_errors=True)
+        _replace_folder(temp, target, after)
     except BaseException:
         shutil.rmtree(temp, ignore_errors=True)
         raise
 
 
+def _replace_folder(temp: Path, target: Path, after: AfterStage) -> None:
+    """Rename `temp` to `target`, and remove an old folder at `target`."""
+    aside = target.with_name(ASIDE_PREFIX + target.name)
+    if target.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+        after("set aside")
+    try:
+        temp.rename(target)
+    except OSError:
+        if aside.exists():
+            aside.rename(target)
+        raise
+    after("rename")
+
+    sync_folder(target.parent)
+    after("fsync parent")
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def link_or_rename(source: Path, target: Path) -> None:
-    """Link a file to a new name, or rename it on a file system without hard links.
+    """Hard-link a file to a new name, or rename it if the file system has no hard links.
 
     Raises:
         FileExistsError: `target` exists.
@@ -206,15 +216,15 @@ def link_or_rename(source: Path, target: Path) -> None:
     except FileExistsError:
         raise
     except OSError:
-        if os.path.lexists(target):  # a file created after this check would be replaced
-            raise FileExistsError(
-                errno.EEXIST, os.strerror(errno.EEXIST), str(target)
-            ) from None
+        # Without hard links, a file that is created after this check is replaced.
+        if os.path.lexists(target):
+            reason = os.strerror(errno.EEXIST)
+            raise FileExistsError(errno.EEXIST, reason, str(target)) from None
         source.rename(target)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Link a file or symbolic link to a new name, or copy it on a system without hard links."""
+    """Hard-link a file or symbolic link to a new name, or copy it if that is not possible."""
     try:
         os.link(source, target)
     except OSError:
@@ -222,7 +232,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def move_into(path: Path, folder: Path, name: str) -> None:
-    """Move a file or folder to `folder / name` and fsync. The folder is created if missing."""
+    """Move a file or folder to `folder / name`, and fsync. Create `folder` if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     path.rename(folder / name)
     sync_folder(folder)
@@ -230,7 +240,7 @@ def move_into(path: Path, folder: Path, name: str) -> None:
 
 
 def remove_folder(folder: Path, *, after: AfterStage = no_hook) -> None:
-    """Delete a folder. A crash never leaves a part of it under its name."""
+    """Delete a folder. A crash never leaves a partial folder under its name."""
     refuse_moved(folder)
     temp = folder.with_name(f"{TEMP_PREFIX}removed-{folder.name}")
     shutil.rmtree(temp, ignore_errors=True)
@@ -241,9 +251,10 @@ def remove_folder(folder: Path, *, after: AfterStage = no_hook) -> None:
 
 
 def sweep(folder: Path) -> list[str]:
-    """Remove leftovers of killed writers from `folder` and return their names.
+    """Remove the files and folders that killed writers left in `folder`, and return their names.
 
-    The caller must have locked the folder.
+    A replaced folder is restored if its writer was killed between its two renames. The caller must
+    have locked `folder`.
     """
     removed = sweep_files(folder)
     for path in sorted(folder.glob(f"{TEMP_PREFIX}*")):
@@ -256,12 +267,12 @@ def sweep(folder: Path) -> list[str]:
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path.name)
         else:
-            path.rename(original)  # the writer was killed between its two renames
+            path.rename(original)
     return removed
 
 
 def sweep_files(folder: Path) -> list[str]:
-    """Remove unfinished files of killed writers from `folder` and return their names."""
+    """Remove the unfinished files that killed writers left in `folder`, and return their names."""
     removed = []
     for path in sorted(folder.glob(f".*{PARTIAL}")):
         if _LEFTOVER.fullmatch(path.name):
@@ -271,7 +282,7 @@ def sweep_files(folder: Path) -> list[str]:
 
 
 def sync_file(path: Path) -> None:
-    """Fsync a file, so that its content survives a power cut. A full disk may show only here."""
+    """Fsync a file, so that its content survives a power cut. Only fsync may report a full disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -293,23 +304,23 @@ def disk_faults(
     setting: str = "data.store",
     error: type[ToqueError] = DataError,
 ) -> Iterator[None]:
-    """Convert a full disk or a missing permission below `folder` into an `error` with advice.
+    """Convert the OSError of a full disk or a missing permission into an `error` with advice.
 
     Args:
-        folder: The folder that is written.
-        what: The activity, for the message: "writing the store".
+        folder: The folder to write.
+        what: The activity, for the message, e.g. "writing the store".
         setting: The setting with the folder's path, for the message.
-        error: The class of the error.
+        error: Class of the error.
     """
     try:
         yield
     except OSError as fault:
-        if fault.errno in _FULL:
+        if fault.errno in _DISK_FULL:
             raise error(
                 f"The disk of {folder} is full ({fault.strerror}) while {what}. Free some space or "
                 f"point {setting} to another disk, then run the same command again. It continues."
             ) from fault
-        if fault.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}:
+        if fault.errno in _NOT_WRITABLE:
             raise error(
                 f"Cannot write {fault.filename or folder} ({fault.strerror}) while {what}. Change "
                 f"the permissions, or point {setting} to a folder that you may write."

@@ -1,11 +1,11 @@
 """Buckets (gs:// and s3://): credentials, listings, reads and writes with retries.
 
 The module uses fsspec: gcsfs for `gs://`, s3fs for `s3://`. Both services create an object
-completely or not at all. After each write the size and, if available, the MD5 of the object are
+completely or not at all. After each write, the object's size and, if available, its MD5 are
 compared with the local data. Messages never contain keys or secrets.
 
-The retries of the libraries are not enough. s3fs gives up after five tries in about a second.
-Neither library repeats a damaged upload or an incomplete range.
+The libraries' own retries are not enough. s3fs gives up after five attempts in about a second.
+Neither library retries a damaged upload or an incomplete range.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ from toque.storage.atomic import md5_of
 from toque.storage.no_follow import open_plain
 
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
+"""Canonical scheme by scheme."""
 _PART_BYTES: Final = 16 << 20
-"""Bytes per part of an upload. A broken connection repeats one part."""
+"""Bytes per part of an upload. After a broken connection, only one part is sent again."""
 _MAX_READ_BYTES: Final = 1 << 24
-"""Largest object that `Bucket.read` loads. Locks and manifests are smaller."""
+"""Maximum size of an object that `Bucket.read` loads. Locks and manifests are smaller."""
 _EXISTS: Final = ("412", "PreconditionFailed", "conditionNotMet")
+"""Words in the error of a service if an object exists already."""
 _ENDPOINT: Final = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
+"""Environment variable with the address of the service."""
 _SECRETS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+"""Environment variables with secrets, which are removed from messages."""
 _LOGIN_ADVICE: Final = {
     "gs": (
         "Set GOOGLE_APPLICATION_CREDENTIALS to the JSON file of a service account with these "
@@ -51,9 +55,12 @@ _LOGIN_ADVICE: Final = {
         "service, such as MinIO, set AWS_ENDPOINT_URL."
     ),
 }
-DEADLINE: Final = 120.0  # seconds until a failing request is given up
+DEADLINE: Final = 120.0
+"""Seconds after which a failing request is not retried."""
 FIRST_WAIT = 0.5
+"""Maximum seconds before the first retry. The maximum doubles with each retry."""
 LONGEST_WAIT: Final = 30.0
+"""Maximum seconds before any retry."""
 _DENIED: Final = (
     "401",
     "403",
@@ -62,35 +69,39 @@ _DENIED: Final = (
     "Unauthorized",
     "InvalidAccessKeyId",
 )
+"""Words in the error of a service if the credentials are wrong."""
 
 Result = TypeVar("Result")
 
 
 class BucketError(ToqueError):
-    """A bucket refuses a request, does not answer, or lacks an object."""
+    """A bucket refuses a request, does not respond, or lacks an object."""
 
 
 class SourceBucketError(BucketError, DataError):
-    """BucketError of a source."""
+    """BucketError for a data source."""
 
 
 class RunBucketError(BucketError, CheckpointError):
-    """BucketError of a run's bucket."""
+    """BucketError for a run's bucket."""
 
 
 class MismatchError(OSError):
-    """The received bytes differ from the sent bytes. The request is repeated."""
+    """The received bytes differ from the sent bytes. The request is retried."""
 
 
 @dataclass(frozen=True)
 class BucketUse:
-    """The purpose a bucket is opened for."""
+    """Purpose of an open bucket, for messages."""
 
     setting: str
+    """Setting with the bucket's address."""
     rights: str
+    """Rights that the purpose needs."""
     kept: str
     """Message about the files that a failure leaves intact."""
     error: type[BucketError]
+    """Class of the errors to raise."""
 
 
 SOURCES: Final = BucketUse(
@@ -107,30 +118,29 @@ RUNS: Final = BucketUse(
 _WORD = re.compile(r"\w+")
 
 
-def _mentions(error: Exception, *signs: str) -> bool:
-    """Check whether an error has one of the words or status codes in its text, code or cause."""
+def _mentions(error: Exception, words: Iterable[str]) -> bool:
+    """Check whether one of the words or status codes is in an error's text, code or cause."""
+    text = f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}"
     # Compare entire words: an MD5 may contain "403".
-    words = _WORD.findall(
-        f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}"
-    )
-    return any(sign in words for sign in signs)
+    return not set(words).isdisjoint(_WORD.findall(text))
 
 
 def _is_denied(error: Exception) -> bool:
     if isinstance(error, MismatchError):
-        return False
-    return isinstance(error, PermissionError) or _mentions(error, *_DENIED)
+        return False  # its text has sizes, which may look like a status code
+    return isinstance(error, PermissionError) or _mentions(error, _DENIED)
 
 
 @final
 @dataclass
 class Retry:
-    """Repetition of failed requests for at most `deadline` seconds, or until `stop` is set."""
+    """Retry policy: failed requests are retried until the deadline, or until `stop` is set."""
 
     deadline: float = DEADLINE
+    """Seconds after which a request is not retried."""
     stop: threading.Event = field(default_factory=threading.Event)
     waits: list[float] = field(default_factory=list)
-    """Seconds of each wait before a repetition, from all threads."""
+    """Seconds of the wait before each retry, from all threads."""
 
     def __call__(
         self, send: Callable[[], Result], failures: tuple[type[Exception], ...]
@@ -139,7 +149,7 @@ class Retry:
 
         Args:
             send: The request.
-            failures: Errors that another try may avoid. The last one is raised.
+            failures: Errors after which the request is retried. The last one is raised.
         """
         started = time.monotonic()
         attempt = 0
@@ -147,28 +157,28 @@ class Retry:
             try:
                 return send()
             except failures as error:
-                is_over = (
-                    time.monotonic() - started > self.deadline or self.stop.is_set()
-                )
-                if is_over or isinstance(error, FileNotFoundError) or _is_denied(error):
+                is_final = isinstance(error, FileNotFoundError) or _is_denied(error)
+                is_late = time.monotonic() - started > self.deadline
+                if is_final or is_late or self.stop.is_set():
                     raise
             longest = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt)
             # The wait is random, so that threads and machines do not retry at the same moment.
-            self.waits.append(random.uniform(longest / 2, longest))
-            self.stop.wait(self.waits[-1])
+            wait = random.uniform(longest / 2, longest)
+            self.waits.append(wait)
+            self.stop.wait(wait)
             attempt += 1
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """Object of a bucket."""
+    """Object in a bucket."""
 
     scheme: str
     key: str
-    """Bucket and name: "bucket/dumps/a.json.gz"."""
+    """Bucket and name, e.g. "bucket/dumps/a.json.gz"."""
     bytes: int
     tag: str
-    """Version of the content: MD5 or generation of gs, ETag of s3."""
+    """Version of the content: an MD5 or generation for gs, an ETag for s3."""
     md5: str | None
     """MD5 of the content in hexadecimal, if the service reports it."""
 
@@ -179,10 +189,10 @@ class RemoteFile:
 
 
 def is_remote(path: str) -> bool:
-    """Check whether a path is an address such as s3://bucket/a.json.
+    """Check whether a path is a bucket's address, such as s3://bucket/a.json.
 
     Raises:
-        SourceBucketError: It is an address with another scheme.
+        SourceBucketError: The path is an address with an unsupported scheme.
     """
     scheme, sign, _ = path.partition("://")
     if not sign or not scheme.isalnum():
@@ -198,19 +208,20 @@ def is_remote(path: str) -> bool:
 @final
 @dataclass(frozen=True)
 class Bucket:
-    """Bucket, or a folder of it, with credentials.
+    """Bucket, or a folder in a bucket, with credentials.
 
-    Methods that send requests raise BucketError if the service refuses or does not answer.
+    Methods that send requests raise BucketError if the service refuses or does not respond.
     """
 
     scheme: str
     path: str
-    """The address without its scheme: "bucket/runs/a", or with a pattern "bucket/dumps/*.json"."""
+    """Address or pattern without its scheme, e.g. "bucket/runs/a" or "bucket/dumps/*.json"."""
     files: Any
-    """File system of fsspec."""
+    """fsspec file system."""
     anonymous: bool
+    """True if no credentials are set."""
     failures: tuple[type[Exception], ...]
-    """Errors of the library for a failed request."""
+    """Errors that the library raises for a failed request."""
     use: BucketUse
     retry: Retry = field(default_factory=Retry)
 
@@ -230,9 +241,9 @@ class Bucket:
         """Send a request, with retries unless `once` is set, and return its result.
 
         Args:
-            purpose: The purpose of the request, for the message: "read s3://bucket/a.json".
+            purpose: The purpose of the request, for the message, e.g. "read s3://bucket/a.json".
             send: The request.
-            once: Do not retry.
+            once: Whether to send the request only once.
 
         Raises:
             BucketError: The request failed.
@@ -241,19 +252,14 @@ class Bucket:
             return send() if once else self.retry(send, self.failures)
         except self.failures as error:
             reason = self._failure_reason(error)
-            raise self.use.error(
-                f"Could not {purpose}: {reason} {self.use.kept}"
-            ) from error
+            message = f"Could not {purpose}: {reason} {self.use.kept}"
+            raise self.use.error(message) from error
 
     def _failure_reason(self, error: Exception) -> str:
-        """Describe the cause of a failure and the remedy, without secrets."""
+        """Describe the cause of a failure and its remedy, without secrets."""
         rights = self.use.rights
         advice = _LOGIN_ADVICE[self.scheme]
-        answer = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        for variable in _SECRETS:
-            if secret := os.environ.get(variable):
-                answer = answer.replace(secret, f"({variable})")
-        answer = answer[:300]
+        answer = _redacted_line(error)
         if isinstance(error, FileNotFoundError):
             return (
                 f"the bucket {self.name!r} or the object does not exist. Correct "
@@ -275,18 +281,18 @@ class Bucket:
         )
 
     def objects(self) -> list[RemoteFile]:
-        """List the objects of the address (a name, a folder or a pattern), sorted by name."""
-        # No retries: a wrong address or key is reported immediately, before any download.
+        """List the objects at the address (a name, a folder or a pattern), sorted by name."""
+        # Without retries, a wrong address or key is reported before any download.
         entries = self.request(f"read {self.address}", self._find_entries, once=True)
         if not entries:
             raise self.use.error(
                 f"{self.address} matches nothing: the bucket exists, but it has no such object, "
                 f"folder or pattern. Names are case-sensitive. Correct {self.use.setting}."
             )
-        return [self._file(key, entries[key]) for key in sorted(entries)]
+        return [self._remote_file(key, entries[key]) for key in sorted(entries)]
 
     def _find_entries(self) -> dict[str, dict[str, Any]]:
-        """Entries of fsspec by key, for the address."""
+        """Find the address's objects. Return their fsspec entries by key."""
         path = self.path.rstrip("/")
         if not self.path.endswith("/") and path != self.name:
             with suppress(FileNotFoundError):
@@ -294,26 +300,30 @@ class Bucket:
                 if entry["type"] == "file":
                     return {path: entry}
 
-        entries: dict[str, dict[str, Any]] = self.files.find(path, detail=True)
-        if not entries and any(sign in self.path for sign in "*?["):
-            entries = self.files.glob(self.path, detail=True)
-            if not entries:  # the brackets may be part of a folder's name
-                entries = self.files.glob(self.path.replace("[", "[[]"), detail=True)
+        matches: dict[str, dict[str, Any]] = self.files.find(path, detail=True)
+        if not matches and _has_wildcard(self.path):
+            matches = self.files.glob(self.path, detail=True)
+        if not matches and "[" in self.path:
+            # The brackets may be part of a folder's name.
+            matches = self.files.glob(self.path.replace("[", "[[]"), detail=True)
         # Web consoles create an object with a final slash for an empty folder.
         entries = {
             key: entry
-            for key, entry in entries.items()
+            for key, entry in matches.items()
             if entry["type"] == "file" and not key.endswith("/")
         }
         if not entries:
-            # Raises if the bucket does not exist.
-            self.files.ls(self.name, refresh=True)
+            self._refuse_missing_bucket()
         return entries
+
+    def _refuse_missing_bucket(self) -> None:
+        """Raise the service's error if the bucket does not exist."""
+        self.files.ls(self.name, refresh=True)
 
     def info(self, key: str) -> RemoteFile:
         """Look up the current state of an object. Call it inside `request`."""
         self.files.invalidate_cache()
-        return self._file(key, self.files.info(key))
+        return self._remote_file(key, self.files.info(key))
 
     def read_range(self, file: RemoteFile, start: int, end: int) -> bytes:
         """Read the bytes [start, end) of an object. Call it inside `request`."""
@@ -327,8 +337,7 @@ class Bucket:
             self.files.invalidate_cache()
             keys: list[str] = self.files.find(self._key(below).rstrip("/"))
             if not keys:
-                # Raises if the bucket does not exist.
-                self.files.ls(self.name, refresh=True)
+                self._refuse_missing_bucket()
             return keys
 
         start = len(self._key(""))
@@ -355,34 +364,32 @@ class Bucket:
     def put(self, name: str, data: bytes, *, new: bool = False) -> bool:
         """Write an object. Return False if `new` is set and a different object exists.
 
-        An existing object with the same content counts as success, because the answer to an earlier
-        try may have been lost.
+        An existing object with the same content counts as success, because the response to an
+        earlier attempt may have been lost.
         """
+        md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        mode = "create" if new else "overwrite"
 
         def write_object() -> bool:
             try:
-                mode = "create" if new else "overwrite"
                 self.files.pipe_file(self._key(name), data, mode=mode)
             except self.failures as error:
-                if not (
-                    isinstance(error, FileExistsError) or _mentions(error, *_EXISTS)
-                ):
-                    raise
-                return self.read(name) == data
-            self._verify(
-                name, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest()
-            )
+                if isinstance(error, FileExistsError) or _mentions(error, _EXISTS):
+                    return self.read(name) == data
+                raise
+            self._verify(name, len(data), md5)
             return True
 
         return self.request(f"write {self.address}/{name}", write_object)
 
     def put_file(self, path: Path, name: str, *, grows: bool = False) -> None:
-        """Upload a plain file unless the bucket has the same content already.
+        """Upload a plain file unless the bucket already has the same content.
 
         Args:
             path: The file on this machine.
             name: The name of the object.
-            grows: Another thread appends to the file, so its present content is copied first.
+            grows: Whether another thread appends to the file. Its current content is then copied
+                first.
 
         Raises:
             OSError: The path is a link or cannot be read.
@@ -395,20 +402,19 @@ class Bucket:
                 copy.flush()
                 file = copy
 
-            # Refer to the open file, so that no one can replace it during the upload.
+            # The path of the open file, which no one can replace during the upload.
             open_path = Path(f"/dev/fd/{file.fileno()}")
             size = os.fstat(file.fileno()).st_size
             file.seek(0)
             md5 = md5_of(open_path)
+            key = self._key(name)
 
             def upload() -> None:
                 try:
                     self._verify(name, size, md5)
                 except OSError:
                     file.seek(0)  # on macOS, files opened by /dev/fd share the offset
-                    self.files.put_file(
-                        str(open_path), self._key(name), chunksize=_PART_BYTES
-                    )
+                    self.files.put_file(str(open_path), key, chunksize=_PART_BYTES)
                     self._verify(name, size, md5)
 
             self.request(f"write {self.address}/{name}", upload)
@@ -441,7 +447,7 @@ class Bucket:
         self.request(f"copy {self.address}/{name} to {to}", copy_object)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects one by one. Missing objects are ignored."""
+        """Remove objects one by one. Ignore missing objects."""
         for name in names:
             remove = partial(_unless_missing, self.files.rm_file, self._key(name))
             self.request(f"remove {self.address}/{name}", remove)
@@ -458,6 +464,7 @@ class Bucket:
             )
 
     def _verify(self, name: str, size: int, md5: str) -> None:
+        """Raise MismatchError if the stored object does not have this size and MD5."""
         stored = self.info(self._key(name))
         if stored.bytes != size or stored.md5 not in (None, md5):
             raise MismatchError(
@@ -465,30 +472,45 @@ class Bucket:
                 f"{size} bytes with MD5 {md5} were sent"
             )
 
-    def _file(self, key: str, entry: dict[str, Any]) -> RemoteFile:
+    def _remote_file(self, key: str, entry: dict[str, Any]) -> RemoteFile:
+        """Convert a fsspec entry to an object's description."""
         size = int(entry["size"])
         if self.scheme == "s3":
             tag = str(entry.get("ETag", "")).strip('"')
-            # The tag of an upload in parts is "hash-n", which is not the MD5 of the content.
+            # An MD5 has 32 digits. The tag of an upload in parts is "hash-n", which is not an MD5.
             return RemoteFile("s3", key, size, tag, tag if len(tag) == 32 else None)
+
+        # gs has no MD5 for objects that were composed of parts.
         md5 = entry.get("md5Hash")
-        tag = str(
-            md5 or entry.get("crc32c") or entry.get("generation") or entry.get("etag")
-        )
-        return RemoteFile(
-            "gs", key, size, tag, base64.b64decode(md5).hex() if md5 else None
-        )
+        version = md5 or entry.get("crc32c") or entry.get("generation")
+        tag = str(version or entry.get("etag"))
+        md5_hex = base64.b64decode(md5).hex() if md5 else None
+        return RemoteFile("gs", key, size, tag, md5_hex)
 
 
-def _unless_missing(act: Callable[[str], Result], key: str) -> Result | None:
+def _unless_missing(send: Callable[[str], Result], key: str) -> Result | None:
+    """Call `send` with a key. Return None if the object does not exist."""
     try:
-        return act(key)
+        return send(key)
     except FileNotFoundError:
         return None
 
 
+def _redacted_line(error: Exception) -> str:
+    """Return the first line of an error's text without secrets, at most 300 characters."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    for variable in _SECRETS:
+        if secret := os.environ.get(variable):
+            line = line.replace(secret, f"({variable})")
+    return line[:300]
+
+
+def _has_wildcard(path: str) -> bool:
+    return any(sign in path for sign in "*?[")
+
+
 def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> Bucket:
-    """Find the credentials for an address. No request is sent.
+    """Open a bucket with the credentials for its service. No request is sent.
 
     Raises:
         BucketError: The address has no valid bucket name, the credentials are invalid, or the
@@ -497,8 +519,8 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
     alias, _, path = address.partition("://")
     scheme = SCHEMES[alias]
     name = path.split("/")[0]
-    if not name or "@" in name or any(sign in name for sign in "*?["):
-        # The message does not show the name: some tools accept KEY:SECRET@ before it.
+    if not name or "@" in name or _has_wildcard(name):
+        # The message does not show the name, because some tools accept KEY:SECRET@ before it.
         raise use.error(
             f"{use.setting} has no valid bucket name. An address is {scheme}://BUCKET/FOLDER/ or "
             f"{scheme}://BUCKET/NAME. Patterns are allowed after the bucket, keys nowhere."
@@ -507,16 +529,18 @@ def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> 
 
 
 _UNCACHED: Final = {"use_listings_cache": False, "skip_instance_cache": True}
+"""Options of fsspec file systems, so that every listing is current."""
 FileSystem = tuple[Any, bool, tuple[type[Exception], ...]]
 """The fields `files`, `anonymous` and `failures` of a `Bucket`."""
 
 
 def _open_file_system(scheme: str, use: BucketUse) -> FileSystem:
-    """Open the file system of a service with the credentials of its own tools."""
+    """Open a service's file system with the credentials of the service's own tools."""
+    open_service = _open_gcs if scheme == "gs" else _open_s3
     try:
         import aiohttp
 
-        files, anonymous, failures = _google(use) if scheme == "gs" else _amazon(use)
+        files, anonymous, failures = open_service(use)
     except ImportError as error:
         library, extra = ("gcsfs", "gcs") if scheme == "gs" else ("s3fs", "s3")
         raise use.error(
@@ -526,8 +550,9 @@ def _open_file_system(scheme: str, use: BucketUse) -> FileSystem:
     return files, anonymous, (OSError, ValueError, aiohttp.ClientError, *failures)
 
 
-def _google(use: BucketUse) -> FileSystem:
-    # gcsfs would print a traceback for each retry. Our message is enough.
+def _open_gcs(use: BucketUse) -> FileSystem:
+    """Open gcsfs with the default credentials of Google's tools, or anonymously."""
+    # gcsfs would log a traceback for each retry. Toque's message is enough.
     logging.getLogger("gcsfs").addHandler(logging.NullHandler())
     is_emulated = "STORAGE_EMULATOR_HOST" in os.environ
     if is_emulated:
@@ -545,7 +570,7 @@ def _google(use: BucketUse) -> FileSystem:
 
 
 def _google_credentials(use: BucketUse) -> Any:
-    """Find the default credentials of Google's tools. None if there are none."""
+    """Find the default credentials of Google's tools. Return None if no credentials are set."""
     import google.auth.exceptions
 
     key_file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
@@ -567,7 +592,8 @@ def _google_credentials(use: BucketUse) -> Any:
     return credentials
 
 
-def _amazon(use: BucketUse) -> FileSystem:
+def _open_s3(use: BucketUse) -> FileSystem:
+    """Open s3fs with the default credentials of the AWS tools, or anonymously."""
     import botocore.exceptions
     import botocore.session
     import s3fs
@@ -575,10 +601,8 @@ def _amazon(use: BucketUse) -> FileSystem:
     try:
         credentials = botocore.session.Session().get_credentials()
     except botocore.exceptions.BotoCoreError as error:
-        advice = _LOGIN_ADVICE["s3"]
-        raise use.error(
-            f"The AWS credentials are invalid: {error}. {advice}"
-        ) from error
+        message = f"The AWS credentials are invalid: {error}. {_LOGIN_ADVICE['s3']}"
+        raise use.error(message) from error
     files = s3fs.S3FileSystem(anon=credentials is None, **_UNCACHED)
     failures = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
     return files, credentials is None, failures

@@ -1,9 +1,9 @@
 """Bucket lock: one writer per run in a bucket. The lock is an object that its owner renews.
 
-Clocks of other machines are not trusted. A lock is abandoned if its content does not change while
-it is watched, or if its process ran on this machine and has ended. Two machines may have the same
-host name (images, containers), so a machine is identified by its boot id and process namespace. A
-process is identified by its id and its start time since the boot.
+The clocks of other machines are not trusted. A lock is abandoned if its content does not change
+while this process watches it, or if its owner ran on this machine and has ended. Two machines may
+have the same host name (images, containers), so a machine is identified by its boot id and process
+namespace. A process is identified by its id and its start time since the boot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from toque.storage.locks import HEARTBEAT, STALE
 
 LOCK: Final = "lock.json"
 _SETTLE: Final = 1.0
-"""Seconds until a new lock is read again, because some services ignore preconditions."""
+"""Seconds after which a new lock is read again, because some services ignore preconditions."""
 
 
 @final
@@ -36,11 +36,12 @@ class BucketLock:
 
     bucket: Bucket
     heartbeat: float = HEARTBEAT
+    """Seconds between renewals."""
     stale: float = STALE
-    """Seconds to watch the lock of another machine before taking it over."""
+    """Seconds to watch another machine's lock before taking it over."""
     settle: float = _SETTLE
     lost: threading.Event = field(default_factory=threading.Event)
-    """Set if another process has taken over the run. Nothing more may be written."""
+    """Set if another process has taken over the run. This process must not write any more data."""
     _closing: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -57,9 +58,10 @@ class BucketLock:
         """
         exists = self.bucket.read(LOCK) is not None
         if exists or not self.bucket.put(LOCK, self._me.record(), new=True):
-            self._watch_until_stale()
+            self._wait_until_stale()
             self.bucket.put(LOCK, self._me.record())
 
+        # Another process may have written the lock at the same time. The last writer has it.
         time.sleep(self.settle)
         record = self.bucket.read(LOCK)
         if not self._me.wrote(record):
@@ -79,16 +81,22 @@ class BucketLock:
         except BucketError:
             return
 
-    def _watch_until_stale(self) -> None:
+    def _wait_until_stale(self) -> None:
+        """Wait until the lock is removed or its owner has ended, or for `stale` seconds.
+
+        Raises:
+            RunBucketError: The owner has renewed the lock.
+        """
         first = self.bucket.read(LOCK)
-        began = time.monotonic()
-        while not died_here(owner_in(first)) and time.monotonic() - began < self.stale:
+        owner = owner_in(first)
+        end = time.monotonic() + self.stale
+        while not died_here(owner) and time.monotonic() < end:
             time.sleep(min(1.0, self.stale / 5))
-            now = self.bucket.read(LOCK)
-            if now is None:
+            current = self.bucket.read(LOCK)
+            if current is None:
                 return
-            if now != first:
-                raise self._refusal(owner_in(now))
+            if current != first:
+                raise self._refusal(owner_in(current))
 
     def _refusal(self, owner: dict[str, Any]) -> RunBucketError:
         return RunBucketError(
@@ -99,21 +107,22 @@ class BucketLock:
             "another address."
         )
 
-    def look(self) -> None:
+    def detect_takeover(self) -> None:
         """Set `lost` if another process has the lock."""
         record = self.bucket.read(LOCK)
         if record is not None and not self._me.wrote(record):
             self.lost.set()
 
     def _renew(self) -> None:
+        """Renew the lock until it is released or lost."""
         while not self._closing.wait(self.heartbeat):
             try:
-                self.look()
+                self.detect_takeover()
                 if self.lost.is_set():
                     return
                 self.bucket.put(LOCK, self._me.record())
             except BucketError:
-                continue  # unreachable: the next renewal detects a takeover
+                continue  # the service did not respond: the next renewal detects a takeover
 
 
 @final
@@ -127,13 +136,13 @@ class Owner:
             "machine": this_machine(),
             "host": socket.gethostname()[:64],
             "pid": os.getpid(),
-            "began": began(os.getpid()),
+            "began": process_start(os.getpid()),
             "since": f"{datetime.now(UTC):%F %T} UTC",
         }
         self._beats = 0
 
     def record(self) -> bytes:
-        """Encode the owner as JSON. The content differs at every call, its length does not."""
+        """Encode the owner as JSON. Every call returns another content of the same length."""
         self._beats += 1
         return json.dumps({**self._facts, "beat": f"{self._beats:012}"}).encode()
 
@@ -143,7 +152,7 @@ class Owner:
 
 
 def owner_in(record: bytes | None) -> dict[str, Any]:
-    """Decode the owner in a record. Return {} if it has no valid owner."""
+    """Decode the owner in a record. Return {} if the record has no valid owner."""
     try:
         owner = json.loads(record or b"{}")
     except (ValueError, RecursionError):
@@ -152,23 +161,21 @@ def owner_in(record: bytes | None) -> dict[str, Any]:
 
 
 def this_machine() -> str | None:
-    """Identify this machine, its boot and its process namespace. None if not known."""
+    """Return a hash of this machine, its boot and its process namespace, or None if unknown."""
     try:
-        boot = (
-            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        )
-        processes = str(Path("/proc/self/ns/pid").readlink())
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        processes = Path("/proc/self/ns/pid").readlink()
     except OSError:
         return None
-    text = f"{boot} {processes} {socket.gethostname()}"
+    text = f"{boot_id.strip()} {processes} {socket.gethostname()}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def began(pid: int) -> int | None:
-    """Start of a process in clock ticks since this machine booted. None if not known."""
+def process_start(pid: int) -> int | None:
+    """Return a process's start in clock ticks since this machine booted, or None if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
-        # Field 22 of proc(5); names hold spaces.
+        # The start is field 22 of proc(5). Split after the process name, which may have spaces.
         return int(text.rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
@@ -177,16 +184,13 @@ def began(pid: int) -> int | None:
 def died_here(owner: Mapping[str, Any]) -> bool:
     """Check whether an owner's process ran on this machine and has ended.
 
-    Return False when in doubt.
+    Return False if this is uncertain.
     """
-    pid = owner.get("pid")
     machine = this_machine()
-    if (
-        machine is None
-        or owner.get("machine") != machine
-        or not isinstance(pid, int)
-        or pid < 1
-    ):
+    if machine is None or owner.get("machine") != machine:
+        return False
+    pid = owner.get("pid")
+    if not isinstance(pid, int) or pid < 1:
         return False
 
     try:
@@ -195,6 +199,7 @@ def died_here(owner: Mapping[str, Any]) -> bool:
         return True
     except (OSError, OverflowError):
         return False  # a living process of another user
+    # Another process may have the id of the owner.
     recorded_start = owner.get("began")
-    start = began(pid)
-    return recorded_start is not None and start is not None and recorded_start != start
+    start = process_start(pid)
+    return None not in (recorded_start, start) and recorded_start != start

@@ -4,7 +4,7 @@
 <cache>/s3/bucket/dumps/.a.json.gz.json    its expected size, tag and SHA-256
 <cache>/s3/bucket/dumps/.a.json.gz.partial the bytes of an unfinished download
 
-The caches of fsspec restart a file when the connection breaks, and do not verify their content.
+fsspec's own caches start a file again when the connection breaks, and do not verify content.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ from toque.user_paths import named_path
 CACHE_VARIABLE: Final = "TOQUE_CACHE"
 """Environment variable with the root of all caches. The default is ~/.cache/toque."""
 CHUNK_BYTES = 8 << 20
-"""Bytes per range request. A broken connection costs at most these bytes."""
+"""Bytes per range request. A broken connection loses at most these bytes."""
 THREADS = 8
+"""Number of files that are downloaded at the same time."""
 _MAX_TRIES = 3
-"""Downloads of a file with a wrong checksum."""
+"""Maximum downloads of a file with a wrong checksum."""
 _WILDCARD = re.compile(r"[*?[]")
 
 Say = Callable[[str], None]
@@ -66,21 +67,22 @@ class _Record(msgspec.Struct):
 def cache_folder(
     kind: Literal["sources", "measured", "runs", "models", "objects"],
 ) -> Path:
-    """Return the cache folder of a kind of files."""
+    """Return the cache folder for a kind of file."""
     root = os.environ.get(CACHE_VARIABLE)
     cache = named_path(root) if root else Path.home() / ".cache" / "toque"
     return cache / kind
 
 
-def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
-    """List the objects to read at an address. Hidden and empty objects are reported by `say`.
+def list_sources(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
+    """List the objects to read at an address. Report hidden and empty objects with `say`.
 
     Raises:
-        SourceBucketError: All objects are hidden or empty, or the bucket refuses.
+        SourceBucketError: All objects are hidden or empty, or the request failed.
     """
     bucket = open_bucket(address, SOURCES)
     objects = bucket.objects()
     hidden = list[RemoteFile]()
+    # A hidden object is read if the address is its full name.
     if [file.key for file in objects] != [bucket.path]:
         n_fixed_parts = _WILDCARD.split(bucket.path)[0].count("/")
         hidden = [file for file in objects if _has_hidden_part(file, n_fixed_parts)]
@@ -98,7 +100,7 @@ def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
 
 
 def _has_hidden_part(file: RemoteFile, n_fixed_parts: int) -> bool:
-    """Check for a part that begins with a dot, after the fixed parts of the address."""
+    """Check for a part that begins with a dot, after the address's parts without wildcards."""
     return any(part.startswith(".") for part in file.key.split("/")[n_fixed_parts:])
 
 
@@ -116,58 +118,41 @@ def fetch(
     *,
     progress: ProgressSink,
     say: Say,
-    cache: Path | None = None,
 ) -> list[tuple[Path, str]]:
     """Download files into the cache. Return their paths and SHA-256, in the order of `files`.
 
     A cached file with the right size, tag and SHA-256 is not downloaded again.
 
     Raises:
-        SourceBucketError: The disk is too small, the bucket refuses, or a file is damaged.
+        SourceBucketError: The disk is too small, a request failed, or a file is damaged.
     """
-    cache = cache or cache_folder("sources")
+    cache = cache_folder("sources")
     paths = [cached_path(file, cache) for file in files]
-    total_bytes = sum(file.bytes for file in files)
     started = time.monotonic()
-    _check_free_space(files, paths, cache)
+    _refuse_full_disk(files, paths, cache)
     bucket = replace(bucket, retry=Retry(bucket.retry.deadline))
     session = _Session(bucket, cache)
     lock = cache / bucket.scheme / f".{bucket.name}.lock"
 
-    def wait_for(owner: str) -> None:
+    def report_wait(owner: str) -> None:
         address = f"{bucket.scheme}://{bucket.name}"
         say(f"Another process (id {owner}) is downloading from {address}: waiting.")
 
     with ExitStack() as stack:
         with _cache_faults(cache):
-            stack.enter_context(file_lock(lock, wait_for))
-        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
-        fetch_one = _cache_faults(cache)(session.fetch)
-        jobs = [
-            pool.submit(fetch_one, *pair) for pair in zip(files, paths, strict=True)
-        ]
-        try:
-            waiting = set(jobs)
-            while waiting:
-                done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
-                for job in done:
-                    job.result()  # raises the error of a failed download
-                n_bytes = sum(session.cached_bytes.copy().values())
-                progress(n_bytes, total_bytes, f"fetching {len(files):,} files")
-        finally:
-            # Also on an error and on Ctrl-C: keep the downloaded bytes, start no other file.
-            bucket.retry.stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            stack.enter_context(file_lock(lock, report_wait))
+        hashes = session.fetch_all(files, paths, progress)
     say(session.summary(time.monotonic() - started))
-    return [(path, job.result()) for path, job in zip(paths, jobs, strict=True)]
+    return list(zip(paths, hashes, strict=True))
 
 
-def _check_free_space(
+def _refuse_full_disk(
     files: Sequence[RemoteFile], paths: Sequence[Path], cache: Path
 ) -> None:
+    """Refuse a download that is larger than the free space on the cache's disk."""
+    # The bytes of a partial file count as free: it is continued or replaced.
     needed_bytes = sum(
-        file.bytes
-        - _size_of(_partial_path(path))  # a partial file is continued or replaced
+        file.bytes - _size_of(_partial_path(path))
         for file, path in zip(files, paths, strict=True)
         if not path.is_file()
     )
@@ -203,7 +188,7 @@ def _partial_path(path: Path) -> Path:
 
 
 def _size_of(path: Path) -> int:
-    """Size of a file in bytes. 0 if it does not exist (another thread may have renamed it)."""
+    """Return a file's size in bytes, or 0 if another thread has renamed it or it is missing."""
     try:
         return path.stat().st_size
     except OSError:
@@ -212,42 +197,69 @@ def _size_of(path: Path) -> int:
 
 @dataclass
 class _Session:
-    """One call of `fetch`, shared by its threads."""
+    """Downloads of one call of `fetch`, and their counts. All threads share the session."""
 
     bucket: Bucket
     cache: Path
     cached_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes in the cache by address."""
     downloaded_bytes: list[int] = field(default_factory=list)
-    """Bytes that were downloaded, by file."""
+    """Downloaded bytes per file."""
     events: list[str] = field(default_factory=list)
+    """Kinds of events, for the summary."""
 
     def summary(self, seconds: float) -> str:
-        """Report the session in one sentence."""
-        counts = Counter(self.events + ["retry"] * len(self.bucket.retry.waits))
+        """Describe the session in one sentence."""
+        counts = Counter(self.events)
+        counts["retry"] = len(self.bucket.retry.waits)
         speed = f"{sum(self.downloaded_bytes) / 1e6:,.1f} MB in {seconds:.1f} s"
         parts = [
             f"{counts['fetched']:,} fetched ({speed})",
             f"{counts['complete']:,} already complete in {self.cache}",
         ]
         for event, text in (
-            ("resumed", "resumed where an earlier start stopped"),
+            ("resumed", "resumed after an interruption"),
             ("changed", "fetched again because they changed in the bucket"),
             ("damaged", "fetched again because the cached file was damaged"),
-            ("retry", "requests repeated"),
+            ("retry", "requests retried"),
         ):
             if counts[event]:
                 parts.append(f"{counts[event]:,} {text}")
         return f"{self.bucket.scheme}://{self.bucket.name}: {', '.join(parts)}."
 
-    def fetch(self, file: RemoteFile, path: Path) -> str:
+    def fetch_all(
+        self,
+        files: Sequence[RemoteFile],
+        paths: Sequence[Path],
+        progress: ProgressSink,
+    ) -> list[str]:
+        """Fetch files in several threads, and return their SHA-256 in order."""
+        total_bytes = sum(file.bytes for file in files)
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
+        fetch_one = _cache_faults(self.cache)(self._fetch_file)
+        jobs = [
+            pool.submit(fetch_one, *pair) for pair in zip(files, paths, strict=True)
+        ]
+        try:
+            waiting = set(jobs)
+            while waiting:
+                done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
+                for job in done:
+                    job.result()  # raises the error of a failed download
+                n_bytes = sum(self.cached_bytes.copy().values())
+                progress(n_bytes, total_bytes, f"fetching {len(files):,} files")
+        finally:
+            # After an error or Ctrl-C, retain the downloaded bytes and do not start other files.
+            self.bucket.retry.stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+        return [job.result() for job in jobs]
+
+    def _fetch_file(self, file: RemoteFile, path: Path) -> str:
         """Download a file unless the cache has it, and return its SHA-256."""
         record_path = path.with_name(f".{path.name}.json")
-        partial_path = _partial_path(path)
         record = read_json(record_path, _Record)
-        is_current = record is not None and (record.tag, record.bytes) == (
-            file.tag,
-            file.bytes,
+        is_current = (
+            record is not None and record.tag == file.tag and record.bytes == file.bytes
         )
         if record is not None and record.sha256 is not None and path.is_file():
             has_size = is_current and path.stat().st_size == file.bytes
@@ -258,11 +270,16 @@ class _Session:
             self.events.append("damaged" if is_current else "changed")
 
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial_path = _partial_path(path)
         if not is_current:
             partial_path.unlink(missing_ok=True)
         elif 0 < _size_of(partial_path) <= file.bytes:
             self.events.append("resumed")
+        return self._download(file, path, record_path)
 
+    def _download(self, file: RemoteFile, path: Path, record_path: Path) -> str:
+        """Download the rest of a file and verify its content. Return its SHA-256."""
+        partial_path = _partial_path(path)
         earlier_md5s: set[str] = set()
         for _ in range(_MAX_TRIES):
             record = _Record(file.address, file.bytes, file.tag)
@@ -271,7 +288,9 @@ class _Session:
             record.sha256 = sha256_of(partial_path)
             md5 = md5_of(partial_path)
             self._refuse_changed(file, partial_path)
-            # Not every S3 tag is an MD5 (encryption changes it). Accept the same content twice.
+
+            # The tag of an encrypted S3 object looks like an MD5 but is not the MD5 of its content.
+            # Therefore two downloads with the same content are also accepted.
             if file.md5 in (None, md5) or md5 in earlier_md5s:
                 atomic_write(record_path, msgspec.json.encode(record))
                 partial_path.replace(path)
@@ -299,11 +318,12 @@ class _Session:
         )
 
     def _append_missing(self, file: RemoteFile, partial_path: Path) -> None:
-        """Download the bytes that a partial file lacks."""
+        """Download the bytes that are missing from a partial file."""
         if _size_of(partial_path) > file.bytes:
             partial_path.unlink()
         with os.fdopen(open_append(partial_path), "ab") as out:
-            start = position = partial_path.stat().st_size
+            start = partial_path.stat().st_size
+            position = start
             self.cached_bytes[file.address] = start
             while position < file.bytes:
                 if self.bucket.retry.stop.is_set():
@@ -312,15 +332,15 @@ class _Session:
                     )
                 end = min(position + CHUNK_BYTES, file.bytes)
                 request = partial(self._read_range, file, position, end)
-                position += out.write(
-                    self.bucket.request(f"read {file.address}", request)
-                )
+                chunk = self.bucket.request(f"read {file.address}", request)
+                position += out.write(chunk)
                 self.cached_bytes[file.address] = position
             out.flush()
             os.fsync(out.fileno())
         self.downloaded_bytes.append(position - start)
 
     def _read_range(self, file: RemoteFile, start: int, end: int) -> bytes:
+        """Read the bytes [start, end). Raise MismatchError if fewer arrive."""
         chunk = self.bucket.read_range(file, start, end)
         if len(chunk) != end - start:
             raise MismatchError(f"received {len(chunk):,} of {end - start:,} bytes")
@@ -329,12 +349,12 @@ class _Session:
 
 @contextmanager
 def _cache_faults(cache: Path) -> Iterator[None]:
+    """Convert an OSError in the cache into an error with advice."""
     try:
         with disk_faults(cache, "fetching the sources", setting=CACHE_VARIABLE):
             yield
-    except (
-        OSError
-    ) as error:  # the name is too long, or a file exists instead of a folder
+    except OSError as error:
+        # Most likely the name is too long, or a file exists in place of a folder.
         raise SourceBucketError(
             f"The cache {cache} cannot store {error.filename or 'a file'} ({error.strerror}). Use "
             "a pattern that leaves this object out, or empty the cache."

@@ -1,10 +1,10 @@
-"""File opening that never follows links, for files of run and store folders.
+"""Functions that open files in run and store folders without following links.
 
 Such a folder may be untrusted. If a file that Toque writes (metrics.jsonl, .lock, report.html) were
-a symbolic link, Toque would overwrite its target, which may be any file of the user.
+a symbolic link, Toque would overwrite its target, which may be any of the user's files.
 
-A locked folder may also be replaced by another folder. Toque therefore compares the path with an
-open descriptor of the folder before it writes or removes a file.
+A folder may also be replaced while it is in use. Therefore Toque compares its path with an open
+descriptor of the folder before it writes or removes a file.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from typing import BinaryIO, Final
 from toque.errors import CheckpointError
 
 LINK: Final = "it is a symbolic link, and links are not followed here"
+"""Reason in the error for a symbolic link."""
 _NOT_PLAIN: Final = "it is not a plain file"
-_UNCHECKED_FOLDER: Final = (
-    "wandb"  # has links of its own, and Toque writes nothing there
-)
+_UNCHECKED_FOLDER: Final = "wandb"
+"""Folder that may contain links, because wandb creates them and Toque writes nothing there."""
 _TEXT_SUFFIXES: Final = (".json", ".jinja", ".md", ".txt", ".model")
-_MAX_TEXT_BYTES: Final = 1 << 28  # the largest vocabularies have a tenth of this
+_MAX_TEXT_BYTES: Final = 1 << 28
+"""Maximum bytes of a model's text file, ten times the largest vocabularies."""
 _PINNED: Final[dict[Path, int]] = {}
-"""Open descriptors of the folders that this process uses, by their absolute paths."""
+"""Open descriptors of the folders that this process uses, by the folder's absolute path."""
 
 
 def open_no_follow(path: Path, flags: int) -> int:
-    """Open a file with `os.open` and return its descriptor, which is closed on exec.
+    """Open a file with `os.open` and return its descriptor, which child programs do not inherit.
 
     Raises:
-        OSError: The path is a symbolic link, among other reasons.
+        OSError: The path is a symbolic link or cannot be opened.
     """
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -45,7 +46,7 @@ def open_no_follow(path: Path, flags: int) -> int:
 
 
 def open_new(path: Path) -> int:
-    """Create a file and return a descriptor to write it.
+    """Create a file and return its descriptor, open for writing.
 
     Raises:
         FileExistsError: A file or a link exists at the path.
@@ -55,12 +56,12 @@ def open_new(path: Path) -> int:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a plain file to read.
+    """Open a plain file for reading.
 
     Raises:
         OSError: The path is a link or not a plain file.
     """
-    # O_NONBLOCK: opening a pipe would wait for a writer.
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     descriptor = open_no_follow(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
@@ -69,10 +70,10 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def open_append(path: Path) -> int:
-    """Return a descriptor to append to `path` and to read it. The file is created if missing.
+    """Open a file for appending and reading, and return its descriptor. Create a missing file.
 
-    A file with a second hard link is copied first, so that the file of the other name stays as it
-    is.
+    A file with a second hard link is copied first, so that writing does not change the file of the
+    other name.
 
     Raises:
         OSError: The path is a symbolic link or not a plain file.
@@ -102,7 +103,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def refuse_endless_files(folder: Path) -> None:
-    """Refuse pipes, devices and huge texts in a model's folder. Other libraries read them entirely.
+    """Refuse pipes, devices and huge texts in a model's folder, which libraries read to the end.
 
     Raises:
         CheckpointError: The folder has such a file.
@@ -122,10 +123,10 @@ def refuse_endless_files(folder: Path) -> None:
 
 
 def refuse_links_elsewhere(folder: Path) -> None:
-    """Refuse texts of a model's folder that are links to files outside the folder.
+    """Refuse text files in a model's folder that are links to files outside the folder.
 
-    A copy of the folder would contain, and perhaps publish, the user's file. Links of a snapshot in
-    the hub's cache to the cache's blobs are allowed.
+    A copy of the folder would contain, and perhaps publish, the user's file. In the hub's cache, a
+    snapshot's links to the cache's blobs are allowed.
 
     Raises:
         CheckpointError: The folder has such a link.
@@ -147,34 +148,41 @@ def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:
     """Refuse links and devices inside a run or store folder. The folder itself may be a link.
 
     Args:
-        folder: The folder, checked with its subfolders.
-        refuse: Function that turns a message into the error to raise.
+        folder: The folder. Its subfolders are also checked.
+        refuse: Function from a message to the error to raise.
     """
-    folders = [folder]
+    for entry in _entries_below(folder):
+        if entry.is_file(follow_symlinks=False):
+            continue
+        path = Path(entry.path)
+        kind = "not a plain file"
+        if path.is_symlink():
+            kind = f"a symbolic link to {path.readlink()}"
+        raise refuse(
+            f"{path} is {kind}. Run and store folders may be untrusted, and writing through a link "
+            "would overwrite its target. Remove it, or replace it by the file."
+        )
+
+
+def _entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield the files, links and devices in a folder and its subfolders, sorted per folder."""
+    # A recursion would fail in an untrusted folder with too many levels.
+    folders: list[Path | str] = [folder]
     while folders:
         try:
             entries = sorted(os.scandir(folders.pop()), key=lambda entry: entry.name)
         except OSError:
             continue  # missing or unreadable: opening it reports the error
         for entry in entries:
-            path = Path(entry.path)
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name != _UNCHECKED_FOLDER:
-                    folders.append(path)
-            elif not entry.is_file(follow_symlinks=False):
-                kind = "not a plain file"
-                if path.is_symlink():
-                    kind = f"a symbolic link to {path.readlink()}"
-                raise refuse(
-                    f"{path} is {kind}. Run and store folders may be untrusted, and writing "
-                    "through a link would overwrite its target. Remove it, or replace it by the "
-                    "file."
-                )
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry
+            elif entry.name != _UNCHECKED_FOLDER:
+                folders.append(entry.path)
 
 
 @contextmanager
 def pinned_folder(folder: Path) -> Iterator[None]:
-    """Detect until the context ends if an existing folder is moved or replaced."""
+    """Keep an existing folder open, so that `refuse_moved` detects if it is moved or replaced."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _PINNED[folder.absolute()] = descriptor
     try:
@@ -185,11 +193,15 @@ def pinned_folder(folder: Path) -> Iterator[None]:
 
 
 def current_path(folder: Path) -> Path:
-    """Find a pinned folder: its new path if it was moved, a new name next to it if removed."""
+    """Return the current path of a pinned folder, which may have been moved.
+
+    For a removed folder, return a new name next to it. A folder that is not pinned has its own
+    path.
+    """
     descriptor = _PINNED.get(folder.absolute())
     if descriptor is None or _is_same_folder(folder, descriptor):
         return folder
-    with suppress(OSError):  # a system without /proc
+    with suppress(OSError):  # the system has no /proc
         moved = Path(f"/proc/self/fd/{descriptor}").readlink()
         if _is_same_folder(moved, descriptor):
             return moved
@@ -197,10 +209,10 @@ def current_path(folder: Path) -> Path:
 
 
 def refuse_moved(path: Path) -> None:
-    """Refuse a path in a pinned folder that was moved or removed.
+    """Refuse a path if its pinned folder was moved or removed.
 
     Raises:
-        CheckpointError: The folder was moved. The message has its new path.
+        CheckpointError: The folder was moved or removed.
     """
     for folder in list(_PINNED):
         if not path.absolute().is_relative_to(folder):
@@ -219,5 +231,5 @@ def _is_same_folder(folder: Path, descriptor: int) -> bool:
         return os.path.samestat(folder.stat(), os.fstat(descriptor))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:  # a file system that does not answer: assume the same folder
-        return True
+    except OSError:
+        return True  # the file system does not respond: assume the same folder

@@ -40,7 +40,7 @@ from toque.models.forward.loss import logits_bytes
 from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter
-from toque.runs.estimate import evenly, largest_rows
+from toque.runs.estimate import even_rows, largest_rows
 from toque.storage.atomic import atomic_write
 from toque.storage.download import cache_folder
 from toque.training.bottlenecks import memory_ladder
@@ -335,8 +335,8 @@ class _Tuner:
         ways = memory_ladder(checkpointing=recompute, optimizer=self.optim.name)
         return ConfigError(
             f"One row of {self.row_tokens} tokens does not fit into the "
-            f"{describe_free_memory(self.runtime.device)}, and a micro-batch has at least one row. It "
-            f"needs: weights {sizes['weights']} (already allocated), gradients "
+            f"{describe_free_memory(self.runtime.device)}, and a micro-batch has at least one "
+            f"row. It needs: weights {sizes['weights']} (already allocated), gradients "
             f"{sizes['gradients']}, optimizer {sizes['optimizer']}, logits {sizes['logits']}, and "
             f"activations of more than {in_words(max(0, limit))}. Try {'; '.join(ways)}."
         )
@@ -354,7 +354,7 @@ class _Tuner:
         usual = usual_rows(self.row_tokens)
         limit = self._free_activation_bytes(min(usual, self.update_rows))
         max_rows = max(1, limit // max(1, row_bytes))
-        rows = evenly(self.update_rows, min(usual, max_rows))
+        rows = even_rows(self.update_rows, min(usual, max_rows))
         if usual <= max_rows:
             return rows, f"{CPU_MICRO_BATCH_TOKENS:,} tokens"
         return rows, "the most that fit"
@@ -369,7 +369,7 @@ class _Tuner:
             rows = largest_rows(
                 lambda n: peak_bytes(lambda: self.probe.seconds(n), device),
                 update_rows=self.update_rows,
-                room=lambda: HEADROOM * free_bytes(device),
+                available_bytes=lambda: HEADROOM * free_bytes(device),
             )
         del state
         torch.cuda.empty_cache()

@@ -17,7 +17,7 @@ import msgspec
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_write
-from toque.storage.json_files import KEY, decode_json, seal_of, sealed
+from toque.storage.json_files import KEY, add_seal, check_seal, decode_json
 from toque.training.checkpoint.saved import Checkpoint
 
 RESOURCES: Final = "resources.json"
@@ -56,7 +56,7 @@ class Resources:
         text = json.dumps(asdict(self) | {KEY: ""}, indent=1) + "\n"
         try:
             run.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, sealed(text.encode()))
+            atomic_write(path, add_seal(text.encode()))
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be written: {error.strerror}. A continued run needs it to compute "
@@ -68,7 +68,7 @@ class Resources:
         """Read the choices of an earlier session. Return None if they are missing or damaged."""
         try:
             text = (run / _file_name(rank)).read_bytes()
-            if seal_of(text) != "whole":
+            if check_seal(text) != "whole":
                 return None
             return msgspec.convert(
                 decode_json(text, dict[str, Any]), cls, str_keys=True

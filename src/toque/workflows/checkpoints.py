@@ -10,8 +10,8 @@ import msgspec
 
 from toque.errors import CheckpointError
 from toque.reporter import SILENT, Reporter, clock_text, size_text
-from toque.reports.page import Grid, aligned
-from toque.runs.history import METRICS, event_in
+from toque.reports.page import Grid, format_columns
+from toque.runs.history import METRICS, parse_event
 from toque.runs.places import (
     BucketPlace,
     FolderPlace,
@@ -88,7 +88,7 @@ class Checkpoints:
             cells = ["-" if score is None else f"{score:.4f}" for score in scores]
             time, size = clock_text(saved.seconds), size_text(saved.bytes)
             rows.append((saved.place, time, *cells, size, saved.reason))
-        return "\n".join([*aligned(Grid(headings, rows)), *self.damaged])
+        return "\n".join([*format_columns(Grid(headings, rows)), *self.damaged])
 
 
 def checkpoints(run: Model, *, reporter: Reporter = SILENT) -> Checkpoints:
@@ -173,8 +173,8 @@ def _read_evaluations(place: Place) -> dict[int, dict[str, float]]:
     """Read the scores of all evaluations of a run, by step."""
     events = Tail(place, METRICS)
     scores: dict[int, dict[str, float]] = {}
-    while (lines := events.lines()) or events.behind:
-        for event in filter(None, map(event_in, lines)):
+    while (lines := events.read_lines()) or events.behind:
+        for event in filter(None, map(parse_event, lines)):
             if event["event"] == "evaluation":
                 texts, metrics = event.get("texts", {}), event.get("metrics", {})
                 scores[event["step"]] = {**texts, **metrics}

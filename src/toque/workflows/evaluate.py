@@ -73,7 +73,7 @@ class Evaluation:
         task_metrics = {
             f"{scores.task}_{name}": value
             for scores in self.tasks
-            for name, value in scores.measured().items()
+            for name, value in scores.metrics().items()
         }
         return {**self.heldout, **task_metrics}
 
@@ -285,7 +285,8 @@ def _score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluat
 
         prompts = held_out_prompts(store, config.evaluation.generate, config.data)
         with counting(reporter, "generating", "texts") as count:
-            samples = build_sampler(config, store, prompts, reporter)(model, count)
+            sampler = build_sampler(config, store, prompts, reporter)
+            samples = [*sampler.generate_samples(model, count).values()]
         return evaluate_samples(
             config,
             store,
@@ -396,7 +397,7 @@ def score(
             raise ConfigError(
                 f"{argument(name)} is a list of {len(column):,}. {_LISTS}"
             )
-    from toque.evaluation.text_samples import Prompt, scored
+    from toque.evaluation.text_samples import Prompt, score_text
     from toque.evaluation.text_scores import TextScores
 
     all_prompts = columns.get("prompts", itertools.repeat(ASKS_FOR, n))
@@ -404,7 +405,8 @@ def score(
     rows = zip(columns["texts"], all_prompts, all_references, strict=True)
     scores = TextScores()
     scores.add(
-        scored(Prompt((), prompt, reference), text) for text, prompt, reference in rows
+        score_text(Prompt((), prompt, reference), text)
+        for text, prompt, reference in rows
     )
     return scores.result()
 

@@ -15,7 +15,7 @@ from toque.cooking.recipe_scores import advice_on_score
 from toque.data.store.token_store import refuse_replaced
 from toque.data.tokenizer.codec import Codec
 from toque.errors import CheckpointError, in_shell
-from toque.evaluation.sample_writer import excerpt, main_score
+from toque.evaluation.sample_writer import choose_main_score, format_excerpt
 from toque.evaluation.text_samples import Sample, append_samples
 from toque.models.loading.card_usage import adapter_usage, with_usage
 from toque.models.loading.model_export import save_adapter, save_model
@@ -23,12 +23,12 @@ from toque.models.loading.provenance import WRITTEN, Provenance, provenance_of
 from toque.models.lora.adapter_files import WEIGHTS
 from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter, counting
-from toque.runs.history import METRICS, RunHistory, history_of
+from toque.runs.history import METRICS, RunHistory, read_history
 from toque.runs.run_record import BITS, END
 from toque.storage.atomic import atomic_write, disk_faults, move_into
 from toque.training.callbacks import Goal
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.training.observers.metrics_log import write_after
+from toque.training.observers.metrics_log import write_after_event
 from toque.workflows.build import Run
 from toque.workflows.evaluate import Evaluation, evaluate_samples
 from toque.workflows.model_card import FinishedRun, model_card, with_actual_values
@@ -85,7 +85,7 @@ def finish(run: Run, reporter: Reporter) -> str:
             )
             advice = _write(run, model, evaluation, samples, goal, reporter)
     if ranks.is_main:
-        write_after(folder, {"finishing": time.perf_counter() - began})
+        write_after_event(folder, {"finishing": time.perf_counter() - began})
     return advice
 
 
@@ -94,7 +94,7 @@ def _generate_samples(
 ) -> list[Sample]:
     """Generate the final texts on all ranks. A time limit may leave out some of them."""
     with counting(reporter, "generating", "texts") as count:
-        samples = run.evaluator.written(run.scored, model, count, final=True)
+        samples = run.evaluator.generate_in_time(run.scored, model, count, final=True)
     return [*samples.values()]
 
 
@@ -150,7 +150,7 @@ def _write(
     trainer = run.trainer
     folder = Path(config.run_dir)
     metrics_file = folder / METRICS
-    history = history_of(metrics_file) if metrics_file.exists() else RunHistory()
+    history = read_history(metrics_file) if metrics_file.exists() else RunHistory()
     finished = FinishedRun(evaluation, goal, trainer.progress, history)
 
     record = build_record(config, store.manifest)
@@ -190,7 +190,7 @@ def _write(
     if lacks_template:
         reporter.notice(NO_TEMPLATE)
     if samples:
-        reporter.notice(excerpt(samples[0], columns=reporter.columns))
+        reporter.notice(format_excerpt(samples[0], columns=reporter.columns))
     return history.overfitting_note or _advise(evaluation)
 
 
@@ -205,7 +205,7 @@ def _summarise(evaluation: Evaluation, watched: Sequence[str]) -> str:
     summary = f"held-out loss {evaluation.heldout['loss']:.4f}"
     if BITS in evaluation.heldout:
         summary += f" ({evaluation.heldout[BITS]:.3f} bits per byte)"
-    if name := main_score(evaluation.texts.overall, watched):
+    if name := choose_main_score(evaluation.texts.overall, watched):
         score = evaluation.texts.overall[name]
         summary += f", {name.replace('_', ' ')} {score.value:.2f} ({score.n:,} texts)"
     return summary

@@ -30,7 +30,7 @@ from toque.sources.source_files import (
 )
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
-from toque.storage.download import fetch, listing
+from toque.storage.download import fetch, list_sources
 from toque.user_paths import named_path
 
 _CONTEXT_LENGTHS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
@@ -79,7 +79,9 @@ def open_sources(
         )
 
     # List every bucket before the first download, so that a wrong key fails immediately.
-    listings = [listing(s.path, say) if is_remote(s.path) else None for s in configured]
+    listings = [
+        list_sources(s.path, say) if is_remote(s.path) else None for s in configured
+    ]
     readers = partial(reader_for, tasks=own_templates(config.data))
     sources: list[Source] = []
     for source, remote in zip(configured, listings, strict=True):

@@ -260,7 +260,9 @@ def _measure_end(
 def _measure_evaluation(evaluator: Evaluator, max_seconds: float) -> float:
     """Estimate the seconds of a held-out loss from a few batches."""
     heldout, model = evaluator.heldout, evaluator.model
-    rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
+    rows = (
+        heldout.rows_per_step.rows if heldout.rows_per_step else heldout.rows_per_batch
+    )
     n_ranks = heldout.share[1]
     n_timed = _TIMED_BATCHES * rows * n_ranks
     weights = None if heldout.weights is None else heldout.weights[:n_timed]
@@ -307,7 +309,7 @@ def estimate_texts_seconds(
 
         def time_texts(tokens: int) -> float:
             began = time.perf_counter()
-            sampler.written(model, ids, tokens)
+            sampler.generate(model, ids, tokens)
             return time.perf_counter() - began
 
         if not ids:

@@ -14,7 +14,7 @@ from toque.cli import main
 from toque.data.store.token_column import map_array
 from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
-from toque.storage.json_files import sealed
+from toque.storage.json_files import add_seal
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def reseal(
         entry["bytes"] = (folder / entry["file"]).stat().st_size
     change(held)
     held["self_sha256"] = ""
-    path.write_bytes(sealed(json.dumps(held, indent=1).encode()))
+    path.write_bytes(add_seal(json.dumps(held, indent=1).encode()))
 
 
 HEADERS = {

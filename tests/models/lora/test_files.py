@@ -15,7 +15,7 @@ import tiny
 from toque.config.schema_methods import AdapterConfig
 from toque.models.lora.adapter_files import write_adapter
 from toque.models.lora.layers import attach
-from toque.storage.array_headers import with_sorted_metadata
+from toque.storage.array_headers import sort_metadata
 from toque.storage.atomic import sha256_of
 
 WRITE = """
@@ -51,9 +51,9 @@ def test_fault_61_equal_adapters_are_equal_files(tmp_path: Path) -> None:
 def test_sorting_keeps_every_tensor_and_its_alignment() -> None:
     tensors = {"b": torch.arange(5.0), "a": torch.arange(3, dtype=torch.int8)}
     metadata = {f"é key {i}": "x" * i for i in range(9)}
-    written = {with_sorted_metadata(save(tensors, metadata)) for _ in range(9)}
+    written = {sort_metadata(save(tensors, metadata)) for _ in range(9)}
     assert len(written) == 1
     data = written.pop()
     assert int.from_bytes(data[:8], "little") % 8 == 0
     assert all(load(data)[name].equal(tensor) for name, tensor in tensors.items())
-    assert with_sorted_metadata(data) == data
+    assert sort_metadata(data) == data

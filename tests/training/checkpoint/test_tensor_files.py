@@ -21,7 +21,7 @@ from torch.distributed.tensor import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from toque.errors import CheckpointError
-from toque.storage.array_headers import opened_weights
+from toque.storage.array_headers import open_weights
 from toque.training.checkpoint.resume import load_model_tensors, model_tensors
 from toque.training.checkpoint.tensor_files import (
     ShardLayout,
@@ -255,7 +255,7 @@ def test_other_files_are_refused(tmp_path, content, message):
     path = tmp_path / "x.safetensors"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=message), opened_weights(path):
+    with pytest.raises(CheckpointError, match=message), open_weights(path):
         pass
 
 

@@ -101,7 +101,7 @@ def test_a_folder_that_takes_nothing_costs_the_profile_and_not_the_run(
     watch = profile(0, 1, 1, 2, steps=5)
     watch.run.trainer.fit()
     (said,) = watch.warned
-    assert said.startswith("profiling ended: FileExistsError")
+    assert said.startswith("profiling failed: FileExistsError")
     assert len(watch.run.losses) == 5
     assert not any(i.slowed for i in watch.run.recorder.steps[3:])
 
@@ -147,7 +147,7 @@ def test_rates_and_the_time_left_pass_over_slowed_updates():
     )
     left = TimeLeft(Duration(10, "steps"))
     left.start(Progress())
-    left.updated(
+    left.record_update(
         Progress(step=1, seconds=2.0), Progress(step=2, seconds=10.0), slowed=True
     )
     assert left.seconds(Progress(step=2, seconds=10.0)) == pytest.approx(16.0)

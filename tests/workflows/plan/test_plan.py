@@ -22,7 +22,7 @@ from toque.models.forward.keyed_dropout import use_keyed_dropout
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.outline import OutlinedRows
 from toque.models.loading.from_scratch import build_model
-from toque.runs.outlined_update import OutlinedUpdate, outline_update, outlining
+from toque.runs.outlined_update import OutlinedUpdate, UpdateOutliner, outlining
 from toque.runs.peak import Peak
 from toque.training.micro_batch import Probe, WorstBatch
 from toque.training.runtime import Runtime
@@ -65,14 +65,13 @@ def outlined(
             model, OptimConfig(name=more.pop("name", "adamw"))
         )
         defaults: dict[str, Any] = {"where": "cpu", "accumulates": False}
-        return outline_update(
-            model,  # type: ignore[arg-type]
-            rows,
+        outliner = UpdateOutliner(
             precision=more.pop("products", precision),
             optimizer=optimizer,
             state_bytes=state,
             **defaults | more,
         )
+        return outliner.outline(model, rows)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

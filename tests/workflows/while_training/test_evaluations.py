@@ -148,7 +148,7 @@ def test_a_run_is_shown_in_one_screen_with_a_row_per_evaluation(screen) -> None:
     )
     assert ended[2].startswith('For "')
     assert ended[-1].startswith(
-        ("The texts are still poor", "What limits", "Nothing holds")
+        ("The texts are still poor", "What limits", "Nothing slows")
     )
 
 
@@ -159,7 +159,7 @@ def test_every_line_of_the_log_has_its_time_and_the_log_has_the_rest(kitchen) ->
     )
     for text in (
         "uploads       none", "3 texts for held-out prompts:", "evaluated in", "accumulation  ",
-        "3 written texts, with 95 % intervals:",
+        "3 generated texts, with 95 % intervals:",
         "summary at step 4, over 4 updates:", "asked as: Generate recipe for: healthy breakfast",
         "The model is in plain/model", "highest distinct 1",
     ):  # fmt: skip

@@ -124,7 +124,7 @@ def test_a_run_that_measured_all() -> None:
         start, SYSTEM, {"event": "evaluation", "step": 6, "seconds": 61.0},
         {"event": "end", "step": 6, "seconds": 140.0},
     ):  # fmt: skip
-        history.take(event)
+        history.add(event)
     run = finished(texts, history, [TaskScores("title", 3, 0.5, 1.6)])
     assert "word for word is not measured" in card_of(run)
     copied = Memorisation([SharedRun(31, 90, 7)], [SharedRun(28, 80, 5)], 80, 80)

@@ -14,7 +14,7 @@ from toque.models.loading.provenance import Form
 from toque.sources.conversations import CONVERSATIONS
 from toque.sources.documents import DOCUMENTS, PAIRS, TextReader
 from toque.sources.token_arrays import TokenReader
-from toque.storage.json_files import KEY, decode_json, seal_of, sealed
+from toque.storage.json_files import KEY, add_seal, check_seal, decode_json
 
 FORMAT = 1
 """Version of the format. It increases when older code cannot read new stores."""
@@ -153,7 +153,7 @@ def _decode_manifest(path: Path) -> StoreManifest:
             f"{FORMAT}. Use the version of toque that wrote the store, or {_PREPARE}."
         )
     manifest = decode_json(data, StoreManifest)
-    if seal_of(data) != "whole":
+    if check_seal(data) != "whole":
         raise DataError(
             f"{path} is damaged: its {KEY} does not match. Restore it, or remove it and "
             f"{_PREPARE}."
@@ -198,7 +198,7 @@ def manifest_bytes(manifest: StoreManifest) -> bytes:
     """Encode a manifest as indented JSON, with its own hash last."""
     blank = msgspec.structs.replace(manifest, self_sha256="")
     content = msgspec.json.encode(blank, order="deterministic")
-    return sealed(msgspec.json.format(content, indent=1))
+    return add_seal(msgspec.json.format(content, indent=1))
 
 
 def form_of(readers: Iterable[str]) -> Form:

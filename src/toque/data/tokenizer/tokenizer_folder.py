@@ -26,7 +26,7 @@ from toque.errors import DataError
 from toque.models.loading.hub import find_local_folder, resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
 from toque.storage.atomic import sha256_of
-from toque.storage.json_files import json_object, read_json
+from toque.storage.json_files import read_json, read_json_object
 
 _COPIED_SETTINGS = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of `tokenizer_config.json` that are copied to the store and the trained model."""
@@ -59,7 +59,7 @@ _CHAR_CLASS = re.compile(r"\[[^\[\]]+\]")
 _CHARSMAP = "precompiled_charsmap"
 Json = dict[str, Any]
 _read_object = partial(
-    json_object, error=DataError, todo="Download the tokenizer again."
+    read_json_object, error=DataError, advice="Download the tokenizer again."
 )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from toque.errors import CheckpointError
-from toque.storage.array_headers import opened_weights
+from toque.storage.array_headers import open_weights
 from toque.storage.no_follow import refuse_endless_files
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class StoredWeights:
         """Read a tensor to new float32 memory. Raise a CheckpointError if its file is damaged."""
         import torch  # only here, because errors in a config.json do not need it
 
-        with opened_weights(self.files[name]) as tensors:
+        with open_weights(self.files[name]) as tensors:
             tensor: Tensor = tensors.get_tensor(name)
             return tensor.to(torch.float32, copy=True)
 
@@ -251,7 +251,7 @@ def stored_weights(folder: Path) -> StoredWeights:
         f", and {folder / _INDEX} names it."  # ends the error about a missing file
     )
     for file in _weight_files(folder):
-        with opened_weights(file, missing=missing) as tensors:
+        with open_weights(file, missing=missing) as tensors:
             for name in tensors.keys():  # noqa: SIM118  # not a mapping
                 files[name] = file
                 shapes[name] = tuple(tensors.get_slice(name).get_shape())

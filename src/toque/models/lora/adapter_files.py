@@ -20,7 +20,7 @@ from toque.errors import CheckpointError, ConfigError
 from toque.models.families import vocabulary_rows
 from toque.models.lora.frozen import FORMATS, FrozenFormat, base_sha256, format_of
 from toque.models.lora.layers import ADAPTER, import_peft, is_adapted
-from toque.storage.array_headers import opened_weights, with_sorted_metadata
+from toque.storage.array_headers import open_weights, sort_metadata
 from toque.storage.no_follow import refuse_endless_files, write_new
 
 CONFIG = "adapter_config.json"
@@ -100,7 +100,7 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
         ROWS_KEY: str(vocabulary_rows(model)),
         FORMAT_KEY: str(format_of(model)),
     }
-    write_new(folder / WEIGHTS, with_sorted_metadata(save(tensors, metadata)))
+    write_new(folder / WEIGHTS, sort_metadata(save(tensors, metadata)))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
@@ -363,4 +363,4 @@ def _metadata(file: Path) -> dict[str, str]:
 
 def _opened(file: Path) -> AbstractContextManager[Any]:
     hint = "Adapters must be in safetensors: loading a pickle (adapter_model.bin) can run code."
-    return opened_weights(file, missing=f". {hint}")
+    return open_weights(file, missing=f". {hint}")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import ASIDE_PREFIX, FileEntry, sha256_of
-from toque.storage.json_files import KEY, decode_json, seal_of, sealed
+from toque.storage.json_files import KEY, add_seal, check_seal, decode_json
 from toque.training.checkpoint.tensor_files import (
     LAYOUT,
     Like,
@@ -63,7 +63,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         """Encode as indented JSON with a hash of itself."""
-        return sealed(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        return add_seal(
+            msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+        )
 
 
 class _Version(msgspec.Struct):
@@ -127,7 +129,7 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
     if repeated:
         raise CheckpointError(f"{path} lists {', '.join(repeated)} more than once.")
 
-    seal = seal_of(text)
+    seal = check_seal(text)
     if seal == "absent":
         raise CheckpointError(f"{path} is damaged: it has no hash of itself ({KEY}).")
     if seal != "whole":

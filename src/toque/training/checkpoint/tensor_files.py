@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from toque.errors import CheckpointError
-from toque.storage.array_headers import opened_weights
+from toque.storage.array_headers import open_weights
 from toque.storage.json_files import decode_json
 from toque.training.distributed.data_parallel import is_sharded
 
@@ -242,7 +242,7 @@ def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
 
 def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
     """Read the whole tensors of a file, or this rank's slices of them."""
-    with opened_weights(path) as file:
+    with open_weights(path) as file:
         tensors = {}
         for name in file.keys():  # noqa: SIM118  # the file is not a mapping
             shape = tuple(file.get_slice(name).get_shape())
@@ -265,7 +265,7 @@ def read_sharded(
 
         @cache
         def open_file(number: int) -> Any:
-            return stack.enter_context(opened_weights(folder / layout.files[number]))
+            return stack.enter_context(open_weights(folder / layout.files[number]))
 
         for key, tensor in layout.tensors.items():
             if key.startswith(prefix):

@@ -127,7 +127,7 @@ class Uploads:
 
     def _is_lost_now(self) -> bool:
         """Read the lock in the bucket, which a process may lose while the computer sleeps."""
-        self._lock.look()
+        self._lock.detect_takeover()
         return self.is_lost()
 
     def add(self, checkpoint: Path) -> None:

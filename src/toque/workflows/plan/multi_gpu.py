@@ -28,11 +28,11 @@ from toque.training.strategy import obstacle_to_dividing
 from toque.workflows.plan.outlined_model import replace_parameters
 
 _GPUS_PER_MACHINE: Final = 8
-"""Largest number of GPUs with a known link. The network between machines is unknown."""
+"""Maximum number of GPUs with a known link. The network between machines is unknown."""
 _LINK_SHARE: Final = 0.8
-"""Share of a link's stated rate that collectives reach. A guess."""
+"""Assumed share of a link's stated rate that collectives reach."""
 _SMALL_BYTES: Final = 10_000
-"""Traffic that the table does not list, such as sums of losses."""
+"""Largest traffic that the table does not list, such as sums of losses."""
 _RATE_RULE: Final = (
     "unchanged, because train.batch is that of all GPUs; with k times the batch, use sqrt(k) times "
     "optim.peak_lr (Adam; Malladi et al. 2022)"
@@ -52,14 +52,14 @@ class SharedUpdate:
     seconds: float | None = None
     """Seconds of the traffic alone; None if the link is unknown."""
     shown: float = 0.0
-    """Seconds of the traffic that computing does not hide."""
+    """Seconds of the traffic that do not overlap with computation."""
 
     def record(self) -> dict[str, Any]:
-        """Return the shared update as JSON, in bytes and seconds."""
+        """Return the fields as JSON values, in bytes and seconds."""
         return asdict(self) | {"sent": self.exchange.sent, "rate": _RATE_RULE}
 
     def lines(self, update_rows: int, micro_batch_rows: int) -> list[tuple[str, str]]:
-        """Return the rows of a table."""
+        """Return the names and values of a table's rows."""
         exchange = self.exchange
         link = "a network with unknown rate"
         if self.seconds is not None:
@@ -90,7 +90,10 @@ class SharedUpdate:
 def estimate_rank_memory(
     estimator: Estimator, build_model: Callable[[RunConfig], PreTrainedModel]
 ) -> tuple[PreTrainedModel, Memory, _Strategy]:
-    """Return the outlined model, the memory per GPU and the strategy, inside `outlining`."""
+    """Return the outlined model, the memory per GPU and the strategy.
+
+    Call this inside `outlining`.
+    """
     config, ranks = estimator.config, estimator.ranks
     model = build_model(config)
     strategy: _Strategy = "single" if ranks == 1 else _choose_strategy(estimator, model)
@@ -100,7 +103,7 @@ def estimate_rank_memory(
     dtype = DTYPES[estimator.machine.precision]
     micro_batch_rows = config.train.micro_batch_rows
     if micro_batch_rows == "auto":
-        # A single rank cannot measure, so training also uses the default.
+        # FSDP ranks cannot measure how many rows fit, so training also uses the default.
         micro_batch_rows = usual_rows(estimator.work.row.tokens)
     changes = {
         "micro_batch_rows": micro_batch_rows,
@@ -111,7 +114,7 @@ def estimate_rank_memory(
     for block in blocks(gathered):  # blocks are gathered in the matmuls' precision
         replace_parameters(block, dtype=dtype)
     memory = replace(estimator, config=fixed).memory(gathered)
-    # Checkpoints are in float32, in contrast to the gathered blocks.
+    # Unlike the gathered blocks, checkpoints are in float32.
     saved = held_bytes(model, config.optim)
     update = replace(
         memory.update, gradients=saved["gradients"], optimizer=saved["optimizer"]
@@ -129,23 +132,23 @@ def _shard_memory(
     gradients = sum(group.gradients for group in groups)
     logits = memory.parts["logits"]
     activations = memory.parts["activations and their gradients"]
-    # Backward pass of a block, without the loss: the block's gradients as computed and as sent, and
-    # the weights of the next block.
+    # During the backward pass of a block: the block's gradients as computed and as sent, and the
+    # weights of the next block.
     backward = memory.update.kept + 2 * largest.gathered + largest.gradients
-    # End of the backward pass, without activations and the root's weights: the root's gradients as
-    # computed and as sent, and the rank's part of them.
+    # At the end of the backward pass, without activations and the root's weights: the root's
+    # gradients as computed and as sent, and the rank's part of them.
     end = 2 * root.gradients + root.gradients // ranks - root.gathered
     parts = {
         "its part of the weights": sum(group.stored for group in groups) // ranks,
         "weights gathered at once": root.gathered + largest.gathered,
         "its part of the gradients": gradients // ranks,
-        "its part of the optimizer states": 2
-        * gradients
-        // ranks,  # only AdamW's are sharded
+        # Only AdamW shards its states, which are two averages per weight.
+        "its part of the optimizer states": 2 * gradients // ranks,
         "logits": logits,
         "activations and their gradients": activations,
         "whole gradients": max(0, max(backward, end) - logits - activations),
     }
+    # The allocator's overhead is proportional to the tensors.
     ratio = sum(parts.values()) / memory.tensors
     beside = {name: round(ratio * n_bytes) for name, n_bytes in memory.beside.items()}
     return replace(memory, parts=parts, beside=beside)
@@ -154,7 +157,11 @@ def _shard_memory(
 def _choose_strategy(
     estimator: Estimator, model: PreTrainedModel
 ) -> Literal["ddp", "fsdp"]:
-    """Return the strategy that training would use."""
+    """Return the strategy that training would choose.
+
+    Raises:
+        ConfigError: The configured strategy does not allow several GPUs.
+    """
     config, machine = estimator.config, estimator.machine
     setting = config.train.strategy
     if setting == "single":
@@ -180,7 +187,7 @@ def estimate_exchange(
     strategy: _Strategy,
     time: Time,
 ) -> SharedUpdate | None:
-    """Estimate the traffic of an update and its seconds that computing does not hide."""
+    """Estimate an update's traffic, and its seconds that do not overlap with computation."""
     if strategy == "single":
         return None
     ranks, machine = estimator.ranks, estimator.machine
@@ -202,7 +209,7 @@ def estimate_exchange(
 
 
 def add_exchange(time: Time, work: Work, shared: SharedUpdate | None) -> Time:
-    """Add the time of the traffic to the time of computing. `work` includes all GPUs."""
+    """Add the time of the traffic to the time of the computation. `work` includes all GPUs."""
     if shared is None or time.measured:
         return time
     # All GPUs wait for the GPU with the most rows.

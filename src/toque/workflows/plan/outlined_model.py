@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Vocabulary:
-    """Size and special tokens of an absent tokenizer."""
+    """Size and special tokens of a tokenizer that is not loaded."""
 
     vocab_size: int
     pad_id: int = 0
@@ -45,7 +45,7 @@ class Vocabulary:
 def find_vocabulary(
     config: RunConfig, store: TokenStore | None
 ) -> SpecialTokens | None:
-    """Return the vocabulary of the store or the settings. None: the checkpoint determines it."""
+    """Return the vocabulary of the store or the settings. None if the checkpoint determines it."""
     if store is not None:
         return store.codec()
     source = config.model.tokenizer_source
@@ -64,7 +64,7 @@ def find_vocabulary(
 def outline_model(
     config: RunConfig, vocabulary: SpecialTokens | None, *, where: Where, precision: str
 ) -> PreTrainedModel:
-    """Build the run's model inside `outlining`, with the layers for a kind of device."""
+    """Build the run's model with the layers for a device. Call this inside `outlining`."""
     if config.model.start_from == "scratch":
         if vocabulary is None:
             raise ConfigError(
@@ -100,7 +100,10 @@ def outline_stream(config: RunConfig, store: TokenStore) -> BatchStream:
 def replace_parameters(
     model: nn.Module, device: str = "cpu", dtype: torch.dtype | None = None
 ) -> None:
-    """Replace every parameter by an empty one, of `dtype` if given. Shared ones stay shared."""
+    """Replace every parameter by an empty parameter. Shared parameters stay shared.
+
+    Without `dtype`, the parameters keep their types.
+    """
     replacements = {}
     for old in model.parameters():
         new = torch.empty(old.shape, dtype=dtype or old.dtype, device=device)
@@ -109,6 +112,7 @@ def replace_parameters(
 
 
 def _outline_checkpoint(start: str) -> PreTrainedModel:
+    """Build the model of `model.start_from` from its config.json, or from its known shape."""
     folder = named_path(start)
     if not folder.is_dir():
         model = known_model(start)

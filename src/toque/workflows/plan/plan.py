@@ -1,4 +1,4 @@
-"""Plan of a run: its memory, time and disk, before anything is loaded."""
+"""Plan of a run: its memory, time and disk space, before its model and data are loaded."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def plan(
     gpus: int = 1,
     reporter: Reporter = SILENT,
 ) -> Plan:
-    """Estimate the memory, FLOPs, time, disk and traffic of a run, and useful changes.
+    """Estimate the memory, FLOPs, time, disk space and traffic of a run, and useful changes.
 
-    The estimate needs only shapes, not the weights of the model. The lengths of examples come from
+    The estimate needs only the model's shapes, not its weights. The lengths of examples come from
     the prepared store. Without a store, each example is as long as the settings allow.
 
     Args:
         config: A configuration, as for `configure`.
-        hardware: A GPU of `toque.hardware.cards`, e.g. "rtx-4090". None: this machine. The
+        hardware: A GPU of `toque.hardware.cards`, e.g. "rtx-4090", or None for this machine. The
             `hardware` section of a file or preset changes its settings for this GPU.
-        utilisation: Share of the peak FLOP/s, in (0, 1]. None: a known or measured share.
+        utilisation: Share of the peak FLOP/s, in (0, 1], or None for a known or measured share.
         gpus: Number of GPUs that share every update. The memory is per GPU.
         reporter: Receives the progress.
 
     Raises:
-        ConfigError: The configuration, the GPU, its number or the utilisation is not valid.
+        ConfigError: The configuration, the GPU, the number of GPUs or the utilisation is not valid.
         DataError: The store is damaged.
     """
     if utilisation is not None and not 0.0 < utilisation <= 1.0:
         raise ConfigError(
             f"{argument('utilisation')} must be above 0 and at most 100 %, not "
-            f"{utilisation:.0%}. Published trainings reach 12 to 57 %."
+            f"{utilisation:.0%}. Published training runs reach 12 to 57 %."
         )
     if gpus < 1:
         raise ConfigError(f"{argument('gpus')} must be at least 1, not {gpus}.")

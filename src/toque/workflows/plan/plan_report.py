@@ -1,4 +1,4 @@
-"""Report of a plan: memory, time and disk of a run, as a table and as JSON."""
+"""Report of a plan: memory, time and disk space of a run, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from toque.workflows.plan.multi_gpu import SharedUpdate
 
 @dataclass(frozen=True)
 class Lever:
-    """A change of settings, and the cost of the changed run."""
+    """Change of settings, and the cost of a run with this change."""
 
     settings: str
     """Settings as written on the command line."""
     total: int
+    """Bytes of memory."""
     fits: bool
     update_seconds: float
     changes: str
+    """Effect on the result."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Estimated memory, FLOPs, time, disk and traffic of a run."""
+    """Estimated memory, FLOPs, time, disk space and traffic of a run."""
 
     parameters: ParameterCounts
     machine: Machine
@@ -84,22 +86,24 @@ class Plan:
         }
 
     def _count_updates(self) -> float | None:
+        """Return the number of updates, or None if it is unknown."""
         if self.work.seconds is not None:
             return self.work.seconds / self.time.update_seconds
         return self.work.totals.get("steps")
 
     def __str__(self) -> str:
-        blocks = [
+        blocks = (
             self._heading(),
             self._memory(),
             self._shared(),
             self._time(),
             self._disk(),
-        ]
-        blocks.append(self._changes())
-        return "\n\n".join(block for block in blocks if block)
+            self._changes(),
+        )
+        return "\n\n".join(filter(None, blocks))
 
     def _heading(self) -> str:
+        """Describe the model, the machine and the update."""
         counts, row = self.parameters, self.work.row
         parameters = (
             f"{millions(counts.total)} parameters ({millions(counts.non_embedding)} without "
@@ -119,6 +123,7 @@ class Plan:
         )
 
     def _memory(self) -> str:
+        """Format the memory by part, and whether it fits."""
         memory = self.memory
         total = in_words(memory.total)
         parts = [(name, in_words(size)) for name, size in memory.parts.items() if size]
@@ -140,6 +145,7 @@ class Plan:
         )
 
     def _shared(self) -> str:
+        """Format the traffic between several GPUs."""
         if self.shared is None:
             return ""
         lines = self.shared.lines(self.work.update_rows, self.memory.micro_batch_rows)
@@ -148,8 +154,9 @@ class Plan:
         return f"{title}\n{_format_columns(lines)}"
 
     def _time(self) -> str:
+        """Format the time of an update and of the run."""
         time = self.time
-        utilisation = f"unknown: {time.peak.too_low}"
+        utilisation = f"unknown: {time.peak.too_low_message}"
         if time.utilisation is not None:
             utilisation = f"{time.utilisation:.0%} of the peak"
         lines = [
@@ -178,6 +185,7 @@ class Plan:
         return f"Time\n{_format_columns(lines)}"
 
     def _disk(self) -> str:
+        """Format the disk space."""
         disk = self.disk
         lines = [
             ("checkpoint", size_text(disk.checkpoint)),
@@ -192,6 +200,7 @@ class Plan:
         return f"Disk\n{_format_columns(lines)}"
 
     def _changes(self) -> str:
+        """Format the changes of settings with their cost."""
         if not self.levers:
             return ""
         title = "Changes to consider" if self.fits else "Changes that may make it fit"

@@ -1,4 +1,4 @@
-"""Estimate of a run: its work, its machine, and settings that would change its cost."""
+"""Estimate of a run: its work, its machine, and the settings that would change its cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _NEEDS_VALUES: Final = ("adamw8bit", "adafactor")
 """Optimizers that read tensor values, which an outlined model does not have."""
 _PROMPT, _TARGET = 256, 512
-"""Default lengths in tokens of a prompt and a target; see data.max_prompt_tokens."""
+"""Default lengths of a prompt and a target in tokens, see data.max_prompt_tokens."""
 _HELD_OUT: Final = 512
 """Default number of held-out examples per evaluation."""
 _RANK: Final = 16
@@ -71,7 +71,7 @@ def build_estimator(
         config: The configuration.
         hardware: The name of a GPU, or None for this machine.
         gpus: The number of GPUs.
-        example: Mean tokens per example without a store. None: the longest allowed example.
+        example: Mean tokens per example without a store. None means the longest allowed example.
     """
     from toque.data.store.token_store import TokenStore
 
@@ -80,31 +80,31 @@ def build_estimator(
     store_bytes = 0
     if (folder / "manifest.json").exists():
         store = TokenStore.open(folder)
-        store_bytes = sum(
-            file.stat().st_size for file in folder.rglob("*") if file.is_file()
-        )
+        files = filter(Path.is_file, folder.rglob("*"))
+        store_bytes = sum(file.stat().st_size for file in files)
     vocabulary = find_vocabulary(config, store)
     with outlining():
-        # The precision depends on the family, and the layers of the final outline on both.
+        # The work and the machine depend on the shapes of the model, but not on its layers, which
+        # depend on the machine.
         plain = outline_model(config, vocabulary, where="cuda", precision="float32")
     if store is None:
         work = _work_from_settings(config, plain, example)
     else:
         work = _work_from_store(config, plain, store)
-    machine = _find_machine(
-        config, hardware, family_of(plain.config), work.products, gpus
-    )
+
+    family = family_of(plain.config)
+    if hardware is None:
+        machine = _this_machine(config, family, work.products, gpus)
+    else:
+        machine = _named_machine(config, family, hardware, gpus)
     build_model = partial(
         outline_model,
         vocabulary=vocabulary,
         where=machine.where,
         precision=machine.precision,
     )
-    return (
-        Estimator(config, work, machine, outline_optimizer, gpus),
-        build_model,
-        store_bytes,
-    )
+    estimator = Estimator(config, work, machine, outline_optimizer, gpus)
+    return estimator, build_model, store_bytes
 
 
 def build_plan(
@@ -119,34 +119,30 @@ def build_plan(
     shared = estimate_exchange(rank, model, memory, strategy, computing)
     time = add_exchange(computing, all_gpus.work, shared)
 
-    flops = memory.update.flops / memory.micro_batch_rows * rank.work.update_rows
-    chosen = _change(
-        config,
-        "train",
-        micro_batch_rows=memory.micro_batch_rows,
-        gradient_checkpointing=memory.recompute,
-        strategy=strategy,
-    )
+    # Changes are compared with the settings that training would choose.
+    chosen = {
+        "micro_batch_rows": memory.micro_batch_rows,
+        "gradient_checkpointing": memory.recompute,
+        "strategy": strategy,
+    }
+    train = config.train.model_copy(update=chosen)
+    chosen_config = config.model_copy(update={"train": train})
+    flops = _update_flops(memory, rank.work)
     levers = []
     with outlining():
-        for proposal in _propose_changes(chosen, rank.work, rank.machine.precision):
-            row_ratio = rank.work.row.target / proposal.row.target
-            n_rows = max(1, round(rank.work.update_rows * row_ratio))
-            work = replace(rank.work, row=proposal.row, update_rows=n_rows)
-            changed = replace(rank, config=proposal.config, work=work)
+        for proposal in _propose_changes(chosen_config, rank):
+            changed = _change_estimator(rank, proposal)
             _, new_memory, _ = estimate_rank_memory(changed, build_model)
             # The time of an update is proportional to its FLOPs.
-            new_flops = new_memory.update.flops / new_memory.micro_batch_rows * n_rows
-            seconds = time.update_seconds * (new_flops / flops)
-            levers.append(
-                Lever(
-                    proposal.settings,
-                    new_memory.total,
-                    new_memory.fits,
-                    seconds,
-                    proposal.effect,
-                )
+            ratio = _update_flops(new_memory, changed.work) / flops
+            lever = Lever(
+                proposal.settings,
+                new_memory.total,
+                new_memory.fits,
+                time.update_seconds * ratio,
+                proposal.effect,
             )
+            levers.append(lever)
     return Plan(
         parameters=parameter_counts(model),
         machine=rank.machine,
@@ -157,6 +153,19 @@ def build_plan(
         levers=levers,
         shared=shared,
     )
+
+
+def _update_flops(memory: Memory, work: Work) -> float:
+    """Return the FLOPs of all micro-batches of an update."""
+    return memory.update.flops / memory.micro_batch_rows * work.update_rows
+
+
+def _change_estimator(rank: Estimator, proposal: _Proposal) -> Estimator:
+    """Return the estimator of a run with other settings and about as many tokens per update."""
+    row_ratio = rank.work.row.target / proposal.row.target
+    n_rows = max(1, round(rank.work.update_rows * row_ratio))
+    work = replace(rank.work, row=proposal.row, update_rows=n_rows)
+    return replace(rank, config=proposal.config, work=work)
 
 
 class Outlook(NamedTuple):
@@ -172,7 +181,7 @@ class Outlook(NamedTuple):
         return parameter_counts(self.model).total
 
     def tokens_per_second(self) -> float:
-        """Estimate the rate of training. On a CPU, measure its operations."""
+        """Estimate the training speed. On a CPU, time the operations of an update."""
         seconds = self.estimator.time(self.model, self.memory).update_seconds
         return self.estimator.work.tokens_per_update / seconds
 
@@ -180,7 +189,7 @@ class Outlook(NamedTuple):
 def predict_training(config: RunConfig, example: float | None = None) -> Outlook:
     """Predict the memory and speed of training on this machine.
 
-    The memory is for the longest examples. `example` is the mean of their tokens, if known.
+    The memory assumes the longest examples. `example` is the mean tokens per example, if known.
     """
     estimator, build_model, _ = build_estimator(config, None, example=example)
     with outlining():
@@ -200,38 +209,35 @@ def outline_optimizer(
     return None if needs_values else optimizer, state_bytes(optimizer)
 
 
-def _find_machine(
+def _this_machine(
     config: RunConfig,
-    hardware: str | None,
     family: Family,
     products: Mapping[tuple[int, int], float],
     gpus: int,
 ) -> Machine:
-    """Return the named GPUs with their stated rate, or this machine with its measured rate."""
-    if hardware is None:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        name = f"this machine, {torch.get_num_threads()} threads of its CPU"
-        where: Where = "cpu"
-        if device.type == "cuda":
-            name, where = torch.cuda.get_device_name(), "cuda"
-
-        if gpus > 1 and where == "cpu":
-            raise ConfigError(
-                f"{argument('gpus')} is {gpus}, but this machine does not have a GPU. Name one: "
-                f"{argument('hardware=rtx-4090')}."
-            )
-
-        local_precision = Runtime.from_settings(config.train, family).precision
-        peak = peak_of(device, DTYPES[local_precision], products).of_ranks(gpus)
-        return Machine(
-            _multiply(gpus, name),
-            where,
-            local_precision,
-            free_bytes(device),
-            None,
-            peak,
+    """Return this machine with its free memory and its stated or measured peak."""
+    has_gpu = torch.cuda.is_available()
+    if gpus > 1 and not has_gpu:
+        raise ConfigError(
+            f"{argument('gpus')} is {gpus}, but this machine does not have a GPU. Name one: "
+            f"{argument('hardware=rtx-4090')}."
         )
+    where: Where = "cuda" if has_gpu else "cpu"
+    device = torch.device(where)
+    name = f"this machine, {torch.get_num_threads()} threads of its CPU"
+    if has_gpu:
+        name = torch.cuda.get_device_name()
 
+    precision = Runtime.from_settings(config.train, family).precision
+    peak = peak_of(device, DTYPES[precision], products).of_ranks(gpus)
+    memory = free_bytes(device)
+    return Machine(_multiply(gpus, name), where, precision, memory, None, peak)
+
+
+def _named_machine(
+    config: RunConfig, family: Family, hardware: str, gpus: int
+) -> Machine:
+    """Return a machine with GPUs of the table, with their stated memory and peak."""
     card = card_named(hardware)
     precision = config.train.precision
     if precision == "auto":
@@ -261,7 +267,7 @@ def _multiply(gpus: int, name: str) -> str:
 def _work_from_store(
     config: RunConfig, model: PreTrainedModel, store: TokenStore
 ) -> Work:
-    """Return the work of a run from the lengths of its examples."""
+    """Return the work of a run according to the lengths of its examples."""
     stream = build_stream(config, store, model)
     shape = stream.layout.shape
     longest_source = int(stream.plan.source_lengths.max())
@@ -272,8 +278,9 @@ def _work_from_store(
     if shape.source:
         worst = max(worst, -(-shape.source // max(1, longest_source)))
 
+    # The first batch has about the average number of examples and tokens.
     batch = stream.at(Cursor()).batch
-    examples = sum(len(ids) for ids in batch.example_ids) / max(1, batch.n_rows)
+    n_examples = sum(len(ids) for ids in batch.example_ids) / max(1, batch.n_rows)
     if isinstance(batch, EncoderDecoderBatch):
         n_tokens = (batch.source_segments > 0).sum() + (batch.target_segments > 0).sum()
     else:
@@ -281,12 +288,12 @@ def _work_from_store(
 
     manifest = store.manifest
     splits = manifest.splits
-    n_held_out = min(
-        splits.validation, config.evaluation.max_examples or splits.validation
-    )
+    n_held_out = splits.validation
+    if config.evaluation.max_examples:
+        n_held_out = min(n_held_out, config.evaluation.max_examples)
     all_tokens = manifest.tokens.prompt + manifest.tokens.target
     mean_tokens = all_tokens / max(1, manifest.examples)
-    row = OutlinedRows(1, shape.source, shape.target, max(1, round(examples)))
+    row = OutlinedRows(1, shape.source, shape.target, max(1, round(n_examples)))
     arithmetic = count_flops(model, stream)
     return Work(
         row=row,
@@ -307,19 +314,11 @@ def _work_from_store(
 def _work_from_settings(
     config: RunConfig, model: PreTrainedModel, example: float | None
 ) -> Work:
-    """Return the work of a run with the longest allowed examples, or of `example` mean tokens."""
-    data, train = config.data, config.train
-    encoder = family_of(model.config).is_encoder_decoder
-    prompt = _PROMPT if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
-    target = _TARGET if data.max_target_tokens == "auto" else data.max_target_tokens
-    length = target if encoder else prompt + target
-    if isinstance(train.row_tokens, int):
-        length = max(length, train.row_tokens) if encoder else train.row_tokens
-    if (positions := max_positions(model.config)) is not None:
-        length = min(length, positions)
-    row = OutlinedRows(1, prompt if encoder else 0, length)
+    """Return the work of a run with examples of `example` tokens, or the longest allowed ones."""
+    train = config.train
+    row = _longest_row(config, model)
     if example is not None:
-        # Attention depends on the examples of a row, which have at least one token on each side.
+        # Attention depends on a row's examples, which have at least one token on each side.
         max_examples = min(row.source or row.target, row.target)
         n_examples = min(max_examples, round(row.tokens / example))
         row = replace(row, examples=max(1, n_examples))
@@ -332,17 +331,11 @@ def _work_from_settings(
             f'train.batch is "{train.batch}", but the longest allowed row has {row.tokens} tokens. '
             f'Use at least train.batch="{row.tokens} tokens".'
         )
+
     tokens = float(n_rows * row.tokens)
-    steps_per_unit = {"steps": 1.0, "examples": 1.0 / n_rows, "tokens": 1.0 / tokens}
-    if data.max_examples:
-        held_out = 0.0 if data.validation else data.validation_fraction
-        steps_per_unit["epochs"] = data.max_examples * (1.0 - held_out) / n_rows
-    totals = {}
-    if train.stop_after.unit in steps_per_unit:
-        steps = train.stop_after.amount * steps_per_unit[train.stop_after.unit]
-        totals = {"steps": steps, "examples": steps * n_rows, "tokens": steps * tokens}
     source_share = row.source / row.tokens
     source_context = row.source / row.examples
+    n_held_out = config.evaluation.max_examples or _HELD_OUT
     return Work(
         row=row,
         worst_examples=1,
@@ -357,20 +350,44 @@ def _work_from_settings(
             cross_context=source_context,
         ),
         products=flops_by_shape(model, source_share=source_share),
-        totals=totals,
+        totals=_totals_from_settings(config, n_rows, tokens),
         seconds=train.stop_after.seconds,
-        held_out_tokens=float(
-            (config.evaluation.max_examples or _HELD_OUT) * row.tokens
-        ),
-        how=f"the longest that the settings allow, because {data.store} is not prepared. Real "
-        "texts are shorter, so memory is an upper bound",
+        held_out_tokens=float(n_held_out * row.tokens),
+        how=f"the longest that the settings allow, because {config.data.store} is not prepared. "
+        "Real texts are shorter, so memory is an upper bound",
     )
 
 
-def _change(config: RunConfig, section: str, **values: Any) -> RunConfig:
-    """Return the configuration with other values in one section."""
-    other = getattr(config, section).model_copy(update=values)
-    return config.model_copy(update={section: other})
+def _totals_from_settings(
+    config: RunConfig, n_rows: int, tokens: float
+) -> dict[str, float]:
+    """Return the run's totals, or {} if they depend on the data.
+
+    An update has `n_rows` rows and `tokens` tokens.
+    """
+    data, stop_after = config.data, config.train.stop_after
+    steps_per_unit = {"steps": 1.0, "examples": 1.0 / n_rows, "tokens": 1.0 / tokens}
+    if data.max_examples:
+        held_out_share = 0.0 if data.validation else data.validation_fraction
+        steps_per_unit["epochs"] = data.max_examples * (1.0 - held_out_share) / n_rows
+    if stop_after.unit not in steps_per_unit:
+        return {}
+    steps = stop_after.amount * steps_per_unit[stop_after.unit]
+    return {"steps": steps, "examples": steps * n_rows, "tokens": steps * tokens}
+
+
+def _longest_row(config: RunConfig, model: PreTrainedModel) -> OutlinedRows:
+    """Return the longest row that the settings and the model's context length allow."""
+    data, row_tokens = config.data, config.train.row_tokens
+    has_encoder = family_of(model.config).is_encoder_decoder
+    prompt = _PROMPT if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
+    target = _TARGET if data.max_target_tokens == "auto" else data.max_target_tokens
+    length = target if has_encoder else prompt + target
+    if isinstance(row_tokens, int):
+        length = max(length, row_tokens) if has_encoder else row_tokens
+    if (context_length := max_positions(model.config)) is not None:
+        length = min(length, context_length)
+    return OutlinedRows(1, prompt if has_encoder else 0, length)
 
 
 class _Proposal(NamedTuple):
@@ -381,71 +398,78 @@ class _Proposal(NamedTuple):
     effect: str
     config: RunConfig
     row: OutlinedRows
-    """A row of an update."""
+    """Row of an update with these settings."""
 
 
-def _propose_changes(
-    config: RunConfig, work: Work, precision: str
-) -> Iterator[_Proposal]:
-    """Propose single changes, and all changes together that do not cost quality."""
-    train, adapter = config.train, config.adapter
-    row = work.row
-    is_fp16 = precision == "fp16"
+def _change(config: RunConfig, setting: str, value: object) -> RunConfig:
+    """Return the configuration with another value of a setting, such as "optim.name"."""
+    section, name = setting.split(".")
+    changed = getattr(config, section).model_copy(update={name: value})
+    return config.model_copy(update={section: changed})
+
+
+def _propose_changes(config: RunConfig, rank: Estimator) -> Iterator[_Proposal]:
+    """Propose single changes, and together all changes that do not cost quality."""
+    train, adapter, row = config.train, config.adapter, rank.work.row
+    is_fp16 = rank.machine.precision == "fp16"
     if train.strategy == "ddp" and not obstacle_to_dividing(
         train, adapter, config.optim.name, fp16=is_fp16
     ):
-        sharded = _change(config, "train", strategy="fsdp")
+        sharded = _change(config, "train.strategy", "fsdp")
         yield _Proposal("train.strategy=fsdp", "the same updates", sharded, row)
-
-    combined, settings = config, []
-    if train.micro_batch_rows != 1:
-        settings.append("train.micro_batch_rows=1")
-        combined = _change(combined, "train", micro_batch_rows=1)
-        yield _Proposal(settings[-1], "the same result", combined, row)
-    if not train.gradient_checkpointing:
-        settings.append("train.gradient_checkpointing=true")
-        combined = _change(combined, "train", gradient_checkpointing=True)
-        recomputed = _change(config, "train", gradient_checkpointing=True)
-        yield _Proposal(
-            settings[-1], "the same bits, a second forward", recomputed, row
-        )
-
-    is_sharded = train.strategy == "fsdp"
-    if (
-        not is_sharded
-        and config.optim.name in ("adamw", "muon")
-        and importlib.util.find_spec("bitsandbytes")
-    ):
-        setting = "optim.name=adamw8bit"
-        light = _change(config, "optim", name="adamw8bit")
-        yield _Proposal(setting, "Adam's averages in 8 bits", light, row)
-        if settings:
-            combined = _change(combined, "optim", name="adamw8bit")
-            yield _Proposal(
-                " ".join([*settings, setting]), "all of these", combined, row
-            )
-
-    if adapter is None and config.model.start_from != "scratch":
-        adapted = config.model_copy(update={"adapter": AdapterConfig(r=_RANK)})
-        setting = f"adapter='{{kind: lora, r: {_RANK}}}'"
-        yield _Proposal(setting, "only an adapter is trained", adapted, row)
-    is_plain = (
-        adapter is not None and adapter.quantize_base is None and adapter.kind != "dora"
-    )
-    if is_plain and not is_sharded:
-        for form, bits in (("int8", 8), ("nf4", 4)):
-            quantised = _change(config, "adapter", quantize_base=form)
-            effect = f"the frozen matrices in {bits} bits"
-            yield _Proposal(f"adapter.quantize_base={form}", effect, quantised, row)
+    yield from _propose_harmless(config, row)
+    yield from _propose_adapters(config, row)
 
     longest = config.data.max_target_tokens
-    if (
-        train.micro_batch_rows == 1
-        and isinstance(longest, int)
-        and row.target > longest // 2
-    ):
-        half = longest // 2
+    half = longest // 2 if isinstance(longest, int) else row.target
+    if train.micro_batch_rows == 1 and row.target > half:
         target = max(half, row.target // 2) if row.source else row.target - half
         shorter = replace(row, target=target)
         setting = f"data.max_target_tokens={half}"
-        yield _Proposal(setting, "long texts are cut", config, shorter)
+        yield _Proposal(setting, "long texts are truncated", config, shorter)
+
+
+def _propose_harmless(config: RunConfig, row: OutlinedRows) -> Iterator[_Proposal]:
+    """Propose changes that do not cost quality, and all of them with an 8-bit optimizer."""
+    changes: list[tuple[str, object, str]] = []
+    if config.train.micro_batch_rows != 1:
+        changes.append(("train.micro_batch_rows", 1, "the same result"))
+    if not config.train.gradient_checkpointing:
+        effect = "a bitwise identical result, with a second forward pass"
+        changes.append(("train.gradient_checkpointing", True, effect))
+    is_adam = config.optim.name in ("adamw", "muon") and not _is_sharded(config)
+    has_8bit = is_adam and importlib.util.find_spec("bitsandbytes") is not None
+    if has_8bit:
+        changes.append(("optim.name", "adamw8bit", "Adam's averages in 8 bits"))
+
+    combined = config
+    settings = []
+    for setting, value, effect in changes:
+        settings.append(f"{setting}={str(value).lower()}")
+        combined = _change(combined, setting, value)
+        yield _Proposal(settings[-1], effect, _change(config, setting, value), row)
+    if has_8bit and len(settings) > 1:
+        yield _Proposal(" ".join(settings), "all of these", combined, row)
+
+
+def _propose_adapters(config: RunConfig, row: OutlinedRows) -> Iterator[_Proposal]:
+    """Propose an adapter for a pretrained model, or quantised matrices below an adapter."""
+    adapter = config.adapter
+    if adapter is None:
+        if config.model.start_from != "scratch":
+            adapted = config.model_copy(update={"adapter": AdapterConfig(r=_RANK)})
+            setting = f"adapter='{{kind: lora, r: {_RANK}}}'"
+            yield _Proposal(setting, "only an adapter is trained", adapted, row)
+        return
+    if adapter.quantize_base is not None or adapter.kind == "dora":
+        return
+    if _is_sharded(config):
+        return
+    for form, bits in (("int8", 8), ("nf4", 4)):
+        quantised = _change(config, "adapter.quantize_base", form)
+        effect = f"the frozen matrices in {bits} bits"
+        yield _Proposal(f"adapter.quantize_base={form}", effect, quantised, row)
+
+
+def _is_sharded(config: RunConfig) -> bool:
+    return config.train.strategy == "fsdp"
