@@ -486,4 +486,7 @@ def test_a_conversation_that_the_model_reads_whole_is_kept_whole(base, tmp_path,
                 configured(base, tmp_path, **data, on_overlong="split"), replace=True
             )
         assert not any(whole)
-        assert "The model's context length is only 512 tokens, so " in said
+        assert (
+            "The model's context length is only 512 tokens for prompt and target"
+            in said
+        )

@@ -239,12 +239,9 @@ def build_stream(
         rows = store.rows("train")
         varied = Rewriting(config.augmentation, store, rows, encoder=encoder).varied
     return BatchStream.for_training(
-        config.train,
-        config.data,
-        config.curriculum,
+        config,
         store,
         model.config,
-        seed=config.seed,
         context_length=max_positions(model.config),
         spans=spans,
         varied=varied,

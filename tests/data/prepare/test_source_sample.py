@@ -98,8 +98,10 @@ def test_the_model_has_room_for_what_is_chosen(made: Made, long_file: Path) -> N
     result = made("s", of=long_file, **OPEN, room=513)
     assert chosen(result) == (64, 449)
     limits = " ".join(result.report.limits)
-    assert "The model's context length is only 512 tokens, so " in limits
-    assert "of the target tokens will be cut. A limit of " in limits
+    assert (
+        "The model's context length is only 512 tokens for prompt and target" in limits
+    )
+    assert "of the target tokens will be cut. To cut fewer, use a base model" in limits
     with pytest.raises(
         DataError, match="the model's maximum tokens per example was 513 and is 1025"
     ):

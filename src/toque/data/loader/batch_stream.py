@@ -7,6 +7,7 @@ cursor, so a checkpoint stores the position of the last trained batch, not of th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -17,8 +18,7 @@ import torch
 from transformers import PretrainedConfig
 
 from toque.batch import Batch
-from toque.config.schema import DataConfig, TrainConfig
-from toque.config.schema_methods import CurriculumConfig
+from toque.config.schema import RunConfig, TrainConfig
 from toque.data.array_types import Ints
 from toque.data.loader.collate import Layout
 from toque.data.loader.curriculum import StagedPlan
@@ -89,13 +89,10 @@ class BatchStream:
     @classmethod
     def for_training(
         cls,
-        train: TrainConfig,
-        data: DataConfig,
-        curriculum: CurriculumConfig | None,
+        config: RunConfig,
         store: TokenStore,
         model: PretrainedConfig,
         *,
-        seed: int,
         context_length: int | None,
         spans: SpanCorruption | None = None,
         varied: Varied | None = None,
@@ -105,12 +102,9 @@ class BatchStream:
         """Create the stream of training batches from a store for a model.
 
         Args:
-            train: The `train` section.
-            data: The `data` section.
-            curriculum: The `curriculum` section.
+            config: The run's configuration.
             store: The store.
             model: The model's configuration.
-            seed: The run's seed.
             context_length: The model's context length in tokens. None means no limit.
             spans: Span corruption of the texts. It replaces `varied`.
             varied: Augmented examples.
@@ -126,12 +120,11 @@ class BatchStream:
             store, rows, encoder=model.is_encoder_decoder, spans=spans
         )
         refuse_overlong(lengths, context_length)
-        shape = row_shape(
-            train, lengths, Mixture.for_rows(data, store, rows, seed=seed)
-        )
+        mixture = Mixture.for_rows(config.data, store, rows, seed=config.seed)
+        shape = row_shape(config.train, lengths, mixture)
         if spans is not None:
             varied = spans.in_store(store)
-        update_rows, window = _size_updates(train.batch, shape)
+        update_rows, window = _size_updates(config.train.batch, shape)
 
         def make_plan(selection: Ints, plan_seed: int) -> EpochPlan:
             """Plan the examples at the positions `selection` of `rows`."""
@@ -144,31 +137,19 @@ class BatchStream:
                 seed=plan_seed,
                 update_rows=update_rows,
                 window=window,
-                mixture=Mixture.for_rows(data, store, plan_rows, seed=plan_seed),
+                mixture=Mixture.for_rows(config.data, store, plan_rows, seed=plan_seed),
                 varied=varied,
             )
 
-        plan: EpochPlan | StagedPlan
-        if curriculum is None:
-            plan = make_plan(np.arange(len(rows)), seed)
-        else:
-            plan = StagedPlan.from_curriculum(
-                curriculum,
-                store,
-                rows,
-                make_plan,
-                stop_after=train.stop_after,
-                seed=seed,
-            )
         return cls(
-            plan=plan,
-            layout=Layout.for_model(store, model, shape, packed=train.pack),
+            plan=_plan_run(config, store, rows, make_plan),
+            layout=Layout.for_model(store, model, shape, packed=config.train.pack),
             prompt_lengths=store.prompt_lengths,
             target_lengths=store.target_lengths,
             rank=rank,
             world_size=world_size,
             varied=varied,
-            readers=train.readers,
+            readers=config.train.readers,
             learnt_lengths=store.learnt_lengths,
         )
 
@@ -240,6 +221,25 @@ class BatchStream:
             return {}
         epochs = stop_after.amount / per_epoch[stop_after.unit]
         return {unit: amount * epochs for unit, amount in per_epoch.items()}
+
+
+def _plan_run(
+    config: RunConfig,
+    store: TokenStore,
+    rows: Ints,
+    make_plan: Callable[[Ints, int], EpochPlan],
+) -> EpochPlan | StagedPlan:
+    """Plan all rows together, or the stages of the curriculum."""
+    if config.curriculum is None:
+        return make_plan(np.arange(len(rows)), config.seed)
+    return StagedPlan.from_curriculum(
+        config.curriculum,
+        store,
+        rows,
+        make_plan,
+        stop_after=config.train.stop_after,
+        seed=config.seed,
+    )
 
 
 def _size_updates(batch: Duration, shape: RowShape) -> tuple[int | None, int]:

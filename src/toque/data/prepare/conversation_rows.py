@@ -112,7 +112,7 @@ class ConversationRows:
             )
 
     def _note_template(self, conversation: Conversation, notes: Counter[str]) -> None:
-        """Count the answers and fields that the template does not write as training needs them."""
+        """Count unended answers, changed prompts, fixed dates and unwritten fields."""
         notes[UNENDED] += conversation.unended
         notes[MOVED] += conversation.moved
         if self._reads_clock:

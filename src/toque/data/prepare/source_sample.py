@@ -388,10 +388,10 @@ class _Limit:
         cut_share = self._cut_share(self.limit)
         if room is not None and self.limit < min(self.ideal, longest):
             return (
-                f"{text} The model's context length is only {room - 1:,} tokens, so "
-                f"{cut_share:.1%} of the {kind} tokens will be cut. A limit of {self.ideal:,} "
-                "would be enough: use a base model with a longer context length "
-                "(model.start_from) or, for a model from scratch, set a longer one in model.shape."
+                f"{text} The model's context length is only {room - 1:,} tokens for prompt and "
+                f"target together, so {cut_share:.1%} of the {kind} tokens will be cut. To cut "
+                "fewer, use a base model with a longer context length (model.start_from) or, for a "
+                "model from scratch, set a longer one in model.shape."
             )
         if self.limit < longest:
             side = "prompt" if kind == "prompt" else "target"

@@ -177,9 +177,7 @@ def _measure_lengths(
         headings = (heading, "Longest conversation")
         if any(message.startswith(headings) for message in messages):
             limits[name] = int(getattr(chosen, name))
-    remarks = [
-        message for message in messages if "cuts" in message or "no more" in message
-    ]
+    remarks = [message for message in messages if " cut" in message]
     remarks += _check_script(codec, sources, config.model.start_from)
     return _Lengths(limits, tokens_each, remarks, has_template)
 
