@@ -334,6 +334,7 @@ def table_records(contents: Contents) -> Numbered:
 
 
 def _row_values(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | str:
+    """Decode the fields of a row, or return the reason why it cannot be read."""
     try:
         fields = _fields(row.decode(), delimiter, quoted=quoted)
     except UnicodeDecodeError:
@@ -355,5 +356,6 @@ def _fields(row: str, delimiter: str, *, quoted: bool) -> list[str] | None:
 
 
 def _next_line(text: bytes, at: int) -> int:
-    following = _LINE_BREAK.search(text, at)
-    return following.end() if following else len(text)
+    """Return the position after the next line break, or the end of the text."""
+    line_break = _LINE_BREAK.search(text, at)
+    return line_break.end() if line_break else len(text)

@@ -125,6 +125,7 @@ class TaskReader:
     def _examples_of(
         self, record: Mapping[str, Any], notes: Counter[str]
     ) -> list[Example] | str:
+        """Make the examples of a record, or return the reason for dropping the record."""
         examples: list[Example] = []
         missing: dict[str, str] = {}
         for code, name in self.task_names.items():

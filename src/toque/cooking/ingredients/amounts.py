@@ -95,6 +95,7 @@ class AmountReader:
                 self.i += 1
 
     def _read_amount(self) -> bool:
+        """Read a measure, or a bracket with measures or a size."""
         i, word = self.i, self.tokens.words[self.i]
         if self.tokens.kinds[i] == "N" or word in WORDS or word in {"a", "an"}:
             return self.read_measure()

@@ -109,7 +109,8 @@ LATE: dict[str, frozenset[str] | None] = {
 }
 
 
-def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
+def _parse_units() -> tuple[dict[str, Unit], dict[str, Unit]]:
+    """Parse the table of units. Return the units by name and by spelling."""
     units: dict[str, Unit] = {}
     spellings: dict[str, Unit] = {}
     pieces = (f"{name}|count|0|" for name in _PIECES.split())
@@ -124,7 +125,7 @@ def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
     return units, spellings
 
 
-UNITS, SPELLINGS = _spellings()  # in lower case, except "T" for a tablespoon
+UNITS, SPELLINGS = _parse_units()  # in lower case, except "T" for a tablespoon
 
 
 LATE_SPELLINGS = frozenset(

@@ -98,6 +98,7 @@ def find_food(name: str) -> Food | None:
 
 
 def _longest_match(stems: tuple[str, ...]) -> Food | None:
+    """Return the food with the longest match in the stems, or the last of equally long matches."""
     index = _index()
     for length in range(min(_MAX_WORDS, len(stems)), 0, -1):
         for start in range(len(stems) - length, -1, -1):
