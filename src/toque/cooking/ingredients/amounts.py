@@ -25,7 +25,7 @@ _TOTALS = frozenset({"total", "in", "each", "apiece", "all", "altogether", "weig
 _BETWEEN = frozenset({"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"})
 _BULLETS = frozenset({"-", "*", "•", "~", "."})
 _CLOSES = frozenset(CLOSING.values())
-_OF = frozenset({"de", "di", "du", "del", "da"})
+_OF = frozenset({"de", "di", "du", "del", "da"})  # "of" in other languages
 _PLUS = frozenset({"plus", "+", "and", "&"})
 OPENERS = (  # words that may precede a food's name
     frozenset(WORDS) | frozenset(SPELLINGS) | SIZES | SIZE_ADVERBS | PACKED | ABOUT | _PLUS

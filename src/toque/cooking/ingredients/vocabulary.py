@@ -80,11 +80,13 @@ jar bottle bag carton punnet basket bar drop drizzle squeeze stick head bulb str
 square scoop rack part recipe serving tray
 """
 
-STARTERS = frozenset(  # units that need no number: "pinch of salt", "cup butter"
-    {"pinch", "dash", "drop", "splash", "drizzle", "squeeze", "glug", "knob", "handful", "slice",
-     "bunch", "sprig", "strip", "sheet", "piece", "wedge", "scoop", "cup", "teaspoon", "tablespoon",
-     "tray"}
-)  # fmt: skip
+# Units that need no number: "pinch of salt", "cup butter"
+STARTERS = frozenset(
+    """
+    pinch dash drop splash drizzle squeeze glug knob handful slice bunch sprig strip sheet piece
+    wedge scoop cup teaspoon tablespoon tray
+    """.split()  # noqa: SIM905
+)
 
 # Units that need a size: "1 (16 ounce) can"
 CONTAINERS = frozenset(
@@ -186,7 +188,7 @@ PART_OF_NAME: dict[str, frozenset[str]] = {
 
 # Words that make the next participle part of the product: "frozen chopped spinach"
 KEPT_WITH = frozenset(
-    {"frozen", "canned", "tinned", "ready", "jarred", "dried", "unsweetened"}
+    "frozen canned tinned ready jarred dried unsweetened".split()  # noqa: SIM905
 )
 
 # Words that begin a preparation after a comma.

@@ -27,9 +27,11 @@ NUTRIENTS = (
 _MAX_WORDS = 5
 _SERVING_G = 30.0  # grams per serving of a rare food
 _NOT_FOOD = frozenset(
-    {"skewer", "toothpick", "foil", "parchment", "equipment", "accompaniment", "twine", "reynold",
-     "thermometer", "cutter", "cheesecloth", "liner", "charcoal", "torch", "ramekin"}
-)  # fmt: skip
+    """
+    skewer toothpick foil parchment equipment accompaniment twine reynold thermometer cutter
+    cheesecloth liner charcoal torch ramekin
+    """.split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True, slots=True)
